@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from actbench.fitting.choices import ADAPTS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
+from actbench.fitting.choices import ADAPTS, BESIDE_OTHERS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
 from actbench.fitting.leftout import LEVELS, Level, front
 from actbench.fitting.needs import Needs
 from actbench.fitting.trials import Simulate, Trials
@@ -159,7 +159,8 @@ class Search(Trials):
         """Return the stacks of a level that are worth predicting."""
         groups: dict[str, list[Choice]] = {"samples": [], "model": [], "precision": [], "parameters": []}
         for choice in self._allowed(level):
-            groups[group_of(choice)].append(choice)
+            if not BESIDE_OTHERS.issuperset(choice.changes):
+                groups[group_of(choice)].append(choice)
         if level.trained == "all":
             groups["parameters"] = []
         fronts = [front(group, self.choices, self.predictions, self.base, self.training) for group in groups.values()]

@@ -117,9 +117,21 @@ class Tried:
         return self.seconds / self.exact_seconds
 
     def outdoes(self, other: Tried) -> bool:
-        """Whether it is as fast as ``other``, as far as estimates tell, and nearer to the exact step's training."""
-        nearer = self.training.is_as_near(other.training) and self.training != other.training
-        return nearer and self.seconds <= (1 + _ALIKE) * other.seconds
+        """Whether it is as fast as ``other``, as far as estimates tell, and nearer to the exact step's training.
+
+        Of two stacks that train alike, a part of the other that it does without is one that saves neither time nor
+        memory.
+        """
+        if self.seconds > (1 + _ALIKE) * other.seconds or not self.training.is_as_near(other.training):
+            return False
+        return self.training != other.training or self._does_without(other)
+
+    def _does_without(self, other: Tried) -> bool:
+        """Whether it has a part less than ``other``, and needs no more."""
+        mine, theirs = self.record.case, other.record.case
+        if mine.optimizer != theirs.optimizer or self.need_bytes > (1 + _ALIKE) * other.need_bytes:
+            return False
+        return {*mine.scheme.split("+")} - {"exact"} < {*theirs.scheme.split("+")}
 
     @property
     def need_bytes(self) -> int:
@@ -162,7 +174,7 @@ class Fitted:
         """Return the rows of a shortlist: the fastest of each way of training, then the frontier and other stacks.
 
         A stack is left out if another is as fast, within the error of estimates, and nearer to the exact step's
-        training. If nothing fits, return the three stacks that need least.
+        training, or does the same without one of its parts. If nothing fits, return the three stacks that need least.
         """
         everything = self.fitting(adapters=adapters)
         if not everything:

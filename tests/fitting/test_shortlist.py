@@ -1,0 +1,55 @@
+"""Which of the stacks that were tried are worth showing."""
+
+from __future__ import annotations
+
+import pytest
+from madeup import GIB, measured
+
+from actbench.results.fits import Asked, FitRecord, Fitted, Training, fitted
+from actbench.results.machine import now, provenance
+from actbench.results.records import Case
+
+LIMIT = 100 * GIB
+OTHER_UPDATES = Training(updates="other")
+
+
+def found(*stacks: tuple[str, float, int] | tuple[str, float, int, Training]) -> Fitted:
+    """Return a fit of stacks, each with its seconds, the GiB of its activations, and how its training differs."""
+    records = []
+    for spec, seconds, activations, *training in (("exact", 1.0, 20), *stacks):
+        case = Case(model="m", batch_size=1, scheme=spec, optimizer="adamw", meter="simulated")
+        outcome = measured([0, 0, 0, activations * GIB], seconds, 0.0, LIMIT)
+        record = FitRecord(
+            recipe="m",
+            case=case,
+            outcome=outcome,
+            asked=Asked(optimizer="adamw"),
+            training=training[0] if training else Training(),
+            recorded_at=now(),
+            **provenance("actbench fit m"),
+        )
+        records.append(record)
+    (only,) = fitted(records)
+    return only
+
+
+def shown(*stacks: tuple[str, float, int] | tuple[str, float, int, Training]) -> set[str]:
+    return {each.record.case.scheme for each in found(*stacks).shortlist()} - {"exact"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "activations", "with_more"),
+    [(0.995, 10, False), (1.0, 10, False), (0.97, 10, True), (1.0, 9, True)],
+    ids=["a little faster", "the same", "faster", "smaller"],
+)
+def test_a_part_more_must_save_time_or_memory(seconds: float, activations: int, with_more: bool) -> None:
+    assert ("checkpoint+msln" in shown(("checkpoint", 1.0, 10), ("checkpoint+msln", seconds, activations))) == with_more
+
+
+def test_another_part_is_not_one_more() -> None:
+    assert shown(("checkpoint", 1.0, 10), ("msln+offload", 1.0, 10)) == {"checkpoint", "msln+offload"}
+
+
+def test_what_trains_further_away_must_be_faster() -> None:
+    assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.99, 5, OTHER_UPDATES)) == {"checkpoint"}
+    assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.97, 5, OTHER_UPDATES)) == {"checkpoint", "adam8bit"}
