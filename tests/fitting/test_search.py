@@ -152,8 +152,9 @@ def test_what_makes_a_step_faster_is_found_where_nothing_has_to_be_saved() -> No
     assert "fewbit:4" in {choice.name for choice in approximate}
 
 
-def test_the_memory_format_is_tried_beside_the_fastest_stack_though_alone_it_changes_nothing() -> None:
-    case = Case(model="resnet18", batch_size=32, meter="simulated", device_profile="v100-16gb", image_size=64)
+@pytest.mark.parametrize(("model", "faster"), [("resnet18", True), ("vit-base-patch16-224@num_hidden_layers=2", False)])
+def test_the_memory_format_is_tried_where_convolutions_take_time(model: str, faster: bool) -> None:
+    case = Case(model=model, batch_size=32, meter="simulated", device_profile="v100-16gb")
     names = ["channels_last", "autocast:float16", "checkpoint"]
     search = Search(case, 60 * GIB, choices_for(case, {}, names=names, has_bfloat16=False))
 
@@ -162,8 +163,8 @@ def test_the_memory_format_is_tried_beside_the_fastest_stack_though_alone_it_cha
     tried = {frozenset(choice.name for choice in stack) for stack in search.outcomes}
     fastest = search.fastest(LEVELS[-2].training)
     assert fastest is not None
-    assert {choice.name for choice in fastest} == {"channels_last", "autocast:float16"}
-    assert {"channels_last", "checkpoint"} not in tried
+    assert ("channels_last" in {choice.name for choice in fastest}) == faster
+    assert any("channels_last" in names for names in tried) == faster
 
 
 def test_where_the_optimizers_step_is_the_peak_alone_no_activations_are_compressed() -> None:

@@ -24,10 +24,6 @@ OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
 """Changes of how operators compute; of what grows with the batch; of what grows with the model."""
 
 
-BESIDE_OTHERS: frozenset[Change] = frozenset(("memory format",))
-"""Changes that pay beside another one only, half types, so that what they do alone predicts nothing."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """One thing to change in a step: a scheme, or the optimizer.

@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from actbench.fitting.choices import ADAPTS, BESIDE_OTHERS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
+from actbench.fitting.choices import ADAPTS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
 from actbench.fitting.leftout import LEVELS, Level, front
 from actbench.fitting.needs import Needs
 from actbench.fitting.trials import Simulate, Trials
 from actbench.results.fits import Trained, Training
+from actbench.results.measured import Measurement
 from actbench.schemes.base import Change
 
 _SPEEDS: frozenset[Change] = frozenset(("precision", "optimizer"))
@@ -24,6 +25,7 @@ _GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
 _FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
 _LOWER = 0.03  # share of a peak; a stack that takes longer and needs so much less is worth showing
 _LOWER_SHOWN, _LEAST_SHOWN = 6, 3
+_LEAST_WORK = 0.05  # share of a step's time; what works on operators that take less is not tried to be faster
 _PATIENCE = 10  # a level ends after so many stacks in a row that were not as fast or small as predicted
 _DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
 
@@ -159,8 +161,7 @@ class Search(Trials):
         """Return the stacks of a level that are worth predicting."""
         groups: dict[str, list[Choice]] = {"samples": [], "model": [], "precision": [], "parameters": []}
         for choice in self._allowed(level):
-            if not BESIDE_OTHERS.issuperset(choice.changes):
-                groups[group_of(choice)].append(choice)
+            groups[group_of(choice)].append(choice)
         if level.trained == "all":
             groups["parameters"] = []
         fronts = [front(group, self.choices, self.predictions, self.base, self.training) for group in groups.values()]
@@ -222,7 +223,18 @@ class Search(Trials):
     def _quicken(self, level: Level) -> None:
         """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
         if self.fastest(level.training) is not None:
-            self.explore([frozenset({choice}) for choice in self._new(level) if choice.quickens])
+            self.explore(
+                [frozenset({choice}) for choice in self._new(level) if choice.quickens and self._works(choice)]
+            )
+
+    def _works(self, choice: Choice) -> bool:
+        """Whether the operators that a choice works on, if it names them, take enough of the exact step's time."""
+        exact = self.outcomes[frozenset()]
+        if choice.scheme is None or not choice.scheme.of_operators or not isinstance(exact, Measurement):
+            return True
+        assert exact.estimated is not None
+        seconds = sum(each.seconds for each in exact.estimated.by_operator if each.name in choice.scheme.of_operators)
+        return seconds > _LEAST_WORK * exact.estimated.step_seconds
 
     def _complete(self, level: Level) -> None:
         """Try the neighbours of a level's fastest stack, which differ in one choice: removed, replaced or added."""

@@ -86,6 +86,7 @@ class Scheme(Data):
         published: Figures that its authors published.
         variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first.
         quickens: Whether it may make a step faster, so that it is worth trying even if everything fits.
+        of_operators: Operators of torch that alone it may make faster; empty for any.
         libraries: Modules that whoever runs many cases may import once, and not in the process of each.
 
     Attributes:
@@ -100,6 +101,7 @@ class Scheme(Data):
     published: ClassVar[tuple[Published, ...]] = ()
     variants: ClassVar[tuple[str, ...]] = ("",)
     quickens: ClassVar[bool] = False
+    of_operators: ClassVar[tuple[str, ...]] = ()
     libraries: ClassVar[tuple[str, ...]] = ()
 
     only: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ class ChannelsLast(Scheme):
     changes: ClassVar[tuple[Change, ...]] = ("memory format",)
     gradient: ClassVar[Gradient] = "exact"  # kernels of another memory format only round differently
     quickens: ClassVar[bool] = True
+    of_operators: ClassVar[tuple[str, ...]] = ("convolution", "convolution_backward")
     lossy_forward: ClassVar[bool] = True
     unsharded: ClassVar[str] = "channels_last: it shares out parameters in the default memory format alone"
 
