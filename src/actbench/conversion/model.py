@@ -223,6 +223,11 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
         )
         if differs
     ]
+    if changed == ["the memory format of inputs"]:
+        raise ConversionError(
+            f"scheme {scheme.spec!r} also changes {changed[0]}, which a converted model cannot carry; leave it out and "
+            "call model.to(memory_format=torch.channels_last) where you train, or measure it with 'actbench measure'"
+        )
     if changed:
         raise ConversionError(
             f"scheme {scheme.spec!r} also changes {' and '.join(changed)}, which a converted model cannot carry; "
