@@ -21,9 +21,9 @@ class ChannelsLast(Scheme):
     Kept for backward: the same bytes, with the channels of a pixel side by side. Convolutions hand the format on, so
     that all of a network has it. In float16 and bfloat16 tensor cores read this format alone: in the default one cuDNN
     copies each tensor of a convolution into it and back. The forward pass and gradients equal those of the default
-    format to rounding. The parameters stay the same objects; a checkpoint does not hold the format, so that no converted
-    model carries it. It needs two-dimensional convolutions, pays beside ``autocast`` or ``pure``, and does not go with
-    ``fsdp``.
+    format to rounding. The parameters stay the same objects; a checkpoint does not hold the format, so that no
+    converted model carries it. It needs two-dimensional convolutions, pays beside ``autocast`` or ``pure``, and does
+    not go with ``fsdp``.
     """
 
     name: ClassVar[str] = "channels_last"
