@@ -139,6 +139,17 @@ def test_nothing_is_copied_with_channels_last(groups: int) -> None:
     assert [work.copied for work in done if "convolution" in work.name] == [0, 0]
 
 
+def test_half_of_the_channels_of_a_tensor_is_copied_as_a_whole_one_is() -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv2d(x.chunk(2, 1)[0], weight, padding=1).square().sum().backward()  # type: ignore[no-untyped-call]
+
+    done = works(run, (2, 16, 8, 8), (24, 8, 3, 3), dtype=torch.float16)
+    [forward, backward] = [work for work in done if "convolution" in work.name]
+
+    assert forward.copied == 2 * 2 * (2 * 8 * 8 * 8 + 24 * 8 * 3 * 3 + 2 * 24 * 8 * 8)
+    assert backward.copied == 2 * forward.copied
+
+
 def test_a_depthwise_convolution_has_kernels_of_its_own_for_the_default_format() -> None:
     done = of_groups(16, 1, torch.float16, layout=torch.contiguous_format)
 

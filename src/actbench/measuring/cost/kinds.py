@@ -7,7 +7,9 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 Kind = str
 """A heading of ``efficiencies.toml``."""
@@ -68,6 +70,11 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
     return kind
 
 
+def has_channels_last(tensor: Tensor) -> bool:
+    """Return whether torch takes a tensor as one with its channels last, as it chooses kernels by."""
+    return tensor.dim() > 3 and suggest_memory_format(tensor) is not torch.contiguous_format
+
+
 def _is_pointwise(func: Any) -> bool:
     """Return what torch says of an operator; of one that works in place the same as of the other."""
     return any(str(tag) == "pointwise" or getattr(tag, "name", "") == "pointwise" for tag in func.tags)
@@ -85,5 +92,5 @@ def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
 
 def _kind_of_gradients(x: Tensor, weight: Tensor, groups: int) -> Kind:
     kind = _kind_of_convolution(weight, groups)
-    is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0 and not x.is_contiguous()
+    is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0 and has_channels_last(x)
     return "uneven grouped convolution" if kind == "grouped convolution" and is_uneven else kind

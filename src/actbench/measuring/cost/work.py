@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from actbench.measuring.cost.collectives import Collective
-from actbench.measuring.cost.kinds import IGNORED, NOTHING, Kind, kind_of
+from actbench.measuring.cost.kinds import IGNORED, NOTHING, Kind, has_channels_last, kind_of
 from actbench.measuring.cost.rates import Precision
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -177,7 +177,7 @@ def _copied(kind: Kind | None, precision: Precision, args: tuple[Any, ...], resu
     if precision != "half" or kind not in ("convolution", "grouped convolution"):
         return []
     x, weight, output = _convolved(args, result)
-    if not (x.is_contiguous() and weight.is_contiguous()):
+    if has_channels_last(x) or has_channels_last(weight):
         return []
     if not isinstance(result, tuple):
         return [x, weight, output]
