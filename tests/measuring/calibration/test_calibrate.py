@@ -40,7 +40,8 @@ def test_the_file_says_what_was_found(found: Calibrated, path: Path) -> None:
 def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:
     operators = found.profile.operators or {}
 
-    assert {"addmm", "mm", "bmm", "convolution_backward", "native_layer_norm", "stepwise_decode"} <= operators.keys()
+    assert {"addmm", "mm", "bmm", "native_layer_norm", "stepwise_decode"} <= operators.keys()
+    assert {"convolution_backward", "convolution_backward with channels last"} <= operators.keys()
     assert operators["addmm"].fp32
     assert operators["addmm"].half
     assert "packing" in {kind.kind for kind in found.report.kinds}

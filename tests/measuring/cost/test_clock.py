@@ -129,6 +129,18 @@ def test_a_form_that_was_not_measured_takes_what_the_operator_took() -> None:
     assert computing(replace(total, form="of columns"), RATES, measured) == pytest.approx(7e-3)
 
 
+def test_a_convolution_with_channels_last_takes_what_one_took_and_else_what_the_default_format_took() -> None:
+    default, last = Curve((10**6,), (7e-3,)), Curve((10**6,), (2e-3,))
+    one = Work("convolution", "matmul", moved=10**6, launches=1, has_channels_last=True)
+    usual = replace(one, has_channels_last=False)
+    old = {("convolution", "fp32"): default}
+    new = {**old, ("convolution with channels last", "fp32"): last}
+
+    assert computing(one, RATES, replace(SHARES, operators=old)) == pytest.approx(7e-3)
+    assert computing(one, RATES, replace(SHARES, operators=new)) == pytest.approx(2e-3)
+    assert computing(usual, RATES, replace(SHARES, operators=new)) == pytest.approx(7e-3)
+
+
 def test_a_measured_operator_that_has_nothing_to_multiply_only_moves_its_bytes() -> None:
     surface = Surface(((1e6, 1e4), (1e9, 1e6)), (1e-5, 1e-3))
     measured = replace(SHARES, operators={("convolution_backward", "fp32"): surface})

@@ -59,6 +59,35 @@ def test_a_convolution_and_each_of_its_gradients_cost_the_same_operations(groups
     assert {forward.kind, backward.kind} == {kind}
 
 
+@pytest.mark.parametrize("last", [torch.channels_last, torch.channels_last_3d])
+def test_a_convolution_with_channels_last_is_measured_alone_and_else_takes_what_others_took(
+    last: torch.memory_format,
+) -> None:
+    dims = 2 if last is torch.channels_last else 3
+
+    def labels(layout: torch.memory_format, wanted: str) -> list[tuple[str, ...]]:
+        def run(x: Tensor, weight: Tensor) -> None:
+            x, weight = (each.detach().contiguous(memory_format=layout) for each in (x, weight))
+            convolve = F.conv2d if dims == 2 else F.conv3d
+            x.requires_grad_("x" in wanted)
+            weight.requires_grad_("weight" in wanted)
+            convolve(x, weight, groups=2).sum().backward()  # type: ignore[operator, no-untyped-call]
+
+        done = works(run, (2, 4) + (8,) * dims, (4, 2) + (3,) * dims)
+        return [work.labels for work in done if "convolution" in work.name]
+
+    both = [
+        ("grouped convolution", "convolution"),
+        ("grouped convolution_backward", "convolution_backward"),
+    ]
+    assert labels(torch.contiguous_format, "x, weight") == both
+    assert labels(last, "x, weight") == [(f"{each[0]} with channels last", *each) for each in both]
+    assert labels(last, "weight")[1][:2] == (
+        "grouped convolution_backward of the weight with channels last",
+        "grouped convolution_backward of the weight",
+    )
+
+
 def of_groups(
     groups: int, channels: int, dtype: torch.dtype, stride: int = 1, layout: torch.memory_format = torch.channels_last
 ) -> list[Work]:
@@ -85,6 +114,7 @@ def test_only_the_gradients_of_uneven_groups_in_half_with_channels_last_run_on_g
     assert gradients.kind == "uneven grouped convolution"
     assert [(work.kind, work.reached) for work in [*single, *default]] == [("grouped convolution", 1.0)] * 4
     assert [forward.label, gradients.label] == [work.label for work in single]
+    assert [forward.labels[1:], gradients.labels[1:]] == [work.labels for work in default]
 
 
 def test_general_kernels_are_faster_by_the_root_of_the_width_and_pass_over_all_of_the_input() -> None:

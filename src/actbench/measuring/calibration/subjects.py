@@ -84,7 +84,9 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     yield Subject("products of batches", partial(_batched, make), BATCHES)
     yield Subject("attention", partial(_attention, make), ATTENTIONS)
     if on_cuda or dtype == torch.float32:  # bfloat16 takes minutes on processors without its instructions
-        yield Subject("convolutions", partial(_convolution, make), CONVOLUTIONS)
+        for layout in (torch.contiguous_format, torch.channels_last):
+            last = "" if layout is torch.contiguous_format else " with channels last"
+            yield Subject(f"convolutions{last}", partial(_convolution, make, layout), CONVOLUTIONS)
     if dtype == torch.float32:
         for spec in ("exact", "actnn"):
             yield Subject(f"{spec}: steps of a small network", stepping(device, SMALL, spec), (4, 24))
@@ -171,10 +173,10 @@ def _attention(make: Callable[..., Tensor], size: tuple[int, int, int, int]) -> 
     return _both_ways(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
 
 
-def _convolution(make: Callable[..., Tensor], size: tuple[int, ...]) -> Call:
+def _convolution(make: Callable[..., Tensor], layout: torch.memory_format, size: tuple[int, ...]) -> Call:
     samples, channels, side, out, kernel, stride, groups = size
-    x = make(samples, channels, side, side, requires_grad=True)
-    weight = make(out, channels // groups, kernel, kernel, requires_grad=True)
+    shapes = (samples, channels, side, side), (out, channels // groups, kernel, kernel)
+    x, weight = (make(*shape).contiguous(memory_format=layout).requires_grad_() for shape in shapes)
     return _both_ways(lambda: F.conv2d(x, weight, None, stride, kernel // 2, 1, groups), x, weight)
 
 

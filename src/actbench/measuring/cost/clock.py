@@ -162,8 +162,8 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.kind is None or work.collective is not None:
         return 0.0
     share = efficiencies.kinds[work.kind]
-    operators = efficiencies.operators
-    measured = operators.get((work.label, work.precision)) or operators.get((work.name, work.precision))
+    known = ((label, work.precision) for label in work.labels)
+    measured = next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
     if measured is not None:
         least, rate = share.ramp + rates.launch, rates.bandwidth * share.memory
         return measured.at(work.flops, max(work.moved, 1), least, rate)

@@ -60,6 +60,7 @@ class Work:
         reached: Which part of its kind's share of the peak rate its shape reaches.
         form: What decides its time besides its bytes: from which type to which it converts, along what it reduces, of
             what alone it is the gradient.
+        has_channels_last: Whether it is a convolution of tensors with their channels last.
         collective: What is exchanged with other processes, where that is all that it does.
     """
 
@@ -74,15 +75,23 @@ class Work:
     is_known: bool = True
     reached: float = 1.0
     form: str = ""
+    has_channels_last: bool = False
     collective: Collective | None = None
 
     @property
     def label(self) -> str:
-        """Under which name the operator is measured: convolutions with groups are others than those without."""
+        """Under which name the operator is measured."""
+        return self.labels[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the operator, the most exact first: convolutions with groups are others than those without."""
         kind = (self.kind or "").removeprefix("uneven ")
         is_grouped = kind in ("grouped convolution", "depthwise convolution")
         name = self.name.replace("convolution", kind) if is_grouped else self.name
-        return f"{name} {self.form}" if self.form else name
+        called = f"{name} {self.form}" if self.form else name
+        usual = (called, self.name)
+        return (f"{called} with channels last", *usual) if self.has_channels_last else usual
 
 
 def idle(func: Any) -> bool:
@@ -107,7 +116,9 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
     kind = kind_of(func, name, args)
     launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
     precision = _precision(kind, tensors)
-    copied = _copied(kind, precision, args, result)
+    is_convolution = kind is not None and kind.endswith("convolution")
+    last = is_convolution and any(map(has_channels_last, _convolved(args, result)[:2]))
+    copied = [] if last else _copied(kind, precision, args, result)
     return Work(
         name,
         kind or "elementwise",
@@ -120,6 +131,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         is_known=kind is not None,
         reached=_reached(kind, precision, args, result),
         form=_form(name, args, result),
+        has_channels_last=last,
     )
 
 
@@ -177,8 +189,6 @@ def _copied(kind: Kind | None, precision: Precision, args: tuple[Any, ...], resu
     if precision != "half" or kind not in ("convolution", "grouped convolution"):
         return []
     x, weight, output = _convolved(args, result)
-    if has_channels_last(x) or has_channels_last(weight):
-        return []
     if not isinstance(result, tuple):
         return [x, weight, output]
     of_input, of_weight = result[:2]
