@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import actbench
 from actbench.conversion import conversion_of, convert
-from actbench.errors import ConversionError, SpecError
+from actbench.errors import ConversionError, ModelError, SpecError
 from actbench.results.records import Site
 from actbench.schemes import Scheme
 from actbench.setup import TrainingSetup
@@ -176,6 +176,11 @@ def test_what_is_no_model_or_no_scheme_is_refused():
         convert("resnet18", "fewbit:3")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="such as 'fewbit:3', or a Scheme, found None"):
         convert(perceptron(), None)  # type: ignore[arg-type]
+
+
+def test_a_model_that_waits_for_its_first_batch_is_refused():
+    with pytest.raises(ModelError, match=r"1\.weight has no shape, as LazyConv2d waits"):
+        convert(nn.Sequential(nn.GELU(), nn.LazyConv2d(4, 3)), "fewbit:3")
 
 
 def test_a_wrong_specification_is_refused_before_anything_changes():

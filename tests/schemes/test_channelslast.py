@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,6 +75,31 @@ def test_parameters_stay_the_same_objects_with_the_same_values() -> None:
     kernels = [parameter for parameter in parameters if parameter.dim() == 4]
     assert kernels
     assert all(kernel.is_contiguous(memory_format=LAST) for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    "parametrized", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_what_a_weight_is_computed_from_is_converted(parametrized: Callable[[nn.Module], nn.Module]) -> None:
+    def gradients(spec: str) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(parametrized(nn.Conv2d(3, 4, 3)), nn.ReLU(), parametrized(nn.Conv2d(4, 4, 3))).double()
+        found = TrainingSetup(
+            model,
+            loss=lambda module, batch: module(batch["images"]).square().sum(),
+            make_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
+        )
+        changed = schemes.build(spec).apply(found)
+        kernels = [parameter for parameter in model.parameters() if parameter.dim() == 4 and parameter[0].numel() > 1]
+        seen.append([kernel.is_contiguous(memory_format=LAST) for kernel in kernels])
+        named = gradients_of(changed, {"images": torch.ones(2, 3, 8, 8, dtype=torch.float64)}, seed=0)
+        return {name: named[parameter] for name, parameter in changed.module.named_parameters()}
+
+    seen: list[list[bool]] = []
+    exact, changed = gradients("exact"), gradients("channels_last")
+
+    assert seen == [[False, False], [True, True]]
+    torch.testing.assert_close(changed, exact)
 
 
 def test_gradients_and_state_of_the_optimizer_and_what_layers_save_have_the_format() -> None:

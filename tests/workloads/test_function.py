@@ -104,6 +104,22 @@ def test_a_function_that_returns_something_else_is_an_error(tmp_path: Path, text
         workload.setup(materialize=True, seed=0)
 
 
+@pytest.mark.parametrize("materialize", [True, False])
+def test_a_layer_that_waits_for_its_first_batch_is_an_error_unless_it_had_one(
+    tmp_path: Path, materialize: bool
+) -> None:
+    text = (
+        "import torch\nfrom torch import nn\ndef build():\n    m = nn.Sequential(nn.ReLU(), nn.LazyLinear(3))\n"
+        "    return m, lambda n: {'x': torch.ones(n, 4)}, lambda m, b: m(b['x']).sum()\n"
+    )
+    called = text.replace("    return", "    with torch.no_grad():\n        m(torch.ones(2, 4))\n    return")
+
+    lazy, ready = (workloads.load(Case(model=write(tmp_path, each), batch_size=1)) for each in (text, called))
+    with pytest.raises(ModelError, match=r"1\.weight has no shape, as LazyLinear waits for its first batch: call"):
+        lazy.setup(materialize=materialize, seed=0)
+    assert ready.setup(materialize=materialize, seed=0).module[1].weight.shape == (3, 4)
+
+
 def test_the_line_is_found_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "def build():\n    return 1 / 0\n")
     monkeypatch.chdir(tmp_path)

@@ -106,6 +106,7 @@ def convert(
     Raises:
         TypeError: ``model`` is no module, or ``scheme`` no scheme.
         SpecError: The specification is wrong.
+        ModelError: A layer of the model waits for its first batch to know its shape.
         ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
             than a model.
     """

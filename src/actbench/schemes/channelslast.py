@@ -58,9 +58,9 @@ class ChannelsLast(Scheme):
 
 
 def _convolutions(module: nn.Module) -> list[nn.Parameter]:
-    kinds = (nn.Conv2d, nn.ConvTranspose2d)
-    weights = [part.weight for part in module.modules() if isinstance(part, kinds)]
-    return [weight for weight in weights if isinstance(weight, nn.Parameter) and weight.dim() == 4]
+    """Return the weights of convolutions once each, or what their weights are computed from, as with weight_norm."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
+    return list(dict.fromkeys(weight for layer in layers for weight in layer.parameters() if weight.dim() == 4))
 
 
 @torch.no_grad()

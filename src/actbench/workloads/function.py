@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
 from actbench.paths import from_home
 from actbench.results.records import Case
-from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup, refuse_lazy
 from actbench.workloads import base, losses
 from actbench.workloads.base import seeded
 from actbench.workloads.fake import fake_mode, to_fake, without_memory
@@ -247,6 +247,7 @@ class FunctionWorkload(base.Workload):
         is_whole = isinstance(module, nn.Module) and callable(make_batch) and callable(loss)
         if not is_whole or not (optimizer is None or isinstance(optimizer, optim.Optimizer) or callable(optimizer)):
             raise ModelError(f"{self.spec} returned ({kinds}); it must return {CONTRACT}")
+        refuse_lazy(module)
         return _Parts(module, make_batch, loss, optimizer)
 
     def _make_optimizer(self, parts: _Parts, twins: dict[Tensor, Tensor]) -> MakeOptimizer:
