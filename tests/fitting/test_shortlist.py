@@ -46,6 +46,25 @@ def test_a_part_more_must_save_time_or_memory(seconds: float, activations: int, 
     assert ("checkpoint+msln" in shown(("checkpoint", 1.0, 10), ("checkpoint+msln", seconds, activations))) == with_more
 
 
+def test_the_exact_step_outdoes_a_scheme_that_saves_too_little() -> None:
+    assert shown(("fewbit", 0.99, 20)) == set()
+    assert shown(("fewbit", 0.97, 20)) == {"fewbit"}
+
+
+def test_parts_that_save_little_each_are_shown_where_they_save_enough_together() -> None:
+    little = ("checkpoint+msln", 0.985, 10)
+    enough = ("checkpoint+msln+offload", 0.97, 10)
+
+    assert shown(("checkpoint", 1.0, 10), little, enough) == {"checkpoint", "checkpoint+msln+offload"}
+
+
+def test_stacks_that_train_further_away_step_by_step_are_compared_with_those_that_are_shown() -> None:
+    adapters = Training(updates="other", gradient="approximate")
+    near, far = ("adam8bit", 0.985, 5, OTHER_UPDATES), ("adam8bit+actnn", 0.97, 5, adapters)
+
+    assert shown(("checkpoint", 1.0, 10), near, far) == {"checkpoint", "adam8bit+actnn"}
+
+
 def test_another_part_is_not_one_more() -> None:
     assert shown(("checkpoint", 1.0, 10), ("msln+offload", 1.0, 10)) == {"checkpoint", "msln+offload"}
 

@@ -128,10 +128,13 @@ class Tried:
 
     def _does_without(self, other: Tried) -> bool:
         """Whether it has a part less than ``other``, and needs no more."""
-        mine, theirs = self.record.case, other.record.case
-        if mine.optimizer != theirs.optimizer or self.need_bytes > (1 + _ALIKE) * other.need_bytes:
-            return False
-        return {*mine.scheme.split("+")} - {"exact"} < {*theirs.scheme.split("+")}
+        is_other = self.record.case.optimizer != other.record.case.optimizer
+        return not is_other and self.need_bytes <= (1 + _ALIKE) * other.need_bytes and self.parts < other.parts
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The schemes that it is composed of; none for the exact step."""
+        return frozenset(self.record.case.scheme.split("+")) - {"exact"}
 
     @property
     def need_bytes(self) -> int:
@@ -173,15 +176,16 @@ class Fitted:
     def shortlist(self, *, adapters: bool = False) -> list[Tried]:
         """Return the rows of a shortlist: the fastest of each way of training, then the frontier and other stacks.
 
-        A stack is left out if another is as fast, within the error of estimates, and nearer to the exact step's
-        training, or does the same without one of its parts. If nothing fits, return the three stacks that need least.
+        A stack is left out if another one of the list is as fast, within the error of estimates, and nearer to the
+        exact step's training, or does the same without one of its parts. If nothing fits, return the three stacks that
+        need least.
         """
         everything = self.fitting(adapters=adapters)
         if not everything:
             trained = "adapters" if adapters else "all"
             alike = [each for each in self.tried if each.training.trained == trained]
             return sorted(alike, key=lambda each: each.need_bytes)[:3]
-        fitting = [each for each in everything if not any(other.outdoes(each) for other in everything)]
+        fitting = _not_outdone(everything)
         first = [
             each
             for place, each in enumerate(fitting)
@@ -191,6 +195,23 @@ class Fitted:
         others.sort(key=lambda each: not each.on_frontier)
         chosen = [*first, *others][:MOST_ROWS]
         return [each for each in fitting if each in chosen]
+
+
+def _not_outdone(stacks: Sequence[Tried]) -> list[Tried]:
+    """Return the stacks that no returned one outdoes, in their order.
+
+    Who may outdo a stack is asked about before it: whatever trains nearer to the exact step, or has fewer parts.
+    """
+
+    def place(stack: Tried) -> tuple[int, int]:
+        nearer = sum(other.training.is_as_near(stack.training) for other in stacks)
+        return nearer, len(stack.parts)
+
+    kept: list[Tried] = []
+    for stack in sorted(stacks, key=place):
+        if not any(other.outdoes(stack) for other in kept):
+            kept.append(stack)
+    return [stack for stack in stacks if stack in kept]
 
 
 def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
