@@ -1,7 +1,7 @@
 # make demo   creates .venv, installs, runs the quickstart sweep and leaves its tables in demo-results/
 # make test   the same environment, all tests but the slow ones and those of a GPU
 # make slow   the slow tests
-# make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS)
+# make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS); all steps, or STEPS
 PYTHON ?= python3
 RESULTS ?= gpu-results
 VENV   := .venv
@@ -28,7 +28,7 @@ slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 gpu:
-	$(PYTHON) benchmarks/gpu.py $(RESULTS)
+	$(PYTHON) benchmarks/gpu.py $(RESULTS) $(STEPS:%=--step %)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

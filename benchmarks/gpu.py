@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,6 +65,10 @@ def steps(results: Path) -> list[Step]:
     into = ("--output", str(results))
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     card = ("--memory-limit", "14.7GiB")
+    large = [
+        ("-s", spec) for spec in ("checkpoint+chunked_loss:8+lora:16", "adam8bit+checkpoint+chunked_loss:8+release")
+    ]
+    fit = ("-m", "actbench", "fit", "roberta-base", "--device-profile", str(results / "calibrated.toml"), "--measure")
     return [
         Step("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *tests), 240),
         Step("kernels", ("-m", "actbench", "kernels", "--device", "cuda", "--output", str(results)), 150),
@@ -72,7 +77,10 @@ def steps(results: Path) -> list[Step]:
         Step("fewbit-roberta", (*sweep, "fewbit-roberta", *few, *into), 120),
         Step("resnet50", (*sweep, "resnet50", *few, *card, *into), 200),
         Step("actnn-memory", (*sweep, "actnn-memory", *few, "--batch-size", "32", *into), 150),
-        Step("t4-largest", (*sweep, "t4-largest", *few, *card, *into), 300),  # as far as the budget goes
+        Step("t4-largest", (*sweep, "t4-largest", *few, *card, *into), 300),
+        # as far as the budget goes, unless they are named
+        Step("finetune-8b", (*sweep, "finetune-8b", *few, "--timeout", "300", *chain(*large), *into), 400),
+        Step("fit", (*fit, "-b", "128", "--memory-limit", "10GiB", "--budget", "150", *into), 400),
     ]
 
 
@@ -120,7 +128,12 @@ def main() -> int:
     """Run all steps and print how they ended."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="folder for records, tables and logs")
-    results: Path = parser.parse_args().results.resolve()
+    names = [step.name for step in steps(Path())]
+    parser.add_argument(
+        "--step", action="append", choices=names, metavar="STEP", help=f"one of {', '.join(names)}; repeat"
+    )
+    asked = parser.parse_args()
+    results: Path = asked.results.resolve()
     absent = missing()
     if absent:
         print(f"make gpu: {sys.executable} lacks {', '.join(absent)}; install them for it:", file=sys.stderr)
@@ -140,6 +153,8 @@ def main() -> int:
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         for step in steps(results):
+            if asked.step and step.name not in asked.step:
+                continue
             seconds = min(step.most_seconds, end - time.monotonic())
             if seconds < 5:
                 rows.append((step.name, "not begun, no time left", 0.0))

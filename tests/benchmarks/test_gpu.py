@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -62,6 +64,19 @@ def test_a_step_that_takes_too_long_is_stopped(script, tmp_path):
     assert script.run(step, 0.3, dict(os.environ), tmp_path / "slow.log")[0].startswith("stopped after")
 
 
+def test_only_the_named_steps_run(script, monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(script, "missing", list)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(script, "run", lambda step, *_: ("ok", 1.0))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", str(tmp_path), "--step", "kernels", "--step", "calibrate"])
+
+    assert script.main() == 0
+    rows = (tmp_path / "summary.txt").read_text().splitlines()
+    assert [row.split()[0] for row in rows] == ["kernels", "calibrate"]
+
+
 def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
     found = script.steps(tmp_path)
 
@@ -74,6 +89,8 @@ def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
         "resnet50",
         "actnn-memory",
         "t4-largest",
+        "finetune-8b",
+        "fit",
     ]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found[0].command)
     assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found[0].command)
