@@ -171,15 +171,13 @@ def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
     assert where.file.getvalue().strip().endswith("peak 3.00 GiB, over the limit by 1.00 GiB")
 
 
-def test_a_failure_and_what_was_done_before_are_said():
+def test_a_failure_is_said():
     where = console(terminal=True)
-    first, second = cases(2)
+    [first] = cases(1)
     with shown(where) as table:
-        table.skipped(second)
         table.planned([first], 1)
         table.started(first)
         table.finished(first, FAILED)
-        assert "1 done before" in text_of(table)
         assert "crash" in text_of(table)
     assert "it died" not in where.file.getvalue()  # it stands below the table of results
 
@@ -203,7 +201,6 @@ def test_all_that_is_told_can_be_shown(terminal):
     with shown(console(terminal=terminal)) as made:
         told: Progress = made
         told.planned([case], 2)
-        told.skipped(case)
         told.started(case)
         told.memory_read(case, 1)
         told.round_timed(case, 1)

@@ -39,9 +39,6 @@ class Progress:
         ``more`` is whether nobody knows yet how many will follow, as in a search.
         """
 
-    def skipped(self, case: AnyCase) -> None:
-        """The case stands in the results already."""
-
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """The case starts, or starts afresh; a training run after ``done`` of its ``steps``."""
 
@@ -190,7 +187,6 @@ class LiveTable(Progress):
             speed_estimate_period=_ETA_WINDOW_SECONDS,
         )
         self._task = self._bar.add_task("cases", total=0)
-        self._skipped = 0
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Show the cases that have not started as waiting."""
@@ -200,10 +196,6 @@ class LiveTable(Progress):
         if more:
             self._bar.tasks[0].total = None  # update() takes None for no change
         self._bar.update(self._task, total=None if more else len(cases), completed=ended)
-
-    def skipped(self, case: AnyCase) -> None:
-        """Count the case among those that were done before."""
-        self._skipped += 1
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Show the case at work."""
@@ -247,8 +239,7 @@ class LiveTable(Progress):
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
             cells = (*_cells(case).values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
-        done_before = [Text(f"{self._skipped} done before")] if self._skipped else []
-        return Group(table, *done_before, self._bar)
+        return Group(table, self._bar)
 
 
 def _cells(case: AnyCase) -> dict[str, str]:
