@@ -47,19 +47,36 @@ def test_without_a_terminal_each_case_that_starts_or_ends_is_one_plain_line():
     ]
 
 
-def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch):
-    now = iter([0.0, 9.0, 30.0, 200.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    where, many = console(terminal=False), cases(3)
-    with shown(where) as lines:
+@pytest.mark.parametrize("as_bar", [True, False])
+def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    where, many = console(terminal=as_bar), cases(3)
+    with shown(where, as_bar=as_bar) as lines:
         lines.planned(many)
-        for case in many:
+        now = 6.0  # modules are imported
+        for case, seconds in zip(many, (3, 21, 170), strict=True):
+            lines.started(case, steps=1)
+            now += seconds
             lines.finished(case, MEASURED)
-    assert [line.partition("3.00 GiB")[2] for line in where.file.getvalue().splitlines()] == [
-        "",
-        " (after 30 s, about 15 s left)",
-        " (after 3m 20s)",
-    ]
+    ends = [line.partition("3.00 GiB")[2].rstrip() for line in where.file.getvalue().splitlines() if "3.00 GiB" in line]
+    assert ends == ["", " (after 30 s, about 12 s left)", " (after 3m 20s)"]
+
+
+def test_the_table_tells_what_is_left_by_the_cases_that_ended(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    first, second, third = cases(3)
+    table = LiveTable(console(terminal=True))
+    table.planned([first, second, third])
+    now = 40.0
+    table.started(first)
+    assert "left: -:--:--" in text_of(table)
+    now = 60.0
+    table.finished(first, MEASURED)
+    table.started(second)
+    now = 65.0
+    assert "left: 0:00:35" in text_of(table)
 
 
 def test_cases_that_are_planned_later_leave_what_is_known_of_others():
