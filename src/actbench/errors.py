@@ -7,6 +7,8 @@ ActbenchError
 │   └── ModelError        a model that cannot be found, read or built
 ├── CodeError             code that is not actbench's own failed, such as a model's or a user's file
 ├── ConversionError       a model that a scheme cannot be applied to
+│   ├── NothingToConvertError  a model that holds nothing a scheme works on
+│   ├── IncompatibleError a scheme that does not go with another, or with the model
 │   ├── IdleError         a scheme that changes nothing of what a training step keeps
 │   └── UntraceableError  a model that fake tensors cannot run
 ├── StoreError            a results file that cannot be read or written
@@ -69,6 +71,10 @@ class ConversionError(ActbenchError):
 
 class NothingToConvertError(ConversionError):
     """A model, or the part of it that a scheme is limited to, holds nothing that the scheme works on."""
+
+
+class IncompatibleError(ConversionError):
+    """A scheme that does not go with another, with the model or with its optimizer."""
 
 
 class IdleError(ConversionError):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import actbench
 from actbench import schemes, workloads
-from actbench.errors import ConversionError, NothingToConvertError, SpecError
+from actbench.errors import ConversionError, IncompatibleError, NothingToConvertError, SpecError
 from actbench.measuring.bench import Session, gradients_of, measure, relative_error_and_cosine
 from actbench.results.records import Case
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -145,7 +145,7 @@ def test_a_converted_model_cannot_carry_it() -> None:
 
 def test_fsdp_shares_out_no_parameters_of_it() -> None:
     session = CASE.model_copy(update={"scheme": "channels_last+fsdp:8", "meter": "simulated"})
-    with pytest.raises(ConversionError, match="channels_last: it shares out parameters in the default memory format"):
+    with pytest.raises(IncompatibleError, match="channels_last: it shares out parameters in the default memory format"):
         Session(session).memory()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from actbench.errors import (
     ActbenchError,
     ConversionError,
+    IncompatibleError,
     MeasurementError,
     UntraceableError,
     UsageError,
@@ -17,6 +18,7 @@ from actbench.results.records import Failure, FailureReason
 
 _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
     (UntraceableError, "unsupported"),
+    (IncompatibleError, "unsupported"),
     (ConversionError, "nothing-converted"),
     (MeasurementError, "unavailable"),
     (UsageError, "unsupported"),

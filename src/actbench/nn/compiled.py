@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._functorch import config as partitioning
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from actbench.errors import ConversionError, UntraceableError, shortened, told
+from actbench.errors import ConversionError, IncompatibleError, UntraceableError, shortened, told
 from actbench.nn import savedtensors
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.refusals import refuse_compiling
@@ -63,9 +63,9 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 
 
 def refuse_compiled_here(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
+    """Raise an IncompatibleError, told by ``who``, for a model of which the scheme compile has compiled a part."""
     if any(CompiledForward.of(part) for part in module.modules()):
-        raise ConversionError(
+        raise IncompatibleError(
             f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
             "model; leave compile out"
         )

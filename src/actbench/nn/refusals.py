@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, IncompatibleError
 from actbench.nn.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
@@ -121,20 +121,20 @@ class NotInParallel:
         self.what, self.why = what, why
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Raise a ConversionError if ``DistributedDataParallel`` runs the model."""
+        """Raise an IncompatibleError if ``DistributedDataParallel`` runs the model."""
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
-            raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
+            raise IncompatibleError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 
 
 def refuse_unshared(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model that has a :class:`NotInParallel` hook."""
+    """Raise an IncompatibleError, told by ``who``, for a model that has a :class:`NotInParallel` hook."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, NotInParallel):
-            raise ConversionError(f"{who} does not go with {hook.what}: {hook.why}")
+            raise IncompatibleError(f"{who} does not go with {hook.what}: {hook.why}")
 
 
 def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError, with the reason, if FSDP has sharded the parameters of a model with ``what``."""
+    """Raise an IncompatibleError, with the reason, if FSDP has sharded the parameters of a model with ``what``."""
     refuse_flattened(module, what, why)
     if distributed.is_available() and distributed.is_initialized():
         from torch.distributed.fsdp import FSDPModule  # imports as much as all of torch
@@ -143,7 +143,7 @@ def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
 
 
 def refuse_flattened(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError where FSDP1 has made vectors of the parameters of a model with ``what``, and say why."""
+    """Raise an IncompatibleError, with the reason, if FSDP1 has made vectors of parameters of a model with ``what``."""
     if distributed.is_available() and distributed.is_initialized():
         from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -152,4 +152,4 @@ def refuse_flattened(module: nn.Module, what: str, why: str) -> None:
 
 def _refuse_fsdp(kind: type[Any], module: nn.Module, what: str, why: str) -> None:
     if any(isinstance(part, kind) for part in module.modules()):
-        raise ConversionError(f"FSDP does not go with {what}: {why}")
+        raise IncompatibleError(f"FSDP does not go with {what}: {why}")

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn, optim
 
-from actbench.errors import ConversionError
+from actbench.errors import IncompatibleError
 from actbench.optim.storage import mark_as_share
 from actbench.optim.wrapped import WrappedOptimizer
 
@@ -52,7 +52,7 @@ class ShardOptimizer(WrappedOptimizer):
         shards: What the shares are.
 
     Raises:
-        ConversionError: The optimizer does not treat each element of a parameter by itself.
+        IncompatibleError: The optimizer does not treat each element of a parameter by itself.
     """
 
     unscalable: ClassVar[str] = "gradients of shares of parameters"
@@ -107,10 +107,10 @@ def _innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def refuse_whole_matrices(optimizer: optim.Optimizer, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for an optimizer whose updates need whole parameters."""
+    """Raise an IncompatibleError, told by ``who``, for an optimizer whose updates need whole parameters."""
     if not by_element(optimizer):
         name = type(_innermost(optimizer)).__name__
-        raise ConversionError(
+        raise IncompatibleError(
             f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
             "share of it: take adamw, adam or sgd"
         )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch.distributed.device_mesh import DeviceMesh
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, IncompatibleError
 from actbench.nn.parallel.mesh import DATA, mesh_along
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
@@ -62,8 +62,8 @@ class _Replicated(DataParallel):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There is no loss, there are not as many processes, or gradients of one process alone are
-                packed or stepped.
+            IncompatibleError: Gradients of one process alone are packed or stepped.
+            ConversionError: There is no loss, or there are not as many processes.
         """
         from actbench.nn.parallel.replicated import ReplicatedModel
 
@@ -129,8 +129,9 @@ class Zero1(_Replicated):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: As of ``ddp``; or there is no optimizer, or one that needs whole parameters, or a parameter
-                has gaps in memory.
+            IncompatibleError: As of ``ddp``; or the optimizer needs whole parameters, or a parameter has gaps in
+                memory.
+            ConversionError: As of ``ddp``; or there is no optimizer.
         """
         from actbench.nn.parallel.replicated import has_gaps, on_flat_shards
 
@@ -138,7 +139,7 @@ class Zero1(_Replicated):
             raise ConversionError(f"{self.spec}: a model brings no optimizer; apply it to a TrainingSetup with one")
         for name, parameter in setup.module.named_parameters():
             if parameter.requires_grad and has_gaps(parameter):
-                raise ConversionError(
+                raise IncompatibleError(
                     f"{self.spec}: parameter {name!r} of shape {tuple(parameter.shape)} has strides "
                     f"{parameter.stride()}, with gaps in memory, and shares are cut in the order of memory: make it of "
                     "a tensor.contiguous(), or take ddp"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from actbench.errors import ConversionError
+from actbench.errors import IncompatibleError
 from actbench.nn.compiled import refuse_compiled_here
 from actbench.nn.recomputed import blocks, repeated
 from actbench.results.records import Site
@@ -62,6 +62,12 @@ class Fsdp(DataParallel):
             raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
         return self
 
+    @model_validator(mode="after")
+    def _reshards_among_equal_groups(self) -> Self:
+        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
+            raise ValueError(f"{self.ranks} ranks are no multiple of reshard={self.reshard}")
+        return self
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """Where parameters are, and with ``mixed`` in which type is computed."""
@@ -92,20 +98,18 @@ class Fsdp(DataParallel):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There are not as many processes, torch cannot share out a parameter, or another scheme
-                does not go with it.
+            IncompatibleError: Torch cannot share out a parameter, or another scheme does not go with it.
+            ConversionError: There are not as many processes.
         """
         from actbench.nn.parallel.sharded import ShardedModel, on_local_shards  # imports as much as all of torch
 
         module = setup.module
         refuse_untrained(self.name, module)
         if setup.unsharded:
-            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.unsharded}")
+            raise IncompatibleError(f"{self.spec} (FSDP2) does not go with {setup.unsharded}")
         refuse_compiled_here(module, f"{self.spec} (FSDP2)")
         if self.mixed != "none" and setup.autocast_dtype is not None:
-            raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
-        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
-            raise ConversionError(f"{self.spec}: {self.ranks} ranks are no multiple of reshard={self.reshard}")
+            raise IncompatibleError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
         names = sorted({type(unit).__name__ for unit in units})

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actbench.errors import ConversionError
+from actbench.errors import IncompatibleError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
@@ -34,7 +34,7 @@ class ShardedModel:
         policy: In which types parameters are gathered and gradients reduced.
 
     Raises:
-        ConversionError: Hooks run backward passes of their own, or torch cannot share out a parameter.
+        IncompatibleError: Hooks run backward passes of their own, or torch cannot share out a parameter.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ShardedModel:
     ) -> None:
         bound = HookedForward.of(module)
         if bound is not None and bound.probing is not None:
-            raise ConversionError(
+            raise IncompatibleError(
                 "gact finds out how many bits each tensor needs by backward passes of its own, which FSDP2 does not "
                 "gather the parameters for: give it auto_prec=false, as gact:L1 does, or take DDP"
             )
@@ -59,7 +59,7 @@ class ShardedModel:
                 fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
             self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy)
         except (NotImplementedError, ValueError) as error:
-            raise ConversionError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
+            raise IncompatibleError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
         self._module = module
         if distributed.get_backend(mesh.get_group()) == "gloo":  # adds up, and averages nothing
             for part in self._parts():
