@@ -6,8 +6,8 @@ processor's time is taken. Other programs slow that down, too, so a yardstick (p
 runs beside every step and all through the calibration: how much longer it took is told, and what an estimate is off by
 if what was measured is divided by it. Prints docs/calibrated-time.md::
 
-    python benchmarks/calibrated_cpu.py --all > docs/calibrated-time.md
-    python benchmarks/calibrated_cpu.py --profile mine.toml --only tiny-llama --schemes "exact;smaq" --rounds 3
+    .venv/bin/python benchmarks/calibrated_cpu.py --all > docs/calibrated-time.md
+    .venv/bin/python benchmarks/calibrated_cpu.py --profile mine.toml --only tiny-llama --schemes "exact;smaq"
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ TURNS = "agreement"
 
 _HEAD = """# Times estimated on this machine's processor, beside measured ones
 
-`python benchmarks/calibrated_cpu.py{flag}` prints this page: {machine}, one thread, torch {torch}. The profile is
-what `actbench calibrate` measured there just before. Measured: the median of {rounds} steps, in seconds of the
-processor, of which the rows of a model took turns. *Off by* compares the estimate with that. *Slowed* says how much
-longer a yardstick took beside these steps than during the calibration, and *by the yardstick* compares with what was
-measured over that: where other programs run, that is nearer to the truth. [time.md](time.md) says how times are
+`.venv/bin/python benchmarks/calibrated_cpu.py{flag}` prints this page: {machine}, one thread, torch {torch}. The
+profile is what `actbench calibrate` measured there just before. Measured: the median of {rounds} steps, in seconds of
+the processor, of which the rows of a model took turns. *Off by* compares the estimate with that. *Slowed* says how
+much longer a yardstick took beside these steps than during the calibration, and *by the yardstick* compares with what
+was measured over that: where other programs run, that is nearer to the truth. [time.md](time.md) says how times are
 estimated, and [a decision](decisions/0022-calibrated-cpu.md) which rows are off and why.
 """
 

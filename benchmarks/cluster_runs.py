@@ -2,9 +2,9 @@
 
 Ray must be installed (``actbench[cluster]``)::
 
-    python benchmarks/cluster_runs.py same --cases 200
-    python benchmarks/cluster_runs.py overhead --cases 200
-    python benchmarks/cluster_runs.py schedule --cases 10000
+    .venv/bin/python benchmarks/cluster_runs.py same --cases 200
+    .venv/bin/python benchmarks/cluster_runs.py overhead --cases 200
+    .venv/bin/python benchmarks/cluster_runs.py schedule --cases 10000
 
 ``same`` sweeps a small model, kills a node in the middle and compares rows with those of a sweep without a cluster.
 ``overhead`` compares with as many ``--jobs`` as the cluster has cores; cases sleep, so that they need no more cores

@@ -1,6 +1,7 @@
-"""Estimated training speeds beside published ones: ``python benchmarks/estimated_time.py > docs/estimated-time.md``.
+"""Estimated training speeds beside published ones.
 
-The pairs stand in ``published_times.toml``. With numbers as arguments only those pairs are estimated, counted from 0.
+``.venv/bin/python benchmarks/estimated_time.py > docs/estimated-time.md`` writes the page. The pairs stand in
+``published_times.toml``. With numbers as arguments only those pairs are estimated, counted from 0.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ TABLES = tomllib.loads(Path(__file__).with_name("published_times.toml").read_tex
 _HEAD = """\
 # Estimated times beside published ones
 
-`python benchmarks/estimated_time.py` prints this page. *fit*: the efficiencies of the cost model were fitted on the
-pair; *check*: they were not, but it was looked at while the form of the model was settled; *unseen*: it was looked at
-once, when all was settled. [time.md](time.md) says how times are estimated and what is left out.
+`.venv/bin/python benchmarks/estimated_time.py` prints this page. *fit*: the efficiencies of the cost model were fitted
+on the pair; *check*: they were not, but it was looked at while the form of the model was settled; *unseen*: it was
+looked at once, when all was settled. [time.md](time.md) says how times are estimated and what is left out.
 """
 
 

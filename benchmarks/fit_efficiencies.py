@@ -1,4 +1,4 @@
-"""Fit the efficiencies of the cost model to published pairs: ``python benchmarks/fit_efficiencies.py``.
+"""Fit the efficiencies of the cost model to published pairs: ``.venv/bin/python benchmarks/fit_efficiencies.py``.
 
 Every pair of ``published_times.toml`` with use "fit" is simulated once; then the shares below are chosen by least
 squares on the logarithms of estimate over figure. A share that the pairs say little of stays near where it stands in
@@ -6,7 +6,7 @@ squares on the logarithms of estimate over figure. A share that the pairs say li
 are there came of a fit that began elsewhere (0.45 to 0.85, depthwise 0.08), so fitting again moves them a little.
 A share that came later was fitted alone, so that no other moved, as arguments name it::
 
-    python benchmarks/fit_efficiencies.py "uneven grouped convolution:half"
+    .venv/bin/python benchmarks/fit_efficiencies.py "uneven grouped convolution:half"
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The parameters are those of some layers of roberta-base and a part of its embeddings. The steps of all rows take turns,
 so that what else the machine does meets all of them. Writes ``optimizers.json`` and ``optimizers.md``.
 
-    python benchmarks/optimizers.py --layers 3 --words 5000 --rounds 15 --output optimizer-results
+    .venv/bin/python benchmarks/optimizers.py --layers 3 --words 5000 --rounds 15 --output optimizer-results
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Writes a file of measured and simulated rows of made-up amounts, reports it with its output in a pipe, and prints the
 seconds of CPU and the peak of resident memory of that process. The figures of docs/columns.md::
 
-    python benchmarks/report_rows.py 100000
-    python benchmarks/report_rows.py 100000 --schemes 4000 --sites 12
-    python benchmarks/report_rows.py 100000 -- --export-csv table.csv
+    .venv/bin/python benchmarks/report_rows.py 100000
+    .venv/bin/python benchmarks/report_rows.py 100000 --schemes 4000 --sites 12
+    .venv/bin/python benchmarks/report_rows.py 100000 -- --export-csv table.csv
 """
 
 from __future__ import annotations

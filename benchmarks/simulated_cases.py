@@ -3,9 +3,9 @@
 Each case runs in a process that is forked after everything was imported, as in a sweep. Rounds are interleaved, and the
 least seconds of processor time in user mode are printed, since other programs only add to them::
 
-    python benchmarks/simulated_cases.py
-    python benchmarks/simulated_cases.py --models llama-3.1-8b --schemes exact,gact:L2 --rounds 5
-    python benchmarks/simulated_cases.py --device-profile rtx-4090 --untimed   # what estimating times adds
+    .venv/bin/python benchmarks/simulated_cases.py
+    .venv/bin/python benchmarks/simulated_cases.py --models llama-3.1-8b --schemes exact,gact:L2 --rounds 5
+    .venv/bin/python benchmarks/simulated_cases.py --device-profile rtx-4090 --untimed   # what estimating times adds
 """
 
 from __future__ import annotations

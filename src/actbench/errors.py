@@ -6,7 +6,8 @@ ActbenchError
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
 ├── CodeError             code that is not actbench's own failed, such as a model's or a user's file
-├── ConversionError       a model that a scheme cannot be applied to
+├── ConversionError       a model that a scheme cannot be applied to, or schemes that do not go together
+│   ├── NothingToConvertError  a model that holds nothing a scheme works on
 │   ├── IdleError         a scheme that changes nothing of what a training step keeps
 │   └── UntraceableError  a model that fake tensors cannot run
 ├── StoreError            a results file that cannot be read or written
@@ -64,7 +65,7 @@ class CodeError(ActbenchError):
 
 
 class ConversionError(ActbenchError):
-    """A model that a scheme cannot be applied to."""
+    """A model that a scheme cannot be applied to, or schemes that do not go together."""
 
 
 class NothingToConvertError(ConversionError):

@@ -41,6 +41,38 @@ def test_an_empty_folder_is_refused(cli: Any, tmp_path: Path) -> None:
     assert f"{tmp_path} holds no results file" in ended.err
 
 
+TORN = '{"schema_version":1,"rec'
+
+
+@pytest.mark.parametrize(("content", "held"), [(TORN, "holds only a half-written line"), ("", "is empty")])
+def test_a_file_of_which_nothing_can_be_read_is_refused(
+    cli: Any, tmp_path: Path, make_record: MakeRecord, content: str, held: str
+) -> None:
+    file, other = tmp_path / "rows.jsonl", written(tmp_path / "other.jsonl", make_record())
+    file.write_text(content)
+    fits = tmp_path / "rows.fit.jsonl"
+    fits.write_text(content)
+
+    for command in (["report", file], ["compare", file, other], ["compare", other, file], ["report", fits]):
+        ended = cli(*command)
+
+        assert (ended.status, ended.out) == (2, "")
+        assert f"{fits if fits in command else file} {held}" in ended.err
+        assert "name another results file" in ended.err
+
+
+def test_rows_before_a_half_written_line_are_read(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
+    file, torn = written(tmp_path / "rows.jsonl", make_record()), tmp_path / "torn.jsonl"
+    torn.write_text(TORN)
+    alone = cli("report", file, torn)
+    file.write_text(file.read_text() + TORN)
+
+    for ended, path in ((alone, torn), (cli("report", file), file)):
+        assert ended.status == 0
+        assert "exact" in ended.out
+        assert f"{path}: its last line was left half-written" in ended.err
+
+
 def test_an_export_to_standard_output_stands_there_alone(
     cli: Any, tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,14 +7,15 @@ SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", 
 
 
 @pytest.mark.slow
-def test_a_sweep_that_measures_nothing_says_so(cli, tmp_path):
+def test_a_sweep_says_at_its_start_what_the_results_file_has(cli, tmp_path):
     first = cli("sweep", *SMALL, "--output", tmp_path)
     again = cli("sweep", *SMALL, "--output", tmp_path)
 
     assert first.status == again.status == 0, first.err
-    assert "nothing was measured" not in first.err
-    assert "0 measured, 0 failed" in again.err
-    assert "nothing was measured: all rows were there; --force measures again" in again.err
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert "already" not in first.err
+    assert again.err.startswith(f"2 of 2 rows are already in {file} (--force runs them again)\n")
+    assert "0 measured, 0 failed, 2 taken from the results file" in again.err
 
 
 def test_a_memory_limit_has_a_unit(cli):

@@ -92,8 +92,9 @@ def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_one_of_several(spec:
 
 @pytest.mark.parametrize(("parts", "reason"), REFUSED.items(), ids="+".join)
 def test_what_does_not_go_together_is_refused_with_the_reason(parts: tuple[str, str], reason: str) -> None:
-    with pytest.raises(ConversionError, match=reason):
+    with pytest.raises(ConversionError, match=reason) as refused:
         measured("+".join(parts), parts[0])
+    assert bench.failure_of(refused.value).reason == "unsupported"
 
 
 @pytest.mark.parametrize("parts", ["fsdp:8+ddp:8", "fsdp:8+zero1:8", "ddp:8+zero1:8"])

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from actbench import schemes
-from actbench.errors import ConversionError, ModelError, OutOfMemoryError, SpecError, UntraceableError
+from actbench.errors import (
+    ConversionError,
+    IdleError,
+    ModelError,
+    NothingToConvertError,
+    OutOfMemoryError,
+    SpecError,
+    UntraceableError,
+)
 from actbench.measuring import bench
 from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.nn.encoded.form import through
@@ -111,7 +119,9 @@ def test_memory_that_runs_out_is_a_failure_with_the_part_of_the_step() -> None:
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory"), "out-of-memory"),
         (RuntimeError("std::bad_alloc"), "out-of-memory"),
         (RuntimeError("CUDA error: out of memory"), "out-of-memory"),  # of the driver, outside of torch's allocator
-        (ConversionError("nothing"), "nothing-converted"),
+        (NothingToConvertError("nothing"), "nothing-converted"),
+        (IdleError("nothing runs"), "nothing-converted"),
+        (ConversionError("not together"), "unsupported"),
         (SpecError("wrong"), "unsupported"),
         (ZeroDivisionError("oops"), "crash"),
     ],

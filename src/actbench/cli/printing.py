@@ -247,8 +247,6 @@ def finish(
         remark(comparison.notice)
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
     remark(f"{summary.measured} {did}, {summary.failed} failed, {summary.skipped} taken from the results file")
-    if summary.skipped and not (summary.measured or summary.failed):
-        remark(f"nothing was {did}: all rows were there; --force {verb}s again, --output FOLDER puts it elsewhere")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]

@@ -52,6 +52,10 @@ class ExperimentResult(Generic[RecordT]):
 class RecordSink(Protocol[AnyRecord]):
     """Where records go: a :class:`~actbench.results.store.Store`, or what another kind of experiment keeps them in."""
 
+    @property
+    def path(self) -> Path | None:
+        """The file that holds them; None for a command without ``--force``."""
+
     def done(self, case: Data) -> bool:
         """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""
 
@@ -98,13 +102,12 @@ def pending(
     force: bool = False,
     retry_failed: bool = False,
 ) -> list[CaseT]:
-    """Return the cases of a plan that are to be run, each once; ``progress`` is told of all."""
+    """Return the cases of a plan that are to be run, each once; ``progress`` is told of them and of what was done."""
     cases = dict.fromkeys(entry.case for entry in plan)
     todo = [case for case in cases if force or not store.done(case) or (retry_failed and store.failed(case))]
-    chosen = set(todo)
-    for case in cases:
-        if case not in chosen:
-            progress.skipped(case)
+    if (found := len(cases) - len(todo)) and store.path is not None:
+        are = "is" if found == 1 else "are"
+        progress.message(f"{found} of {len(cases)} rows {are} already in {store.path} (--force runs them again)")
     progress.planned(todo, jobs)
     return todo
 

@@ -76,6 +76,7 @@ class _AsFits:
 
     store: Store[FitRecord]
     simulated: dict[Case, FitRecord]
+    path: None = None
 
     def done(self, case: Data) -> bool:
         """Whether the case was measured already."""

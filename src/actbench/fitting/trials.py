@@ -169,8 +169,8 @@ class Trials:
 
 
 def _refused_part(stack: Stack, failure: Failure) -> Stack:
-    """Return the choices of a refused stack that may be why: not the optimizer, if a scheme finds nothing to pack."""
+    """Return the choices of a refused stack that may be why: not the optimizer, if a scheme of samples says so."""
     blamed = [each for each in stack if failure.message.startswith((f"{each.name} ", f"{each.name}:", f"{each.kind}:"))]
-    if failure.reason == "nothing-converted" and any(group_of(choice) == "samples" for choice in blamed):
+    if any(group_of(choice) == "samples" for choice in blamed):
         return frozenset(choice for choice in stack if group_of(choice) != "model")
     return stack

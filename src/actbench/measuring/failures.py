@@ -5,7 +5,9 @@ from __future__ import annotations
 from actbench.errors import (
     ActbenchError,
     ConversionError,
+    IdleError,
     MeasurementError,
+    NothingToConvertError,
     UntraceableError,
     UsageError,
     is_out_of_memory,
@@ -16,8 +18,9 @@ from actbench.errors import (
 from actbench.results.records import Failure, FailureReason
 
 _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
-    (UntraceableError, "unsupported"),
-    (ConversionError, "nothing-converted"),
+    (NothingToConvertError, "nothing-converted"),
+    (IdleError, "nothing-converted"),
+    (ConversionError, "unsupported"),
     (MeasurementError, "unavailable"),
     (UsageError, "unsupported"),
 )

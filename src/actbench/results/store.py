@@ -123,6 +123,9 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
     """Read several results files of sweeps as one, and return their records and notices; later records win.
 
     ``sites`` tells whether records keep their sites and unreached places, which tables do not show.
+
+    Raises:
+        StoreError: As of :func:`read`; or no file holds a record.
     """
     return read_kind(paths, MeasuredRecord, sites)
 
@@ -131,6 +134,8 @@ def read_kind(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) ->
     """Read several results files of one kind as one, as :func:`read_all` does."""
     found = [lines.split(path) for path in paths]
     records = _latest(found, kind, sites)
+    if found and not records:
+        raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 
 
@@ -143,6 +148,14 @@ def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = Tru
             shared.share(record)
             found[_identity(record)] = record
     return found
+
+
+def _no_row(files: Sequence[lines.Lines]) -> str:
+    held = (
+        f"{file.path} {'holds only a half-written line, as a killed process leaves it' if file.notice else 'is empty'}"
+        for file in files
+    )
+    return f"no row can be read: {'; '.join(held)}. Run the command that writes it, or name another results file"
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:

@@ -62,6 +62,12 @@ class Fsdp(DataParallel):
             raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
         return self
 
+    @model_validator(mode="after")
+    def _reshards_among_equal_groups(self) -> Self:
+        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
+            raise ValueError(f"{self.ranks} ranks are no multiple of reshard={self.reshard}")
+        return self
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """Where parameters are, and with ``mixed`` in which type is computed."""
@@ -104,8 +110,6 @@ class Fsdp(DataParallel):
         refuse_compiled_here(module, f"{self.spec} (FSDP2)")
         if self.mixed != "none" and setup.autocast_dtype is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
-        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
-            raise ConversionError(f"{self.spec}: {self.ranks} ranks are no multiple of reshard={self.reshard}")
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
         names = sorted({type(unit).__name__ for unit in units})

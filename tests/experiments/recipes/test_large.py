@@ -66,6 +66,8 @@ def test_what_is_done_is_not_searched_for_among_all_cases(monkeypatch: pytest.Mo
         return bool(equal(self, other))
 
     class Full:
+        path = None
+
         def done(self, key: str) -> bool:
             return True
 

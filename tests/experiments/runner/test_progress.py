@@ -47,19 +47,36 @@ def test_without_a_terminal_each_case_that_starts_or_ends_is_one_plain_line():
     ]
 
 
-def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch):
-    now = iter([0.0, 9.0, 30.0, 200.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    where, many = console(terminal=False), cases(3)
-    with shown(where) as lines:
+@pytest.mark.parametrize("as_bar", [True, False])
+def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    where, many = console(terminal=as_bar), cases(3)
+    with shown(where, as_bar=as_bar) as lines:
         lines.planned(many)
-        for case in many:
+        now = 6.0  # modules are imported
+        for case, seconds in zip(many, (3, 21, 170), strict=True):
+            lines.started(case, steps=1)
+            now += seconds
             lines.finished(case, MEASURED)
-    assert [line.partition("3.00 GiB")[2] for line in where.file.getvalue().splitlines()] == [
-        "",
-        " (after 30 s, about 15 s left)",
-        " (after 3m 20s)",
-    ]
+    ends = [line.partition("3.00 GiB")[2].rstrip() for line in where.file.getvalue().splitlines() if "3.00 GiB" in line]
+    assert ends == ["", " (after 30 s, about 12 s left)", " (after 3m 20s)"]
+
+
+def test_the_table_tells_what_is_left_by_the_cases_that_ended(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    first, second, third = cases(3)
+    table = LiveTable(console(terminal=True))
+    table.planned([first, second, third])
+    now = 40.0
+    table.started(first)
+    assert "left: -:--:--" in text_of(table)
+    now = 60.0
+    table.finished(first, MEASURED)
+    table.started(second)
+    now = 65.0
+    assert "left: 0:00:35" in text_of(table)
 
 
 def test_cases_that_are_planned_later_leave_what_is_known_of_others():
@@ -171,15 +188,13 @@ def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
     assert where.file.getvalue().strip().endswith("peak 3.00 GiB, over the limit by 1.00 GiB")
 
 
-def test_a_failure_and_what_was_done_before_are_said():
+def test_a_failure_is_said():
     where = console(terminal=True)
-    first, second = cases(2)
+    [first] = cases(1)
     with shown(where) as table:
-        table.skipped(second)
         table.planned([first], 1)
         table.started(first)
         table.finished(first, FAILED)
-        assert "1 done before" in text_of(table)
         assert "crash" in text_of(table)
     assert "it died" not in where.file.getvalue()  # it stands below the table of results
 
@@ -203,7 +218,6 @@ def test_all_that_is_told_can_be_shown(terminal):
     with shown(console(terminal=terminal)) as made:
         told: Progress = made
         told.planned([case], 2)
-        told.skipped(case)
         told.started(case)
         told.memory_read(case, 1)
         told.round_timed(case, 1)

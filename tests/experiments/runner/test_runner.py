@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from actbench.errors import MeasurementError
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import member
+from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import run
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord, Measurement
@@ -18,6 +20,7 @@ from actbench.results.records import Case, Published
 class Rows:
     """A store in memory."""
 
+    path = Path("results.jsonl")
     records: list[MeasuredRecord] = field(default_factory=list)
 
     def done(self, case):
@@ -182,6 +185,31 @@ def test_what_is_done_is_skipped_unless_forced(log):
     assert events(log, "begin") == ["exact", "missing", "name:new", "exact"]  # exact is timed again beside it
     _, forced = sweep(cases(log, "exact", "missing"), rows, force=True)
     assert forced == Summary(measured=1, failed=1)
+
+
+class Messages(Progress):
+    """The messages of sweeps, and how many cases they planned."""
+
+    def __init__(self):
+        self.told = []
+
+    def planned(self, cases, jobs=1, *, more=False):
+        self.told.append(len(cases))
+
+    def message(self, text):
+        self.told.append(text)
+
+
+def test_what_is_done_is_told_before_anything_starts(log):
+    told = Messages()
+    rows, _ = sweep(cases(log, "exact"), progress=told)
+    sweep(cases(log, "exact", "missing"), rows, progress=told)
+    sweep(cases(log, "exact", "missing", "name:new"), rows, progress=told, force=True)
+    sweep(cases(log, "exact", "missing", "name:new"), rows, progress=told)
+    one, all_three = (
+        f"{found} already in results.jsonl (--force runs them again)" for found in ("1 of 2 rows is", "3 of 3 rows are")
+    )
+    assert told.told == [1, one, 1, 3, all_three, 0]
 
 
 def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):

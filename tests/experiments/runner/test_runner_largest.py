@@ -18,6 +18,7 @@ from actbench.results.records import Case
 class Rows:
     """A store in memory."""
 
+    path = None
     records: list[MeasuredRecord] = field(default_factory=list)
 
     def done(self, case):

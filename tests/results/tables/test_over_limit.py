@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from actbench.results import tables
 from actbench.results.advice import about_limit, about_peak, advice
 from actbench.results.compare import compare, parse_limit
-from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Failure
 from actbench.results.render import csv_text, markdown
 from actbench.units import GIB
@@ -165,6 +166,48 @@ def test_rows_that_only_the_gaps_take_over_the_limit_are_told_apart(records: lis
         "Over the limit of 16.00 GiB, with the peak in the backward pass, which fits but for what the allocator loses "
         "between blocks: a, c; "
     )
+
+
+NO_PARTS = dict.fromkeys(("host_seconds", "device_seconds", "flops", "moved_bytes"), 0)
+
+
+def timed(seconds: float, *, is_estimated: bool) -> dict[str, Any]:
+    """Return the fields of a step that took so long, or would."""
+    if not is_estimated:
+        return {"meter": "cpu", "step_seconds": (seconds,) * 4, "timing_round": "a"}
+    passes = dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds"), seconds / 3)
+    return {"estimated": EstimatedTime(step_seconds=seconds, **passes, **NO_PARTS)}
+
+
+@pytest.mark.parametrize("is_estimated", [False, True])
+def test_a_scheme_that_makes_the_step_faster_is_not_said_to_save_nothing(
+    make_record: MakeRecord, is_estimated: bool
+) -> None:
+    seconds = {"exact": 1.0, "fast": 0.94, "alike": 0.96, "slow": 1.2}
+    same = {"peak_bytes": 5 * GIB, "peak_phase": "optimizer", "peak_parts": STATE}
+    rows = [make_record(name, **same, **timed(each, is_estimated=is_estimated)) for name, each in seconds.items()]
+
+    told = [note.partition(": nothing")[0] for note in tables.results_table(rows).notes if "nothing of the" in note]
+
+    assert told == ["alike, slow"]
+
+
+@pytest.mark.parametrize("is_estimated", [False, True])
+@pytest.mark.parametrize(("seconds", "is_told"), [(1.4, False), (1.45, True), (None, True)])
+def test_a_stack_is_faster_than_what_it_extends(
+    make_record: MakeRecord, seconds: float | None, is_told: bool, is_estimated: bool
+) -> None:
+    where = {"peak_bytes": 3 * GIB, "peak_phase": "optimizer", "peak_parts": STATE}
+    last = timed(seconds or 1.0, is_estimated=is_estimated)
+    if seconds is None:
+        last = {name: value for name, value in last.items() if name == "meter"}
+    rows = [
+        make_record(peak_bytes=5 * GIB, **timed(1.0, is_estimated=is_estimated)),
+        make_record("checkpoint", **where, **timed(1.5, is_estimated=is_estimated)),
+        make_record("channels_last+checkpoint", **where, **last),
+    ]
+
+    assert any("is saved beside checkpoint" in note for note in tables.results_table(rows).notes) == is_told
 
 
 def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRecord) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from rich.progress import ProgressColumn, Task, TimeRemainingColumn
+from datetime import timedelta
+
+from rich.progress import ProgressColumn, Task
 from rich.text import Text
+
+from actbench.experiments.runner.pace import Pace
 
 
 class CountColumn(ProgressColumn):
@@ -15,9 +19,17 @@ class CountColumn(ProgressColumn):
         return Text(f"{done} done" if task.total is None else f"{done} of {task.total:.0f} cases")
 
 
-class LeftColumn(TimeRemainingColumn):
+class LeftColumn(ProgressColumn):
     """The time that is left, if that is known."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
 
     def render(self, task: Task) -> Text:
         """Return the cell of a bar."""
-        return Text() if task.total is None else Text("left: ") + super().render(task)
+        if task.total is None:
+            return Text()
+        seconds = self._pace.seconds_left(int(task.total))
+        known = "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return Text(f"left: {known}", "progress.remaining")

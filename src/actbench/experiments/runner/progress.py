@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actbench.experiments.runner.columns import CountColumn, LeftColumn
+from actbench.experiments.runner.pace import Pace
 from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.plain import plain
@@ -38,9 +39,6 @@ class Progress:
 
         ``more`` is whether nobody knows yet how many will follow, as in a search.
         """
-
-    def skipped(self, case: AnyCase) -> None:
-        """The case stands in the results already."""
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """The case starts, or starts afresh; a training run after ``done`` of its ``steps``."""
@@ -66,7 +64,6 @@ class Progress:
 
 _OVER = "over the limit"
 _ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
-_ETA_WINDOW_SECONDS = 3600.0
 _WORTH_TELLING_SECONDS = 10.0
 _NUMBERS = {"batch", "bits", "size", "peak", "time"}
 
@@ -96,24 +93,27 @@ class Lines(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._total: int | None = 0
-        self._ended: set[AnyCase] = set()
+        self._pace = Pace()
         self._began = time.monotonic()
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Remember how many there are; time is counted from now where none of them is among those that ended."""
         self._total = None if more else len(cases)
-        if self._ended and self._ended.isdisjoint(cases):
+        ended_before = self._pace.ended
+        self._pace.planned(cases)
+        if ended_before and not self._pace.ended:
             self._began = time.monotonic()
-        self._ended &= set(cases)
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Write that the case starts."""
+        self._pace.case_started(case)
         self.message(f"starts: {_name(case)}")
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
-        self._ended.add(case)
-        count = len(self._ended) if self._total is None else f"{len(self._ended)}/{self._total}"
+        self._pace.case_ended(case)
+        ended = self._pace.ended
+        count = ended if self._total is None else f"{ended}/{self._total}"
         self.message(f"[{count}] {_name(case)}: {_ending(outcome)}{self._times()}")
 
     def _times(self) -> str:
@@ -121,8 +121,9 @@ class Lines(Progress):
         spent = time.monotonic() - self._began
         if spent < _WORTH_TELLING_SECONDS:
             return ""
-        left = 0.0 if self._total is None else spent / len(self._ended) * (self._total - len(self._ended))
-        return f" (after {format_seconds(spent)}" + (f", about {format_seconds(left)} left)" if left > 0 else ")")
+        left = None if self._total is None else self._pace.seconds_left(self._total)
+        about = f", about {format_seconds(left)} left" if left and left >= 1 else ""
+        return f" (after {format_seconds(spent)}{about})"
 
     def message(self, text: str) -> None:
         """Write the message."""
@@ -146,6 +147,7 @@ class _RunBar(Lines):
         self._task = self.bar.add_task("", total=None, loss="")
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+        self._pace.case_started(case)
         self.bar.reset(self._task, total=steps, completed=done, description=plain(_name(case)), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
@@ -181,32 +183,22 @@ class LiveTable(Progress):
         self._console = console
         self._rows: dict[AnyCase, _Row] = {}
         self._lock = threading.Lock()
-        self._bar = Bar(
-            CountColumn(),
-            BarColumn(),
-            TimeElapsedColumn(),
-            LeftColumn(),
-            console=console,
-            speed_estimate_period=_ETA_WINDOW_SECONDS,
-        )
+        self._pace = Pace()
+        self._bar = Bar(CountColumn(), BarColumn(), TimeElapsedColumn(), LeftColumn(self._pace), console=console)
         self._task = self._bar.add_task("cases", total=0)
-        self._skipped = 0
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Show the cases that have not started as waiting."""
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
-            ended = sum(row.ended is not None for row in self._rows.values())
+        self._pace.planned(cases)
         if more:
             self._bar.tasks[0].total = None  # update() takes None for no change
-        self._bar.update(self._task, total=None if more else len(cases), completed=ended)
-
-    def skipped(self, case: AnyCase) -> None:
-        """Count the case among those that were done before."""
-        self._skipped += 1
+        self._bar.update(self._task, total=None if more else len(cases), completed=self._pace.ended)
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Show the case at work."""
+        self._pace.case_started(case)
         row = self._rows[case]
         row.state, row.started = "memory" if isinstance(case, Case) else "at work", time.monotonic()
 
@@ -225,6 +217,7 @@ class LiveTable(Progress):
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Show how the case ended."""
+        self._pace.case_ended(case)
         row = self._rows[case]
         row.ended = time.monotonic()
         over = isinstance(outcome, Measurement) and not outcome.fits
@@ -247,8 +240,7 @@ class LiveTable(Progress):
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
             cells = (*_cells(case).values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
-        done_before = [Text(f"{self._skipped} done before")] if self._skipped else []
-        return Group(table, *done_before, self._bar)
+        return Group(table, self._bar)
 
 
 def _cells(case: AnyCase) -> dict[str, str]:

@@ -71,7 +71,7 @@ def _before(entry: Entry) -> Measurement | None:
     return outcome if isinstance(outcome, Measurement) else None
 
 
-def step_vs_previous(entry: Entry) -> Value:
+def step_vs_previous(entry: Entry) -> float | None:
     """Return the change of the step time, if both steps were timed in turns or both estimated."""
     before, now = _before(entry), entry.measured
     if before is None or now is None or before.timing_round != now.timing_round:
@@ -80,6 +80,14 @@ def step_vs_previous(entry: Entry) -> Value:
         return change(before.estimated.step_seconds, now.estimated.step_seconds)
     earlier, step = step_time(before.step_seconds), entry.step
     return change(earlier.value if earlier else None, step.value if step else None)
+
+
+def step_change(entry: Entry) -> float | None:
+    """Return the change of the step time from the stack that this one extends, or else from the exact model."""
+    if entry.previous is not None and entry.previous.case.scheme != "exact":
+        return step_vs_previous(entry)
+    measured = entry.relative_throughput
+    return change(entry.estimated_speed if measured is None else measured.value, 1.0)
 
 
 def largest_batch_rate(entry: Entry) -> Value:

@@ -26,6 +26,7 @@ from actbench.results.tables.columns import (
     diagnostic,
     selected,
 )
+from actbench.results.tables.computed import step_change
 from actbench.results.tables.entries import Entry, join
 from actbench.results.tables.values import Column, Item, Rows, Unit, Value, blocks, write
 
@@ -39,6 +40,7 @@ Group = tuple[str, str]
 _ALL = "All rows"
 _OF_BATCH = "Largest batch: what fits, found and proved. All other columns are of a step at Batch."
 _NOTHING = 0.0005  # the column of savings shows less as 0.0 %
+_FASTER = 0.05  # a step that is shorter by this share is what a scheme that saves nothing was taken for
 
 
 class Settings:
@@ -138,14 +140,18 @@ def _failure(record: MeasuredRecord) -> str:
 
 
 def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
-    """Yield the schemes that save nothing of the peak, or nothing more than their stack without them, with why."""
+    """Yield the schemes that save nothing of the peak, or nothing more than their stack without them, with why.
+
+    Schemes that make the step faster are left out.
+    """
     alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
     for entry in entries:
         measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
         if entry.previous is not None and entry.previous.case.scheme != "exact":
             before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
         about = None if measured is None or measured is entry.exact else about_peak(measured)
-        if about is not None and measured and before and abs(1 - measured.peak_bytes / before) < _NOTHING:
+        is_faster = (step_change(entry) or 0.0) <= -_FASTER
+        if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
             alike.setdefault((beside, about), []).append(entry.record)
     for (beside, about), records in alike.items():
         yield f"{names_of(records)}: nothing of the peak is saved{beside}; {about}"
