@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError, ModelError
@@ -22,17 +21,6 @@ from actbench.results.records import Built, Phase, Site, Unreached
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def refuse_lazy(module: nn.Module) -> None:
-    """Raise a ModelError if a layer waits for its first batch to know the shape of its parameters."""
-    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
-    if lazy is not None:
-        layer = type(module.get_submodule(lazy.rpartition(".")[0])).__name__
-        raise ModelError(
-            f"{lazy} has no shape, as {layer} waits for its first batch: call the model once on a batch where it is "
-            "built, under torch.no_grad()"
-        )
 
 
 @dataclass(frozen=True)
@@ -81,9 +69,6 @@ class TrainingSetup:
         average: Told before each pass whether gradients are averaged over processes in it; only the last of a step.
         gradient_buckets: Tensors that gradients lie in, which are there from step to step.
         path: Of the module, where it is a part of a model that a scheme is limited to; paths of sites begin with it.
-
-    Raises:
-        ModelError: A layer waits for its first batch to know the shape of its parameters.
     """
 
     module: nn.Module
@@ -107,9 +92,6 @@ class TrainingSetup:
     average: Callable[[bool], None] = lambda last: None
     gradient_buckets: Sequence[Tensor] = ()
     path: str = ""
-
-    def __post_init__(self) -> None:
-        refuse_lazy(self.module)
 
     def changed(
         self,

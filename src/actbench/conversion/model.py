@@ -17,6 +17,7 @@ from actbench.conversion.changes import Changes, noting
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.inspection.sites import Trace
+from actbench.nn.refusals import refuse_lazy
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
 from actbench.schemes.base import refuse_spread
@@ -115,6 +116,7 @@ def convert(
     if not isinstance(scheme, str | Scheme):
         raise TypeError(f"the scheme must be a specification such as 'fewbit:3', or a Scheme, found {scheme!r:.60}")
     scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
+    refuse_lazy(model)
     refuse_converted(model, scheme)
     refuse_spread(
         scheme,

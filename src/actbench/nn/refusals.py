@@ -1,4 +1,4 @@
-"""What schemes refuse: compilation, second derivatives, and packed gradients shared among processes."""
+"""What schemes refuse: layers without a shape, compilation, second derivatives, and packed gradients shared among processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, ModelError
 from actbench.nn.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise a ModelError if a layer waits for its first batch to know the shape of its parameters."""
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        layer = type(module.get_submodule(lazy.rpartition(".")[0])).__name__
+        raise ModelError(
+            f"{lazy} has no shape, as {layer} waits for its first batch: call the model once on a batch where it is "
+            "built, under torch.no_grad()"
+        )
 
 
 def refuse_compiling(what: str, why: str) -> None:

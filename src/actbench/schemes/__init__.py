@@ -6,6 +6,7 @@ A scheme is a frozen value whose fields are its parameters. It lives in one file
 
 from __future__ import annotations
 
+from actbench.nn.refusals import refuse_lazy
 from actbench.schemes.base import Scheme
 from actbench.schemes.registry import alone, build, changing, find, lookup, names
 from actbench.setup import TrainingSetup
@@ -32,7 +33,9 @@ def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
 
     Raises:
         SpecError: The specification is wrong.
+        ModelError: A layer of the model waits for its first batch to know its shape.
         ConversionError: The scheme finds nothing to work on, or cannot work on the setup.
         MeasurementError: A package that the scheme needs is not installed.
     """
+    refuse_lazy(setup.module)
     return (build(scheme) if isinstance(scheme, str) else scheme).apply(setup)

@@ -22,9 +22,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 
 from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
+from actbench.nn.refusals import refuse_lazy
 from actbench.paths import from_home
 from actbench.results.records import Case
-from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup, refuse_lazy
+from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
 from actbench.workloads import base, losses
 from actbench.workloads.base import seeded
 from actbench.workloads.fake import fake_mode, to_fake, without_memory

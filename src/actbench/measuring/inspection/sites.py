@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actbench.errors import ConversionError, IdleError
+from actbench.errors import IdleError, NothingToConvertError
 from actbench.measuring.inspection.recorder import SavedStorage, traced
 from actbench.results.ledger import OUTSIDE, display_path
 from actbench.results.records import Site, Unreached
@@ -62,7 +62,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     """Return the sites of a setup with saved bytes before and after, in the model's order, and apart those never run.
 
     Raises:
-        ConversionError: Nothing that a scheme converted runs; the scheme may be a part of a composition.
+        NothingToConvertError: Nothing that a scheme converted runs; the scheme may be a part of a composition.
         IdleError: The sites run, and the step saves the same as before.
     """
     for part in setup.parts:
@@ -88,7 +88,7 @@ def refuse_idle(part: Part, after: Trace) -> None:
     Sites outside modules, such as the optimizer's state, are checked only if the part has ``acts``.
 
     Raises:
-        ConversionError: Nothing that the scheme converted runs.
+        NothingToConvertError: Nothing that the scheme converted runs.
         IdleError: The sites run, and the step saves the same as before.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
@@ -103,8 +103,8 @@ def refuse_idle(part: Part, after: Trace) -> None:
     )
 
 
-def _never_runs(spec: str, paths: Sequence[str]) -> ConversionError:
-    return ConversionError(
+def _never_runs(spec: str, paths: Sequence[str]) -> NothingToConvertError:
+    return NothingToConvertError(
         f"{spec}: nothing that was converted runs in a training step: {_named(paths)}; choose a scheme that works on "
         "what the step calls, or call it"
     )
