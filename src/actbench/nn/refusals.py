@@ -1,4 +1,4 @@
-"""What schemes refuse: layers without a shape, compilation, second derivatives, and packed gradients shared among processes."""
+"""What schemes refuse: layers without a shape, compilation, second derivatives, gradients shared among processes."""
 
 from __future__ import annotations
 
