@@ -175,6 +175,7 @@ def test_the_task_of_a_folder_without_architectures_follows_its_kind(model: str,
     assert load(tmp_path).task == task
 
 
+@pytest.mark.newer_torch("a squared error of bfloat16 and float32 has no backward pass")
 @pytest.mark.parametrize(("labels", "problem"), [(1, None), (3, "multi_label_classification")])
 def test_regression_and_several_labels_train_too(labels: int, problem: str | None, saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())

@@ -70,7 +70,9 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
     "model",
     [
         pytest.param("llama-3.1-70b@num_hidden_layers=1", marks=pytest.mark.slow),
-        "mixtral-8x7b@num_hidden_layers=1",
+        pytest.param(
+            "mixtral-8x7b@num_hidden_layers=1", marks=pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")
+        ),
         pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=pytest.mark.slow),
         pytest.param("gemma-3-1b@num_hidden_layers=1", marks=pytest.mark.slow),
         pytest.param("mamba-130m@num_hidden_layers=1", marks=pytest.mark.slow),

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BartConfig, masking_utils
 
 from actbench.measuring.bench import Session
@@ -82,6 +83,14 @@ def test_an_encoder_decoder_is_simulated_without_the_mask_of_ones_that_it_makes_
     )
 
     assert simulated == pytest.approx(measured, rel=0.002)
+
+
+def test_a_number_that_is_drawn_to_drop_no_layer_has_a_value_among_fakes() -> None:
+    with fake_mode():
+        with overrides.numbers_drawn():
+            assert not torch.rand([]) < 0.0  # as layers of transformers ask, at a rate of 0
+            assert isinstance(torch.rand(2, 3), FakeTensor)
+        assert isinstance(torch.rand([]), FakeTensor)
 
 
 def test_transformers_looks_again_afterwards_and_at_real_values_all_the_time() -> None:

@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_WITH_AUTOCAST = frozenset(
+    kind for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xpu") if torch.amp.is_autocast_available(kind)
+)
+"""Asked once, since torch.compile of some versions breaks a graph at the question."""
+
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the type to sum numbers of a type in."""
@@ -52,8 +57,8 @@ def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | No
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Turn autocast off on the device of ``x``."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if device in _WITH_AUTOCAST else nullcontext()
 
 
 def _is_autocast(x: Tensor) -> bool:
-    return torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
+    return x.device.type in _WITH_AUTOCAST and torch.is_autocast_enabled(x.device.type)

@@ -21,7 +21,7 @@ from actbench.microbatches import Share, label_share, rows_of
 from actbench.results.records import Task
 from actbench.setup import Batch, Loss
 from actbench.workloads.fake import shapes_only
-from actbench.workloads.overrides import chances, full_rows, steady
+from actbench.workloads.overrides import chances, full_rows, numbers_drawn, steady
 
 
 class ForDetection(TorchFunctionMode):
@@ -152,7 +152,7 @@ def _without_values(described: str, task: Task, tasks: Iterable[Task]) -> Iterat
     remedy = "measure it with --meter cpu or --meter cuda"
     if others:
         remedy += f", or for another --task of this model, which may not look ({others})"
-    with shapes_only(f"{described} for {task}", remedy), ExitStack() as stack:
+    with shapes_only(f"{described} for {task}", remedy), numbers_drawn(), ExitStack() as stack:
         if task in _ASSUMED:
             stack.enter_context(_ASSUMED[task]())
         yield

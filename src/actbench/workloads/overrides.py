@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -64,6 +65,19 @@ def _not_padded(ask: Callable[..., bool]) -> Callable[..., bool]:
         return ask(None if isinstance(padding_mask, FakeTensor) else padding_mask, *args, **kwargs)
 
     return asked
+
+
+def numbers_drawn() -> AbstractContextManager[None]:
+    """Inside the block, let ``torch.rand([])`` return 1.
+
+    Versions of transformers up to 5.17 compare it with the rate of LayerDrop though that is 0, which is to be false,
+    and a fake tensor has no value to compare.
+    """
+
+    def change(rand: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *size, **options: 1.0 if size == ([],) else rand(*size, **options)
+
+    return replaced(torch, "rand", change)
 
 
 DISTRIBUTIONS = {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d", "fla": "flash-linear-attention"}

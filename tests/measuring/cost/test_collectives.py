@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed._functional_collectives import all_gather_single, all_reduce, all_to_all_single
+from torch.distributed import _functional_collectives as functional
+from torch.distributed._functional_collectives import all_reduce, all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,6 +26,7 @@ from actbench.results.records import Phase
 from actbench.workloads.fake import fake_mode
 
 F32 = 4
+all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # its name in torch 2.11
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def test_groups_of_other_sizes_are_told_apart_though_the_tensors_are_alike(mesh:
         x = torch.empty(40, 3)
         for group in (processes["dp"], processes["tp"]):
             all_reduce(x, "sum", group).sum()
-            all_gather_single(x, 0, group).sum()
+            all_gather(x, 0, group).sum()
             all_to_all_single(x, None, None, group).sum()
 
     total = F32 * 120

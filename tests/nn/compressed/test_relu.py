@@ -110,7 +110,8 @@ def test_one_bit_an_element_is_kept(name, count):
 
 def test_the_numbers_beside_the_bits_are_the_same_tensor_in_every_call():
     x = torch.randn(4, requires_grad=True)
-    first, second = (relu.leaky_relu(x).grad_fn.saved_tensors[1] for _ in range(2))
+    outputs = [relu.leaky_relu(x) for _ in range(2)]
+    first, second = (output.grad_fn.saved_tensors[1] for output in outputs)
     assert first.data_ptr() == second.data_ptr()
 
 

@@ -7,6 +7,7 @@ choice while a simulation is active, for every caller: functions, modules and C+
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
@@ -128,8 +129,10 @@ def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
     """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        for (name, key), kernel in _kernels(profile).items():
-            library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():  # torch 2.11 warns of kernels that replace others
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for (name, key), kernel in _kernels(profile).items():
+                library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]

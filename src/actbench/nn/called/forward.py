@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -22,7 +22,12 @@ from actbench.nn.wrapped import checkpoint_hook, has_own_functions
 StandIn = Callable[[nn.Module, Tensor | None], nn.Module | None]
 """From a layer of torch, and a tensor on its device, to the layer that saves less; None for one that stays."""
 
-_left: ContextVar[bool] = ContextVar("_left", default=False)
+
+class _Left(threading.local):  # and no ContextVar, of which torch.compile in torch 2.11 makes no graph
+    is_running = False
+
+
+_left = _Left()
 
 
 class CalledForward(ReboundForward):
@@ -86,11 +91,11 @@ class _LeftForward(ReboundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        token = _left.set(True)
+        was_running, _left.is_running = _left.is_running, True
         try:
             return self.inner(self.module, *args, **kwargs)
         finally:
-            _left.reset(token)
+            _left.is_running = was_running
 
 
 class _Reaching(TorchFunctionMode):
@@ -111,7 +116,7 @@ class _Reaching(TorchFunctionMode):
         """Call the function, or the layer that computes it."""
         kwargs = kwargs or {}
         called = FUNCTIONS.get(func)
-        if called is None or _left.get() or not torch.is_grad_enabled():
+        if called is None or _left.is_running or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         call = called.call(args, kwargs)
         if call is None or not self._takes(call.input, types):

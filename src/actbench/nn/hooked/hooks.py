@@ -190,8 +190,8 @@ _active: ContextVar[Hooks | None] = ContextVar("_active", default=None)
 
 
 def active() -> Hooks | None:
-    """Return the hooks of the innermost model that runs under hooks in this thread, or None."""
-    return _active.get()
+    """Return the hooks of the innermost model that runs under hooks in this thread, or None, as in compiled code."""
+    return None if torch.compiler.is_compiling() else _active.get()
 
 
 @contextmanager
