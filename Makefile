@@ -4,15 +4,16 @@
 # make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS); all steps, or STEPS
 PYTHON ?= python3
 RESULTS ?= gpu-results
-VENV   := .venv
+VENV   ?= .venv
+CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .PHONY: demo test slow gpu lint types tables pages clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint]"
 	touch $@
 
 demo: $(READY)

@@ -22,6 +22,15 @@ def test_every_package_of_the_source_tree_is_declared() -> None:
     assert found | {"actbench.kernels", "actbench.recipes"} == declared
 
 
+def test_the_lowest_versions_are_those_of_the_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if "==" in line)
+
+    for name, version in (text.split(">=") for text in project["dependencies"]):
+        assert f"{lowest[name]}.".startswith(f"{version}.")
+
+
 def test_kernels_and_recipes_are_found_as_package_data() -> None:
     assert resources.files("actbench.kernels").joinpath("common.cuh").is_file()
     assert resources.files("actbench.recipes").joinpath("quickstart.toml").is_file()
