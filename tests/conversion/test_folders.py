@@ -20,15 +20,15 @@ WIDTH, TOKENS, SAMPLES = 32, 16, 4
 SPEC = "fewbit:3+randomized:0.5"
 
 
-def gpt2() -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, vocab_size=99, bos_token_id=0, eos_token_id=0)
-    return transformers.GPT2LMHeadModel(config)
+def gpt2(seed: int = 0, layers: int = 2) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = {"n_embd": WIDTH, "n_layer": layers, "n_head": 2, "vocab_size": 99}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 
 
-def vit() -> nn.Module:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+def vit(seed: int = 0, layers: int = 2, width: int = WIDTH) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 64}
     return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32, patch_size=16))
 
 
@@ -119,6 +119,36 @@ def test_a_class_that_actbench_does_not_build_is_given(tmp_path: Path):
     back = load_converted(folder, model=transformers.GPT2Model.from_pretrained(folder))
     ids = torch.arange(4)[None]
     assert torch.equal(back(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("make", [gpt2, vit])  # vit: transformers writes other names than the model's
+def test_a_given_model_of_transformers_is_filled(tmp_path: Path, make: Any):
+    folder = save_converted(convert(make(), "fewbit:3"), tmp_path / "model")
+    back = load_converted(folder, model=make(seed=1))
+    assert all(torch.equal(tensor, make().state_dict()[name]) for name, tensor in back.state_dict().items())
+    assert conversion_of(back) is not None
+    assert not back.training
+
+
+@pytest.mark.parametrize("other", [own, lambda: gpt2().transformer])
+def test_a_given_model_of_another_class_is_refused(folder: Path, other: Any):
+    with pytest.raises(ModelError, match=r"holds a GPT2LMHeadModel, and the given model is a (Seq|GPT2Model).*; give"):
+        load_converted(folder, model=other())
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "message"),
+    [
+        (gpt2, {"layers": 3}, r"no tensor for transformer\.h\.2"),
+        (vit, {"layers": 3}, r"no tensor for vit\..*layers?\.2"),
+        (vit, {"layers": 1}, r"the model lacks: vit\..*layers?\.1"),
+        (vit, {"width": 64}, "another shape of classifier"),
+    ],
+)
+def test_a_given_model_of_another_config_is_refused(tmp_path: Path, make: Any, other: dict[str, int], message: str):
+    folder = save_converted(convert(make(), "fewbit:3"), tmp_path / "model")
+    with pytest.raises(ModelError, match=message):
+        load_converted(folder, model=make(**other))
 
 
 def test_an_unconverted_model_is_not_saved(tmp_path: Path):

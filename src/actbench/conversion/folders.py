@@ -82,8 +82,8 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
 
     Args:
         folder: A folder of :func:`save_converted` or ``actbench convert``; its content need not be trusted.
-        model: The unconverted model, if actbench cannot build it: your own model, whose tensors are then filled, or
-            the result of ``from_pretrained(folder)`` of its class.
+        model: The unconverted model, if actbench cannot build it: your own model, or a Hugging Face model of the
+            class that was saved. Its tensors are filled from the folder.
         trust_remote_code: Whether Python code in a Hugging Face folder, or a file that the scheme names, may run.
 
     Raises:
@@ -103,7 +103,10 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     files = weight_files(folder)
     if not files:
         raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
-    if saved.kind != "huggingface":
+    if saved.kind == "huggingface" and model is not None:
+        _refuse_other_class(model, saved, folder)
+        _fill(model, _named_as(model, read_tensors(files), folder), folder)
+    elif saved.kind != "huggingface":
         tensors = read_tensors(files)
         if model is None:
             case = saved.case(_spec_of(folder, saved))
@@ -111,7 +114,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
             if saved.dtype is None:
                 _take(model, tensors)
         _fill(model, tensors, folder)
-    elif model is None:
+    else:
         case = saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code)
         model = _built(case, saved, _workload(folder.resolve(), case, saved))
         if saved.dtype is None:
@@ -235,15 +238,41 @@ def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             own.data = saved.to(own.device)
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into a model, which must have all of them and no others; tied tensors have one name."""
+def _refuse_other_class(model: nn.Module, saved: SavedModel, folder: Path) -> None:
+    """Raise a ModelError if a given model is not of the class that was saved."""
+    if type(model).__name__ != saved.architecture:
+        raise ModelError(
+            f"{folder} holds a {saved.architecture}, and the given model is a {type(model).__name__}; give a "
+            f"{saved.architecture}, such as {saved.architecture}.from_pretrained(folder)"
+        )
+
+
+def _named_as(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a Hugging Face folder by a model's names; transformers may write others, and renames."""
+    if _misfit(model, tensors) is None:
+        return tensors
+    from actbench.workloads.huggingface import renamed  # imports transformers, as the model already did
+
+    return renamed(model, tensors, folder)
+
+
+def _misfit(model: nn.Module, tensors: dict[str, Tensor]) -> str | None:
+    """Return what a model lacks of some tensors, or these of the model; tied tensors have one name."""
     state = model.state_dict(keep_vars=True)
     filled = {id(tensor) for name, tensor in state.items() if name in tensors}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     foreign = [name for name in tensors if name not in state]
     for keys, problem in ((missing, "has no tensor for"), (foreign, "has tensors that the model lacks:")):
         if keys:
-            raise ModelError(f"{folder} does not fit the model: it {problem} {keys[0]} ({len(keys)} in all)")
+            return f"it {problem} {keys[0]} ({len(keys)} in all)"
+    return None
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy tensors into a model, which must have all of them and no others."""
+    problem = _misfit(model, tensors)
+    if problem is not None:
+        raise ModelError(f"{folder} does not fit the model: {problem}")
     try:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:

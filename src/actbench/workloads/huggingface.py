@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
@@ -150,6 +152,43 @@ class HuggingFaceWorkload(base.Workload):
             return module  # type: ignore[no-any-return]
 
         return make
+
+
+def renamed(model: nn.Module, tensors: dict[str, Tensor], place: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder by the names of a model's, where transformers has written others.
+
+    They are returned as they are for a model that is not of transformers.
+
+    Raises:
+        ModelError: transformers cannot load them into a model of this class and config.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return tensors
+    cls: Any = type(model)
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    with quiet(), boundary(f"{place} cannot be loaded as a {cls.__name__}", ModelError):
+        loaded, report = cls.from_pretrained(
+            None,
+            config=copy.deepcopy(model.config),
+            state_dict=dict(tensors),
+            dtype=functools.reduce(torch.promote_types, dtypes or {torch.float32}),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _refuse_unfit(report, place)
+    return loaded.state_dict()  # type: ignore[no-any-return]
+
+
+def _refuse_unfit(report: dict[str, Any], place: Path) -> None:
+    """Raise a ModelError if transformers loaded some tensors of a model, but not all, or not all of the folder's."""
+    for kind, problem in (
+        ("missing", "has no tensor for"),
+        ("unexpected", "has tensors that the model lacks:"),
+        ("mismatched", "has another shape of"),
+    ):
+        keys = sorted(key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])
+        if keys:
+            raise ModelError(f"{place} does not fit the model: it {problem} {keys[0]} ({len(keys)} in all)")
 
 
 @contextmanager
