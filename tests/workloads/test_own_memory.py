@@ -80,6 +80,25 @@ MIXED = """
         return model, batch, loss
 """
 
+LAZY = """
+    import torch
+    from torch import nn
+    def batch(n):
+        return {"x": torch.randn(n, 3, 32, 32)}
+    def loss(model, batch):
+        return model(batch["x"]).sum()
+    def lazy():
+        model = nn.Sequential(nn.LazyConv2d(64, 3), nn.ReLU(), nn.LazyConv2d(128, 3), nn.Flatten(), nn.LazyLinear(10))
+        with torch.no_grad():
+            model(batch(1)["x"])
+        return model, batch, loss
+    def ordinary():
+        model = nn.Sequential(
+            nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 128, 3), nn.Flatten(), nn.Linear(128 * 28 * 28, 10)
+        )
+        return model, batch, loss
+"""
+
 
 def written(folder: Path, text: str) -> Path:
     file = folder / "own.py"
@@ -150,3 +169,15 @@ def test_products_of_two_types_are_refused_as_in_a_real_step(
         bench.measure(case)
     autocast = case.model_copy(update={"autocast": "bfloat16", "min_steps": 1, "min_seconds": 0.0})
     assert bench.measure(autocast).weights_bytes == 256 * 257 * 6
+
+
+@pytest.mark.parametrize("scheme", ["exact", "actnn:L3"])
+def test_lazy_layers_that_saw_a_batch_are_simulated_as_ordinary_ones(tmp_path: Path, scheme: str) -> None:
+    file = written(tmp_path, LAZY)
+    lazy, ordinary = (
+        bench.measure(Case(model=f"{file}:{function}", batch_size=2, scheme=scheme))
+        for function in ("lazy", "ordinary")
+    )
+
+    assert lazy.weights_bytes == ordinary.weights_bytes > 4 * 10 * 128 * 28 * 28
+    assert lazy.peak_bytes == ordinary.peak_bytes

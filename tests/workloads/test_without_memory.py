@@ -71,6 +71,25 @@ def test_moving_and_casting_keeps_the_parameters() -> None:
     assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
 
 
+def test_lazy_layers_get_their_shapes_from_a_batch() -> None:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.LazyLinear(WIDE), nn.LazyLinear(2), nn.Unflatten(0, (1, -1)), nn.LazyBatchNorm1d())
+        held = model[0].weight
+        with torch.no_grad():
+            model(torch.randn(LARGEST_REAL_BYTES, WIDE))
+        assert model[0].weight is held
+        return model
+
+    model = built(make)
+
+    assert is_fake(model[0].weight)
+    assert is_fake(model[3].running_mean)
+    assert not is_fake(model[1].weight)
+    assert model[0].weight.shape == (WIDE, WIDE)
+    assert model[0].weight.requires_grad
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+
+
 def test_weights_are_initialised_moved_to_the_meta_device_and_back_and_trained() -> None:
     def make() -> nn.Linear:
         layer = wide(device="meta").to_empty(device="cpu")

@@ -119,6 +119,7 @@ def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, T
 LARGEST_REAL_BYTES = 64 * 1024
 """Bytes of the largest real tensor: even a thousand of them take little memory."""
 
+_lazily: Any = nn.parameter
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -173,6 +174,7 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
+        stack.enter_context(replaced(_lazily.UninitializedTensorMixin, "materialize", _materialize_fake))
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         stack.enter_context(mode)
@@ -219,6 +221,24 @@ def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tens
             swap(parameter, applied)
 
     return swapped
+
+
+def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
+    """Let a lazy layer get large parameters and buffers: torch would put a fake tensor's shape into a real one."""
+    swap: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
+
+    def materialized(lazy: Tensor, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        wanted = torch.empty(shape, device=device or lazy.data.device, dtype=dtype or lazy.data.dtype)
+        if not isinstance(wanted, FakeTensor):
+            materialize(lazy, shape, device, dtype)
+            return
+        with torch._C._DisableTorchDispatch():
+            bare = torch.empty(shape, device="meta", dtype=wanted.dtype)
+        made = FakeTensor(wanted.fake_mode, bare, wanted.device)  # not `wanted`: torch swaps none with a weak reference
+        vars(made).update(vars(lazy), _is_param=isinstance(lazy, nn.Parameter))
+        swap(lazy, made.requires_grad_(lazy.requires_grad))
+
+    return materialized
 
 
 def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
