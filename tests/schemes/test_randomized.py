@@ -49,11 +49,13 @@ def test_what_is_left_alone_is_listed_with_the_reason():
     model = nn.ModuleDict(
         {"plain": nn.Linear(4, 4), "lora": Adapted(4, 4), "bound": bound, "attention": nn.MultiheadAttention(4, 2)}
     )
+    model["parametrized"] = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     setup = convert(model)
 
     assert [site.path for site in setup.sites] == ["plain"]
     reasons = {entry.path: entry.reason for entry in setup.unreached}
-    assert reasons.keys() == {"lora", "bound", "attention", "attention.out_proj"}
+    assert reasons.keys() == {"lora", "bound", "attention", "attention.out_proj", "parametrized"}
+    assert "its weight is parametrized" in reasons["parametrized"]
     assert "subclass" in reasons["lora"]
     assert "another forward" in reasons["bound"]
     assert "without calling it" in reasons["attention.out_proj"]

@@ -17,7 +17,7 @@ from actbench.nn.called.code import functions_called
 from actbench.nn.called.functions import FUNCTIONS
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.replacement import census, swap
+from actbench.nn.replacement import census, reasons, swap
 from actbench.nn.stepwise import Steps, StepwiseActivation
 from actbench.results.records import Site, Unreached
 
@@ -144,7 +144,7 @@ class Replaced(NamedTuple):
     @property
     def why_not(self) -> str:
         """The reasons why activations stay; empty if none does."""
-        return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in self.unreached)
+        return reasons(self.unreached)
 
 
 def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Module, str] | None = None) -> Replaced:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from actbench.errors import ConversionError
 from actbench.nn.refusals import is_compiled
 from actbench.nn.wrapped import bind_entries, unbind_entries
+from actbench.results.records import Unreached
 
 
 def census(model: nn.Module, kinds: int = 6, *, containers: bool = False) -> str:
@@ -43,6 +45,19 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if "Attention" in type(module).__name__ or isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Softmax2d):
             inside.update(module.modules())
             yield path, module
+
+
+def parametrized(layer: nn.Module) -> str | None:
+    """Return why a layer whose tensors are computed from others stays as it is, or None; torch makes it a subclass."""
+    if not is_parametrized(layer):
+        return None
+    names = list(layer.parametrizations)  # type: ignore[arg-type]
+    return f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} parametrized (torch.nn.utils.parametrize)"
+
+
+def reasons(left: Iterable[Unreached]) -> str:
+    """Return where a model stays as it is, and why, in one line; empty if it does nowhere."""
+    return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in left)
 
 
 _SAME_MEMORY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten)

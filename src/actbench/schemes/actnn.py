@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import NothingToConvertError
-from actbench.nn.compressed.layers import compressed, fan_in, small_codes
+from actbench.nn.compressed.layers import compressed, fan_in, parametrized_layers, small_codes
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.replacement import attention_modules, census, swap
+from actbench.nn.replacement import attention_modules, census, reasons, swap
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.saved.samplegradients import SampleGradients
@@ -155,11 +155,11 @@ class ActNN(Scheme):
         codec = GroupQuantization(self.group_size, self.stochastic, self.per_group)
         placement = HostOffload() if self.setting("swap") else None
         packer = SavedTensors(codec if self.setting("compress") else Identity(), placement=placement, dedup=self.share)
+        left = parametrized_layers(setup.module, self._converts)
         model, states, sites = self._swapped(setup.module, packer)
         if not sites:
-            raise NothingToConvertError(
-                f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}"
-            )
+            held = reasons(left) or f"it holds {census(model)}"
+            raise NothingToConvertError(f"actnn: {type(model).__name__} has no layer to convert; {held}")
         hooked = self._hooked(model, packer)
         threshold = self.setting("empty_cache_threshold")
         shared_out = self.setting("compress") and self.setting("per_layer")
@@ -167,7 +167,7 @@ class ActNN(Scheme):
         CompressedForward(model, packer, allocation, threshold, bool(hooked), whole_model=not setup.path).bind()
         bind_entries(model)
         by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
-        changed = setup.changed(model, (*sites, *hooked), by=by)
+        changed = setup.changed(model, (*sites, *hooked), left, by=by)
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
     @property
@@ -185,7 +185,7 @@ class ActNN(Scheme):
         sites: list[Site] = []
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
-            if isinstance(layer, _BatchNorm) and not self.setting("quantized_bn"):
+            if not self._converts(type(layer)):
                 return None
             state = self._state(path)
             new: Any = compressed(layer, packer, state)
@@ -197,6 +197,9 @@ class ActNN(Scheme):
             return new  # type: ignore[no-any-return]
 
         return swap(module, rule), states, sites
+
+    def _converts(self, cls: type[Any]) -> bool:
+        return bool(self.setting("quantized_bn")) or not issubclass(cls, _BatchNorm)
 
     def _state(self, path: str) -> SiteState:
         return SiteState(

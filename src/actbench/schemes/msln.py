@@ -7,7 +7,7 @@ from torch import nn
 from actbench.errors import NothingToConvertError
 from actbench.nn.outputnorm import VALUES, from_output, is_norm, why_not
 from actbench.nn.refusals import refuse_compiled
-from actbench.nn.replacement import census, overwritten, swap
+from actbench.nn.replacement import census, overwritten, reasons, swap
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import Scheme
@@ -62,8 +62,6 @@ class MemorySharingNorms(Scheme):
 
         model = swap(setup.module, rule)
         if not sites:
-            why = "; ".join(f"{place.path or place.kind}: {place.reason}" for place in unreached)
-            raise NothingToConvertError(
-                f"{self.spec}: {type(model).__name__} has no norm to convert; {why or f'it holds {census(model)}'}"
-            )
+            held = reasons(unreached) or f"it holds {census(model)}"
+            raise NothingToConvertError(f"{self.spec}: {type(model).__name__} has no norm to convert; {held}")
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))

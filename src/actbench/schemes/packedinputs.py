@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from actbench.nn.compressed import compressed
+from actbench.nn.compressed.layers import compressed, is_norm, parametrized_layers
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.saved import Codec, SavedTensors, SiteState
@@ -36,6 +36,7 @@ def with_packed_inputs(
         ConversionError: No layer is replaced, or the model packs its saved tensors already or is compiled.
     """
     packer, sites = SavedTensors(codec), list[Site]()
+    left = parametrized_layers(setup.module, lambda cls: norms or not is_norm(cls))
 
     def rule(layer: nn.Module, path: str) -> nn.Module | None:
         new = compressed(layer, packer, state_of(layer, path), norms=norms)
@@ -44,5 +45,5 @@ def with_packed_inputs(
             sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=what))
         return new
 
-    model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, whole_model=not setup.path)
-    return setup.changed(model, tuple(sites), by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))
+    model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, left, whole_model=not setup.path)
+    return setup.changed(model, tuple(sites), left, by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))

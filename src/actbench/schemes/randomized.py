@@ -8,7 +8,7 @@ from torch import nn
 from actbench.codecs.sketch import Kind, Sketching
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.compressed.linear import Sketch, Sketched, sketched
-from actbench.nn.replacement import census, swap
+from actbench.nn.replacement import census, parametrized, swap
 from actbench.nn.savedtensors import SharingTable
 from actbench.nn.variance import sketch_variance
 from actbench.results.fits import Gradient
@@ -115,7 +115,7 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, nn.MultiheadAttention):
         return "its input projection is a parameter and no layer"
     if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-        return "a subclass of nn.Linear, whose forward may be another"
+        return parametrized(module) or "a subclass of nn.Linear, whose forward may be another"
     if type(module) is nn.Linear and "forward" in vars(module):
         return "another forward is bound on this layer"
     return None

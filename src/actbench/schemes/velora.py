@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.linear import is_linear
+from actbench.nn.compressed.layers import compressed, parametrized_layers
+from actbench.nn.compressed.linear import Linear, is_linear
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout, memory_order
@@ -136,6 +136,7 @@ class VeLoRA(Scheme):
                 its saved tensors already; see :meth:`CompressedForward.bind_on`.
         """
         packer, sites = SavedTensors(SubTokens(self.size)), list[Site]()
+        left = parametrized_layers(setup.module, lambda cls: issubclass(cls, Linear))
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             state = SiteState(setup.path_of(path), 0)
@@ -149,8 +150,8 @@ class VeLoRA(Scheme):
             sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
             return new
 
-        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
-        return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
+        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, left, whole_model=not setup.path)
+        return setup.changed(model, tuple(sites), left, by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
 
     def _size_for(self, layer: Any, path: str) -> int:
         features = layer.weight.shape[1 if type(layer) is nn.Linear else 0]

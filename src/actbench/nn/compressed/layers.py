@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from actbench.nn.activations import function_of
 from actbench.nn.compressed import batchnorm, convolution, dropout, linear, pool, relu
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.replacement import standing_in
+from actbench.nn.replacement import parametrized, standing_in
 from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.stepwise import StepwiseActivation
+from actbench.results.records import Unreached
 
 _C: Any = torch._C._nn
 
@@ -166,7 +168,7 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
     cls = compressed_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
     if cls is None:
         return coded(layer)
-    if not norms and issubclass(cls, _NORMS):
+    if not norms and is_norm(cls):
         return None
     return standing_in(layer, cls, packer=packer, site=site)  # type: ignore[return-value]  # it is of a layer too
 
@@ -177,6 +179,29 @@ def compressed_class(kind: type[Any]) -> type[Compressed] | None:
     if linear.is_conv1d(kind):
         return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
     return STANDS_FOR.get(kind)
+
+
+def parametrized_layers(
+    model: nn.Module, wanted: Callable[[type[Compressed]], bool] = lambda _: True
+) -> tuple[Unreached, ...]:
+    """Return the layers that would pack their input, but stay as they are because their tensors are parametrized.
+
+    Args:
+        model: The model.
+        wanted: Whether a class of layers that pack their input is asked for.
+    """
+    found = []
+    for path, layer in model.named_modules():
+        reason = parametrized(layer)
+        cls = reason and compressed_class(type_before_parametrizations(layer))
+        if reason and cls and wanted(cls):
+            found.append(Unreached(path=path, kind=type(layer).__name__, reason=reason))
+    return tuple(found)
+
+
+def is_norm(cls: type[Compressed]) -> bool:
+    """Return whether a class of layers that pack their input is one of norms."""
+    return issubclass(cls, _NORMS)
 
 
 def fan_in(layer: Compressed) -> int | None:

@@ -15,10 +15,11 @@ from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked.forward import HookedForward
 from actbench.nn.hooked.hooks import OwnHooks, activated
 from actbench.nn.refusals import refuse_compiled
-from actbench.nn.replacement import Rule, census, swap
+from actbench.nn.replacement import Rule, census, reasons, swap
 from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, bind_entries, given_by_others
+from actbench.results.records import Unreached
 
 COMPRESSED = (
     "a model whose layers pack their inputs",
@@ -89,9 +90,18 @@ class CompressedForward(WrappedForward):
 
     @classmethod
     def bind_on(
-        cls, scheme: str, module: nn.Module, rule: Rule, packer: SavedTensors, *, whole_model: bool
+        cls,
+        scheme: str,
+        module: nn.Module,
+        rule: Rule,
+        packer: SavedTensors,
+        left: tuple[Unreached, ...],
+        *,
+        whole_model: bool,
     ) -> nn.Module:
         """Replace layers of a model by ones that pack their inputs, bind a forward on it, and return it.
+
+        ``left`` are layers that stay, for messages.
 
         Raises:
             ConversionError: No layer is replaced, or :meth:`refuse` raises.
@@ -99,9 +109,8 @@ class CompressedForward(WrappedForward):
         cls.refuse(scheme, module)
         model = swap(module, rule)
         if not any(isinstance(part, Compressed) for part in model.modules()):
-            raise NothingToConvertError(
-                f"{scheme}: {type(model).__name__} has no layer to convert; it holds {census(model)}"
-            )
+            held = reasons(left) or f"it holds {census(model)}"
+            raise NothingToConvertError(f"{scheme}: {type(model).__name__} has no layer to convert; {held}")
         cls(model, packer, whole_model=whole_model).bind()
         bind_entries(model)
         return model
