@@ -214,9 +214,29 @@ def test_two_exports_onto_one_file_are_refused(
     file, target = tmp_path / "results.jsonl", tmp_path / "table"
     file.write_text(make_record().model_dump_json() + "\n")
 
-    refused(cli, "report", file, "--export-csv", target, "--export-markdown", target, naming="twice")
+    refused(cli, "report", file, "--export-csv", target, "--export-markdown", target, naming="same file")
 
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "other"),
+    [
+        (("measure", "tiny-roberta"), "--export-markdown"),
+        (("measure", "tiny-roberta"), "--export-timeline"),
+        (("fit", "tiny-roberta", "--device-profile", "rtx-4090"), "--export-json"),
+        (("train", "digits"), "--export-curves"),
+    ],
+)
+def test_two_exports_onto_one_file_are_refused_before_anything_runs(
+    cli: Any, verb: tuple[str, ...], other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    said = refused(cli, *verb, "--html", "x.html", other, tmp_path / "x.html", naming="same file")
+
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

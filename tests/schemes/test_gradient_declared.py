@@ -159,3 +159,8 @@ def test_a_batch_is_cut_into_what_divides_it() -> None:
 
     assert scheme.worth_trying(12) == tuple(f"{scheme.name}:{parts}" for parts in (2, 4, 12))
     assert scheme.worth_trying(7) == (f"{scheme.name}:7",)
+    assert scheme.worth_trying(99_999_999_999) == ()
+    assert scheme.worth_trying(2**40)[-1] == f"{scheme.name}:{2**20}"
+    assert [schemes.build(spec).spec for spec in scheme.worth_trying(10**8)] == [
+        f"{scheme.name}:{2**power}" for power in range(1, 9)
+    ]

@@ -212,8 +212,6 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
     from actbench.results.render import exports
 
     texts = {path: text for path, text in asked if path is not None}
-    if len(texts) < sum(path is not None for path, _ in asked):
-        raise UsageError("two exports name the same file: give each a file of its own, or it would be written twice")
     printed = texts.pop(STDOUT, None)
     exports.export({path: text() for path, text in texts.items()})
     if texts:

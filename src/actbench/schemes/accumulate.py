@@ -14,6 +14,8 @@ from actbench.schemes.base import STEPS, Change, Scheme
 from actbench.schemes.pasted import InTrainer
 from actbench.setup import TrainingSetup
 
+MOST_PARTS = 2**20
+
 
 class Accumulate(Scheme):
     """Steps cut their batch into micro-batches and add up the gradients; the optimizer then steps once.
@@ -35,16 +37,14 @@ class Accumulate(Scheme):
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
     changes: ClassVar[tuple[Change, ...]] = ("batch",)
 
-    parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4
+    parts: Annotated[int, Field(ge=2, le=MOST_PARTS)] = 4
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
         """Return the powers of two that divide the batch, and one part for each row."""
-        return tuple(
-            f"{cls.name}:{parts}"
-            for parts in range(2, batch_size + 1)
-            if batch_size % parts == 0 and (parts == batch_size or parts & (parts - 1) == 0)
-        )
+        powers = (2**power for power in range(1, MOST_PARTS.bit_length()))
+        tried = {batch_size, *(parts for parts in powers if batch_size % parts == 0)}
+        return tuple(f"{cls.name}:{parts}" for parts in sorted(tried) if 2 <= parts <= MOST_PARTS)
 
     def gradient_of(self, warnings: Sequence[str]) -> Gradient:
         """Return ``approximate`` if a warning says that rows of a batch see each other."""
