@@ -46,6 +46,10 @@ def test_a_part_more_must_save_time_or_memory(seconds: float, activations: int, 
     assert ("checkpoint+msln" in shown(("checkpoint", 1.0, 10), ("checkpoint+msln", seconds, activations))) == with_more
 
 
+def test_the_exact_step_is_shown_where_it_fits() -> None:
+    assert [each.record.case.scheme for each in found(("checkpoint", 1.3, 10)).shortlist()] == ["exact", "checkpoint"]
+
+
 def test_the_exact_step_outdoes_a_scheme_that_saves_too_little() -> None:
     assert shown(("fewbit", 0.99, 20)) == set()
     assert shown(("fewbit", 0.97, 20)) == {"fewbit"}

@@ -207,9 +207,10 @@ def test_every_shipped_recipe_loads_and_asks_a_question() -> None:
     assert all(recipes.load(name).name == name for name in titles)
 
 
-def test_the_text_of_a_shipped_recipe_can_be_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # the second with a byte order mark
+def test_the_text_of_a_shipped_recipe_can_be_copied(tmp_path: Path, encoding: str) -> None:
     copy = tmp_path / "mine.toml"
-    copy.write_text(recipes.source("quickstart"), encoding="utf-8")
+    copy.write_text(recipes.source("quickstart"), encoding=encoding)
 
     assert recipes.load(copy).cases() == recipes.load("quickstart").cases()
     with pytest.raises(RecipeError, match="there is no recipe 'mine'"):
