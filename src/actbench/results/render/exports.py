@@ -28,11 +28,12 @@ def check(path: Path) -> None:
 
 def check_apart(paths: Iterable[Path]) -> None:
     """Check that each path is a file of its own; a UsageError if two are the same."""
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
-        if path.resolve() in seen:
+        target = os.path.realpath(path)  # of a circle of links, too, which Path.resolve refuses
+        if target in seen:
             raise UsageError(f"two exports name the same file, {path}: give each a file of its own")
-        seen.add(path.resolve())
+        seen.add(target)
 
 
 def export(texts: Mapping[Path, Text]) -> None:
