@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
 from actbench.microbatches import MicroBatch, Share, cut
+from actbench.optim.checks import innermost, refuse_unsteppable
+from actbench.optim.checks import refuse_frozen as refuse_frozen
 from actbench.optim.wrapped import HoldsGradients as HoldsGradients
 from actbench.optim.wrapped import StepsInBackward as StepsInBackward
 from actbench.results.records import Built, Phase, Site, Unreached
@@ -165,6 +167,7 @@ class TrainStep:
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
+        UsageError: No parameter is trained, or the optimizer's step needs a closure.
     """
 
     def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
@@ -175,12 +178,7 @@ class TrainStep:
         self.phase: Phase | None = None
         self.around_forward: Callable[[], None] = lambda: None
         self.optimizer = setup.make_optimizer(setup.module)
-        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        if not any(parameter.requires_grad for parameter in held):
-            raise MeasurementError(
-                f"the {type(self.optimizer).__name__} holds no parameter that is trained: it was made before a scheme "
-                "froze its parameters and added new ones; give a function from the model to its optimizer"
-            )
+        refuse_unsteppable(self.optimizer, setup.module)
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []
 
@@ -218,10 +216,7 @@ class TrainStep:
     @property
     def optimizer_class(self) -> str:
         """The name of the class that computes the updates, inside any wrapper."""
-        optimizer: Any = self.optimizer
-        while isinstance(inner := getattr(optimizer, "inner", None), torch.optim.Optimizer):
-            optimizer = inner
-        return type(optimizer).__name__
+        return type(innermost(self.optimizer)).__name__
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -80,6 +80,10 @@ def test_it_runs_on_fake_tensors(tmp_path: Path) -> None:
         ("import no_such_module_at_all\n", r"own\.py:1: ModuleNotFoundError"),
         ("other = 1\n", "has no function 'build'"),
         ("build = 1\n", "has no function 'build'"),
+        (
+            "def build(width, *, depth, heads=2, **others):\n    pass\n",
+            "'build' needs width, depth, and .* without arg",
+        ),
     ],
 )
 def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text: str, words: str) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import optim
 
 from actbench import workloads
-from actbench.errors import ModelError
+from actbench.errors import ModelError, UsageError
 from actbench.measuring.bench import Session
+from actbench.measuring.failures import failure_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.setup import TrainStep
@@ -118,6 +119,30 @@ def test_it_is_packed_by_schemes_that_pack_state(tmp_path: Path) -> None:
 def test_a_wrong_one_is_refused_in_words(tmp_path: Path, optimizer: str, words: str, meter: str) -> None:
     with pytest.raises(ModelError, match=words):
         measured(tmp_path, optimizer, meter=meter)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["optim.LBFGS(model.parameters())", "lambda model: optim.LBFGS(model.parameters())"]
+)
+def test_one_that_needs_a_closure_is_refused(tmp_path: Path, optimizer: str) -> None:
+    with pytest.raises(UsageError, match=r"LBFGS needs a closure .*; take .*AdamW") as refused:
+        measured(tmp_path, optimizer)
+
+    assert failure_of(refused.value).reason == "unsupported"
+
+
+@pytest.mark.parametrize("optimizer", ["None", "optim.SGD(model.requires_grad_(False).parameters(), lr=1.0)"])
+def test_a_frozen_model_is_refused_in_words(tmp_path: Path, optimizer: str) -> None:
+    case = own(tmp_path, optimizer)
+    file = tmp_path / "own.py"
+    file.write_text(file.read_text().replace("model[0].bias", "model"))
+
+    with pytest.raises(
+        ModelError, match=r"Sequential has no parameter that needs a gradient.*requires_grad_"
+    ) as refused:
+        Session(Case(model=case, batch_size=4, gradient_quality=False)).memory()
+
+    assert failure_of(refused.value).reason == "unsupported"
 
 
 def test_the_instance_is_the_very_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from actbench.errors import UsageError
 from actbench.results.records import OPTIMIZER, Optimizer
-from actbench.setup import MakeOptimizer
+from actbench.setup import MakeOptimizer, refuse_frozen
 
 # Usual learning rates of fine-tuning; neither bytes nor seconds depend on them.
 ADAM_RATE = 2e-5
@@ -41,6 +41,7 @@ def code_of(name: Optimizer, parameters: str, rate: str) -> str:
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
+    refuse_frozen(module)
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
