@@ -8,6 +8,7 @@ from actbench.results.records import Case
 from actbench.workloads.names import find_preset, presets
 
 HEAD = 768 * 2 + 2  # a linear classifier of two labels
+GROUPS = pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")
 LIKE_ANOTHER = pytest.mark.slow  # of a class of which another preset is counted in the quick tests
 
 
@@ -70,10 +71,8 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
     "model",
     [
         pytest.param("llama-3.1-70b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param(
-            "mixtral-8x7b@num_hidden_layers=1", marks=pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")
-        ),
-        pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b@num_hidden_layers=1", marks=GROUPS),
+        pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=[pytest.mark.slow, GROUPS]),
         pytest.param("gemma-3-1b@num_hidden_layers=1", marks=pytest.mark.slow),
         pytest.param("mamba-130m@num_hidden_layers=1", marks=pytest.mark.slow),
         pytest.param("modernbert-base@num_hidden_layers=2", marks=pytest.mark.slow),

@@ -42,7 +42,8 @@ def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion
     count, dtype, cells = len(y), wide(y.dtype), slopes.shape[1] - 1
     first, second, third = (take(count, dtype) for _ in range(3))
     flags = _flags(bits, take(8 * len(bits), torch.uint8))[:count]
-    right = flags.view(torch.bool)
+    # inductor of torch 2.11 makes no code of the view
+    right = flags.bool() if torch.compiler.is_compiling() else flags.view(torch.bool)
     converted = y if y.dtype == dtype else third.copy_(y)
     place = _place(converted, right, inversion, first, second).nan_to_num_(0.0).clamp_(0, 1).mul_(cells)
     cell = torch.floor(place, out=second).clamp_(max=cells - 1)
