@@ -214,7 +214,7 @@ def test_two_exports_onto_one_file_are_refused(
     file, target = tmp_path / "results.jsonl", tmp_path / "table"
     file.write_text(make_record().model_dump_json() + "\n")
 
-    refused(cli, "report", file, "--export-csv", target, "--export-markdown", target, naming="twice")
+    refused(cli, "report", file, "--export-csv", target, "--export-markdown", target, naming="same file")
 
     assert not target.exists()
 

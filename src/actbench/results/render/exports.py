@@ -26,6 +26,15 @@ def check(path: Path) -> None:
         check_makeable(path)
 
 
+def check_apart(paths: Iterable[Path]) -> None:
+    """Check that each path is a file of its own; a UsageError if two are the same."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UsageError(f"two exports name the same file, {path}: give each a file of its own")
+        seen.add(path.resolve())
+
+
 def export(texts: Mapping[Path, Text]) -> None:
     """Write each text to its path, and make missing folders; a pipe or a device, such as /dev/stdout, also works.
 
@@ -34,10 +43,8 @@ def export(texts: Mapping[Path, Text]) -> None:
         StoreError: A path cannot be written. Old files are unchanged, unless the disk failed at the very end, when
             finished files replace them.
     """
+    check_apart(texts)
     targets = [path.resolve() for path in texts]
-    for place, target in enumerate(targets):
-        if target in targets[:place]:
-            raise UsageError(f"{target} is to be written twice: give each export a file of its own")
     streams = [target for target in targets if target.exists() and not (target.is_file() or target.is_dir())]
     staged: list[tuple[Path, Path]] = []
     target = Path()
