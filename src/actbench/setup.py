@@ -162,19 +162,19 @@ class TrainingSetup:
 class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
-    If the batch is cut, :meth:`forward` runs the first micro-batch and :meth:`backward` the others. ``phase`` is the
-    pass that began last. ``around_forward`` is called before and after the forward pass of each micro-batch.
+    It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
+    ``phase`` is the pass that began last. ``around_forward`` is called before and after each forward pass.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
         UsageError: No parameter is trained, or the optimizer's step needs a closure.
     """
 
-    def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
+    def __init__(self, setup: TrainingSetup, batch: Batch | None = None) -> None:
         if setup.loss is None or setup.make_optimizer is None:
             raise MeasurementError("a training step needs a loss and an optimizer; this setup has none")
         self.setup = setup
-        self.batch = batch
+        self.batch = {} if batch is None else batch
         self.phase: Phase | None = None
         self.around_forward: Callable[[], None] = lambda: None
         self.optimizer = setup.make_optimizer(setup.module)

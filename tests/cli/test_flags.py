@@ -3,7 +3,8 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, fields
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
@@ -91,3 +92,25 @@ def test_types_have_short_names_everywhere():
 def test_a_refused_scheme_is_told_with_where_it_was_written():
     with pytest.raises(SpecError, match=re.escape("--linear: scheme 'x' is none")), schemes_from("--linear"):
         raise SpecError("scheme 'x' is none")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "measure tiny-roberta --export-markdown",
+        "measure tiny-roberta --export-timeline",
+        "fit tiny-roberta --device-profile rtx-4090 --export-json",
+        "train digits --export-curves",
+    ],
+)
+def test_two_exports_onto_one_file_are_refused_before_anything_runs(
+    cli: Any, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    ended = cli(*command.split(), tmp_path / "x.html", "--html", "x.html")
+
+    assert ended.status == 2
+    assert "same file" in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

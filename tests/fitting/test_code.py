@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,13 @@ from actbench.measuring.meters import open_meter
 from actbench.results.records import Built, Case
 
 
-class Batches:
-    """One batch so many times; the one that a step is made with is none of them."""
-
-    def __init__(self, batch: Any, steps: int, first: bool) -> None:
-        self._iterations = [[batch] * steps, *([[batch]] if first else [])]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._iterations.pop())
-
-
-def run(code: str, case: Case, steps: int = 2, first: bool = True) -> dict[str, Any]:
-    """Run lines on the model and batches of a case, and return their names."""
+def run(code: str, case: Case, steps: int = 2) -> dict[str, Any]:
+    """Run lines on the model of a case and an iterator of its batch so many times, and return their names."""
     workload = workloads.load(case)
     setup = workload.setup(materialize=True, seed=0)
     torch.manual_seed(0)
-    names = {"model": setup.module, "batches": Batches(dict(workload.batch(case.batch_size, seed=0)), steps, first)}
+    batch = dict(workload.batch(case.batch_size, seed=0))
+    names = {"model": setup.module, "batches": iter([batch] * steps)}
     exec(code, names)
     return names
 
@@ -61,17 +51,19 @@ def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str,
     said = measure(case)
     code = code_for(case, said.built)
 
-    run(code.loop, case)
+    taken = {int(state["step"]) for state in run(code.loop, case)["step"].optimizer.state.values() if "step" in state}
     step = run(code.loop, case, steps=0)["step"]  # what is made in steps that the meter does not see cannot be counted
+    step.batch = workloads.load(case).batch(case.batch_size, seed=0)
     found = open_meter(case.model_copy(update={"meter": "cpu"})).memory(step).peak_bytes
 
     assert found == pytest.approx(said.peak_bytes, rel=0.02)
+    assert taken <= {2}  # each batch is trained on; SGD counts no steps
 
 
 def test_the_loss_of_float16_is_scaled() -> None:
     case = Case(**LLAMA, scheme="accumulate:2+autocast:float16", device_profile="cpu")
 
-    found = run(code_for(case, CAUSAL).loop, case, first=False)
+    found = run(code_for(case, CAUSAL).loop, case)
 
     gradient_was_scaled = found["scaler"].state_dict()["_growth_tracker"] == 2  # a count of steps without overflow
     assert gradient_was_scaled

@@ -5,7 +5,7 @@ No other file imports typer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,15 +169,6 @@ def _checked(path: Path | None) -> Path | None:
 
         check(path)
     return path
-
-
-def check_exports(given: Mapping[str, Any]) -> None:
-    """Refuse two exports to one file, before any work begins; ``given`` has the values of a verb's flags."""
-    asked = [value for name, value in given.items() if name.startswith("export_") and value]
-    if asked:
-        from actbench.results.render.exports import check_apart
-
-        check_apart(path for value in asked for path in (value if isinstance(value, list) else [value]))
 
 
 def file_option(name: str, text: str) -> Any:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli import app
 from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
+from actbench.cli.printing import check_exports
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
@@ -256,7 +256,7 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
-        app.check_exports(given)
+        check_exports(given)
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -160,6 +160,15 @@ def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = Fal
         if not silent:
             remark(f"actbench: interrupted{interrupted}")
         raise Exit(130) from None
+
+
+def check_exports(given: Mapping[str, Any]) -> None:
+    """Refuse two exports to one file, before any work begins; ``given`` has the values of a verb's flags."""
+    asked = [value for name, value in given.items() if name.startswith("export_") and value]
+    if asked:
+        from actbench.results.render.exports import check_apart
+
+        check_apart(path for value in asked for path in (value if isinstance(value, list) else [value]))
 
 
 def export(

@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -207,6 +207,33 @@ def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
         )
 
 
+class _Uncarried(NamedTuple):
+    """A field of a setup that a converted model cannot carry, and what to do where the model is trained."""
+
+    what: str
+    field: str
+    remedy: str
+
+
+_OWN = "in your own loop"
+_UNCARRIED = (
+    _Uncarried("the optimizer", "make_optimizer", "make that optimizer yourself"),
+    _Uncarried("the loss", "loss", f"compute that loss {_OWN}"),
+    _Uncarried("autocast", "autocast_dtype", f"use torch.autocast {_OWN}, or bf16=True of Trainer's arguments"),
+    _Uncarried("the type of inputs", "input_dtype", "cast the model and its inputs to that type with .to()"),
+    _Uncarried(
+        "the memory format of inputs",
+        "memory_format",
+        "call model.to(memory_format=torch.channels_last) where you train",
+    ),
+    _Uncarried(
+        "how a batch is fed",
+        "micro_batches",
+        f"accumulate gradients {_OWN}, or by gradient_accumulation_steps of Trainer's arguments",
+    ),
+)
+
+
 def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
     """Apply a scheme to a setup, of which the caller keeps only the model.
 
@@ -214,28 +241,12 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
         ConversionError: The scheme changes the optimizer, the loss, autocast, or what a step does with its batch.
     """
     applied = scheme.apply(setup)
-    changed = [
-        what
-        for what, differs in (
-            ("the optimizer", applied.make_optimizer is not setup.make_optimizer),
-            ("the loss", applied.loss is not setup.loss),
-            ("autocast", applied.autocast_dtype is not setup.autocast_dtype),
-            ("the type of inputs", applied.input_dtype is not setup.input_dtype),
-            ("the memory format of inputs", applied.memory_format is not setup.memory_format),
-            ("how a batch is fed", applied.micro_batches != setup.micro_batches),
-        )
-        if differs
-    ]
-    if changed == ["the memory format of inputs"]:
-        raise ConversionError(
-            f"scheme {scheme.spec!r} also changes {changed[0]}, which a converted model cannot carry; leave it out and "
-            "call model.to(memory_format=torch.channels_last) where you train, or measure it with 'actbench measure'"
-        )
+    changed = [each for each in _UNCARRIED if getattr(applied, each.field) != getattr(setup, each.field)]
     if changed:
+        names, remedies = " and ".join(each.what for each in changed), "; ".join(each.remedy for each in changed)
         raise ConversionError(
-            f"scheme {scheme.spec!r} also changes {' and '.join(changed)}, which a converted model cannot carry; "
-            "measure it with 'actbench measure', apply it to the whole step with actbench.apply, or give what a model "
-            "can carry, such as smaq,on=activations, and make the optimizer with actbench.optim.packed"
+            f"scheme {scheme.spec!r} also changes {names}, which a converted model cannot carry; leave that out and "
+            f"{remedies}. Your own loop can have all of it by actbench.apply, and 'actbench measure' measures it"
         )
     return applied
 

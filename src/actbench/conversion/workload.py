@@ -39,7 +39,8 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
         refuse_taken(output, replaceable=is_replaceable(output, force=force))
     workload = workloads.load(case)
     with boundary(f"model {case.model!r} cannot be built"):
-        setup = workload.setup(materialize=output is not None, seed=case.seed)
+        whole = workload.setup(materialize=output is not None, seed=case.seed)
+        setup = replace(whole, make_optimizer=None)  # a converted model brings none
 
     def make_batch() -> Batch:
         return workload.batch(case.batch_size, seed=case.seed)

@@ -65,7 +65,7 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None) -> str:
 
 
 _PLAIN = [
-    "step = actbench.TrainStep(setup, next(iter(batches)))",
+    "step = actbench.TrainStep(setup)",
     "for step.batch in batches:",
     "    print(float(step()))",
 ]

@@ -21,7 +21,7 @@ def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
 
         setup = actbench.TrainingSetup(model, loss=loss, make_optimizer=lambda model: AdamW(model.parameters()))
         setup = actbench.apply(setup, "lora:16+adam8bit+accumulate:4")
-        step = actbench.TrainStep(setup, first_batch)
+        step = actbench.TrainStep(setup)
         for step.batch in batches:
             print(step())
 
