@@ -56,7 +56,7 @@ class RecipeFiles:
         file = self._file(source)
         try:
             content = read_bytes(file, _MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
-            data = tomllib.loads(content.decode())
+            data = tomllib.loads(content.decode("utf-8-sig"))
         except OSError as error:
             raise RecipeError(f"{source}: the recipe cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:

@@ -112,7 +112,7 @@ def read(path: Path) -> DeviceTable:
     """Return the device of a user's file; a UsageError if it cannot be read, or describes no possible device."""
     flag = f"--device-profile {str(path)!r}"
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         table = DeviceTable.model_validate(found)
     except OSError as error:
         raise UsageError(f"{flag} cannot be read: {error.strerror}") from None
