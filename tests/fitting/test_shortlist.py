@@ -13,11 +13,18 @@ LIMIT = 100 * GIB
 OTHER_UPDATES = Training(updates="other")
 
 
-def found(*stacks: tuple[str, float, int] | tuple[str, float, int, Training]) -> Fitted:
-    """Return a fit of stacks, each with its seconds, the GiB of its activations, and how its training differs."""
+Stack = tuple[str, float, int] | tuple[str, float, int, Training]
+
+
+def found(*stacks: Stack, exact: int = 20) -> Fitted:
+    """Return a fit of stacks, each with its seconds, the GiB of its activations, and how its training differs.
+
+    A stack may begin with the name of its optimizer and a blank.
+    """
     records = []
-    for spec, seconds, activations, *training in (("exact", 1.0, 20), *stacks):
-        case = Case(model="m", batch_size=1, scheme=spec, optimizer="adamw", meter="simulated")
+    for spec, seconds, activations, *training in (("exact", 1.0, exact), *stacks):
+        optimizer, scheme = spec.split() if " " in spec else ("adamw", spec)
+        case = Case(model="m", batch_size=1, scheme=scheme, optimizer=optimizer, meter="simulated")
         outcome = measured([0, 0, 0, activations * GIB], seconds, 0.0, LIMIT)
         record = FitRecord(
             recipe="m",
@@ -33,7 +40,7 @@ def found(*stacks: tuple[str, float, int] | tuple[str, float, int, Training]) ->
     return only
 
 
-def shown(*stacks: tuple[str, float, int] | tuple[str, float, int, Training]) -> set[str]:
+def shown(*stacks: Stack) -> set[str]:
     return {each.record.case.scheme for each in found(*stacks).shortlist()} - {"exact"}
 
 
@@ -76,3 +83,32 @@ def test_another_part_is_not_one_more() -> None:
 def test_what_trains_further_away_must_be_faster() -> None:
     assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.99, 5, OTHER_UPDATES)) == {"checkpoint"}
     assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.97, 5, OTHER_UPDATES)) == {"checkpoint", "adam8bit"}
+
+
+def test_values_of_a_scheme_that_change_nothing_are_one_row() -> None:
+    alike = ("checkpoint,every=2", 1.5, 10), ("checkpoint,every=4", 1.5, 10)
+
+    assert shown(*alike, ("checkpoint,every=3", 1.5, 9)) == {"checkpoint,every=2", "checkpoint,every=3"}
+    assert shown(*alike, ("offload", 1.5, 10)) == {"checkpoint,every=2", "offload"}
+
+
+def test_where_nothing_fits_they_are_one_row_too() -> None:
+    over = found(("checkpoint,every=2", 1.5, 150), ("checkpoint,every=4", 1.5, 150), ("offload", 1.5, 140), exact=200)
+
+    assert [each.record.case.scheme for each in over.shortlist()] == ["offload", "checkpoint,every=2", "exact"]
+
+
+def listed(*stacks: Stack) -> list[tuple[str | None, str]]:
+    return [(each.record.case.optimizer, each.record.case.scheme) for each in found(*stacks).shortlist()]
+
+
+def test_the_exact_step_is_shown_where_it_fits_and_first_if_nothing_is_faster() -> None:
+    assert listed() == [("adamw", "exact")]
+    assert listed(("checkpoint", 1.3, 10)) == [("adamw", "exact"), ("adamw", "checkpoint")]
+    assert listed(("adam8bit", 0.9, 10, OTHER_UPDATES))[-1] == ("adamw", "exact")
+
+
+def test_a_faster_optimizer_of_the_same_updates_is_shown_beside_the_exact_step() -> None:
+    rows = listed(("adamw-fused exact", 0.9, 20), ("checkpoint", 1.3, 10))
+
+    assert rows == [("adamw-fused", "exact"), ("adamw", "exact"), ("adamw", "checkpoint")]

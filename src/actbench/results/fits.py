@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, get_args
 
@@ -137,6 +137,13 @@ class Tried:
         return frozenset(self.record.case.scheme.split("+")) - {"exact"}
 
     @property
+    def told(self) -> Hashable:
+        """What a reader sees of it but for the values of its schemes."""
+        names = frozenset(part.partition(",")[0].partition(":")[0] for part in self.parts)
+        measured = self.measured
+        return names, self.record.case.optimizer, self.training, self.seconds, self.need_bytes, measured.peak_bytes
+
+    @property
     def need_bytes(self) -> int:
         """Bytes of the device that it needs, with those that the allocator loses between blocks."""
         return needed_bytes(self.measured)
@@ -177,14 +184,14 @@ class Fitted:
         """Return the rows of a shortlist: the fastest of each way of training, then the frontier and other stacks.
 
         A stack is left out if another one of the list is as fast, within the error of estimates, and nearer to the
-        exact step's training, or does the same without one of its parts. If nothing fits, return the three stacks that
-        need least.
+        exact step's training, or does the same without one of its parts. Stacks that differ in values of a scheme only,
+        and in no byte and no second, are one row. If nothing fits, return the three stacks that need least.
         """
-        everything = self.fitting(adapters=adapters)
+        everything = _told_once(self.fitting(adapters=adapters))
         if not everything:
             trained = "adapters" if adapters else "all"
             alike = [each for each in self.tried if each.training.trained == trained]
-            return sorted(alike, key=lambda each: each.need_bytes)[:3]
+            return sorted(_told_once(alike), key=lambda each: each.need_bytes)[:3]
         fitting = _not_outdone(everything)
         first = [
             each
@@ -195,6 +202,14 @@ class Fitted:
         others.sort(key=lambda each: not each.on_frontier)
         chosen = [*first, *others][:MOST_ROWS]
         return [each for each in fitting if each in chosen]
+
+
+def _told_once(stacks: Iterable[Tried]) -> list[Tried]:
+    """Return the first of the stacks that look the same, in their order."""
+    found: dict[Hashable, Tried] = {}
+    for stack in stacks:
+        found.setdefault(stack.told, stack)
+    return list(found.values())
 
 
 def _not_outdone(stacks: Sequence[Tried]) -> list[Tried]:

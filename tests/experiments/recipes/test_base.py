@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,13 @@ def test_exact_is_put_first_unless_it_is_there(kind: type[BaseRecipe], text: str
 
     path.write_text(text + '[[scheme]]\nspec = "exact"\n')
     assert [row.spec for row in kind.load(path).rows("tiny")] == ["fewbit:3", "exact"]
+
+
+@pytest.mark.parametrize(("load", "text"), [(recipes.load, SWEEP), (runs.load, TRAINING)])
+def test_a_file_may_begin_with_a_byte_order_mark(load: Any, text: str, tmp_path: Path) -> None:
+    plain, marked = tmp_path / "plain" / "mine.toml", tmp_path / "marked" / "mine.toml"
+    for path, encoding in ((plain, "utf-8"), (marked, "utf-8-sig")):
+        path.parent.mkdir()
+        path.write_text(text, encoding=encoding)
+
+    assert load(marked) == load(plain)

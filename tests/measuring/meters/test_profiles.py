@@ -75,6 +75,10 @@ def test_a_file_is_a_profile(tmp_path: Path) -> None:
     assert profile.efficiencies == published()
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert profiles.get(written(tmp_path, "\ufeff" + RATES)).memory_bytes == 10 * GIB
+
+
 def test_a_file_may_bring_what_was_measured_of_some_kinds(tmp_path: Path) -> None:
     kind = '[efficiencies."host copy"]\nmemory = 0.5\nramp = 2\n'
 
