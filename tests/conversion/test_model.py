@@ -181,6 +181,8 @@ def test_what_is_no_model_or_no_scheme_is_refused():
 def test_a_model_that_waits_for_its_first_batch_is_refused():
     with pytest.raises(ModelError, match=r"1\.weight has no shape, as LazyConv2d waits"):
         convert(nn.Sequential(nn.GELU(), nn.LazyConv2d(4, 3)), "fewbit:3")
+    with pytest.raises(ModelError, match=r"1\.running_mean has no shape, as LazyBatchNorm2d waits"):
+        convert(nn.Sequential(nn.GELU(), nn.LazyBatchNorm2d(affine=False)), "fewbit:3")
 
 
 def test_a_wrong_specification_is_refused_before_anything_changes():

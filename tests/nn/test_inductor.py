@@ -95,6 +95,7 @@ def test_networks_and_schemes(name, spec, layout):
 
 
 @pytest.mark.slow
+@pytest.mark.newer_torch("its inductor is 1.4 % off without any scheme")
 def test_resnet18():
     torch.manual_seed(0)
     model = actbench.convert(torchvision.models.resnet18(num_classes=10), "fewbit:3")

@@ -238,7 +238,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
     """Apply a scheme to a setup, of which the caller keeps only the model.
 
     Raises:
-        ConversionError: The scheme changes the optimizer, the loss, autocast, or what a step does with its batch.
+        ConversionError: The scheme changes the optimizer, the loss, the precision, or what a step does with its batch.
     """
     applied = scheme.apply(setup)
     changed = [each for each in _UNCARRIED if getattr(applied, each.field) != getattr(setup, each.field)]

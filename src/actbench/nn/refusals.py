@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ _eval_frame: Any = torch._C._dynamo.eval_frame
 
 
 def refuse_lazy(module: nn.Module) -> None:
-    """Raise a ModelError if a layer waits for its first batch to know the shape of its parameters."""
-    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    """Raise a ModelError if a layer waits for its first batch to know the shape of its parameters or buffers."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
     if lazy is not None:
         layer = type(module.get_submodule(lazy.rpartition(".")[0])).__name__
         raise ModelError(

@@ -149,5 +149,6 @@ def _kind_of(path: Path) -> Kind[Any]:
 def read(kind: Kind[RecordT], files: Sequence[Path]) -> tuple[list[RecordT], list[str]]:
     """Return the records of files of one kind (later ones replace earlier ones), and notices for the user."""
     older = [file for file in files if file.suffix in kind.older]
-    records, notices = read_kind([file for file in files if file not in older], kind.record)
+    others = [file for file in files if file not in older]
+    records, notices = read_kind(others, kind.record, may_be_empty=bool(older))
     return [record for file in older for record in kind.older[file.suffix](file)] + records, notices

@@ -130,11 +130,13 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
     return read_kind(paths, MeasuredRecord, sites)
 
 
-def read_kind(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) -> tuple[list[RecordT], list[str]]:
-    """Read several results files of one kind as one, as :func:`read_all` does."""
+def read_kind(
+    paths: Sequence[Path], kind: type[RecordT], sites: bool = True, *, may_be_empty: bool = False
+) -> tuple[list[RecordT], list[str]]:
+    """Read several results files of one kind as one, as :func:`read_all` does, unless all together may be empty."""
     found = [lines.split(path) for path in paths]
     records = _latest(found, kind, sites)
-    if found and not records:
+    if found and not records and not may_be_empty:
         raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 

@@ -21,7 +21,6 @@ from actbench.nn.compressed.savedinput import needs_codes, packed, pieces, unpac
 from actbench.nn.layout import as_it_lay, in_order, memory_order
 from actbench.nn.refusals import first_order
 from actbench.ops import hostmemory
-from actbench.ops.simulation import one_for_all
 
 aten = torch.ops.aten
 
@@ -101,7 +100,7 @@ def _piece_by_piece(function: Callable[[Tensor, int, int], Tensor], grad: Tensor
         found = function(flat, *cuts[0])
     else:
         found = torch.empty_like(flat)
-        for first, last in one_for_all(cuts, of=grad):
+        for first, last in cuts:
             found[first:last] = function(flat[first:last], first, last)
     return as_it_lay(found.view(lying.shape), order)
 

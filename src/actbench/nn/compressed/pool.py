@@ -21,7 +21,6 @@ from actbench.nn.compressed.geometry import Numbers, channels_last, numbers
 from actbench.nn.compressed.savedinput import needs_codes, packed, pieces, unpacked
 from actbench.nn.layout import as_it_lay, in_order
 from actbench.nn.refusals import first_order
-from actbench.ops.simulation import one_for_all
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class MaxPooled(torch.autograd.Function):
         starts = windows.starts(ctx.of[-dims:], ctx.shape[-dims:], grad.device)
         found = _blank(ctx.of, ctx.order, grad)
         row = ctx.shape[1:].numel()
-        for first, last in one_for_all(list(pieces(ctx.shape[0], row)), of=grad):
+        for first, last in pieces(ctx.shape[0], row):
             places = unpacked(codes, windows.bits, first * row, last * row)
             indices = offsets.index_select(0, places.int())
             indices = _laid_out(indices, (last - first, *ctx.shape[1:]), ctx.out_order).add_(starts)

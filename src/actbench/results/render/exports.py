@@ -45,7 +45,7 @@ def export(texts: Mapping[Path, Text]) -> None:
             finished files replace them.
     """
     check_apart(texts)
-    targets = [path.resolve() for path in texts]
+    targets = [Path(os.path.realpath(path)) for path in texts]
     streams = [target for target in targets if target.exists() and not (target.is_file() or target.is_dir())]
     staged: list[tuple[Path, Path]] = []
     target = Path()
