@@ -56,8 +56,17 @@ def parametrized(layer: nn.Module) -> str | None:
 
 
 def reasons(left: Iterable[Unreached]) -> str:
-    """Return where a model stays as it is, and why, in one line; empty if it does nowhere."""
-    return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in left)
+    """Return where a model stays as it is, and why, in one line; empty if it does nowhere.
+
+    Of places with one reason the first is named, and the others are counted.
+    """
+    alike: dict[str, list[str]] = {}
+    for place in left:
+        alike.setdefault(place.reason, []).append(place.path or place.kind)
+    return "; ".join(
+        f"{first} and {len(others)} more: {reason}" if others else f"{first}: {reason}"
+        for reason, (first, *others) in alike.items()
+    )
 
 
 _SAME_MEMORY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten)

@@ -22,6 +22,7 @@ from actbench.results.records import (
     SchemaVersion,
     Versions,
 )
+from actbench.results.sentences import failures
 from actbench.results.tables import Table, fill
 from actbench.results.tables.values import Column, Spread, ratio, step_time, value_of, with_spread
 from actbench.units import NonNegativeInt, PositiveInt
@@ -166,9 +167,8 @@ def kernel_tables(records: Sequence[KernelRecord], title: str = TITLE) -> tuple[
 
 
 def _notes(records: Sequence[KernelRecord]) -> list[str]:
-    failed = [
-        f"{record.case.name}: {record.outcome.message}" for record in records if isinstance(record.outcome, Failure)
-    ]
+    outcomes = ((record.case.name, "", record.outcome) for record in records)
+    failed = failures(outcomes, "; ".join)
     notes = [record.outcome.note for record in records if isinstance(record.outcome, KernelTimes)]
     return [*dict.fromkeys(map(_where, records)), _HOW, _BYTES, *dict.fromkeys(filter(None, notes)), *failed]
 

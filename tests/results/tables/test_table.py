@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 
 import pytest
+from rich.console import Console
 
 from actbench.results import tables
 from actbench.results.measured import EstimatedTime, MeasuredRecord
 from actbench.results.records import Built, Published
+from actbench.results.render import formats, page, screen
 from actbench.results.tables import Table
 from actbench.results.tables.columns import change, quotient
 from actbench.results.tables.values import Value
@@ -83,6 +86,44 @@ def test_a_failed_case_is_a_row_with_a_reason_and_a_note(make_record: MakeRecord
     assert row(table, "fewbit:3")["peak_bytes"] is None
     assert row(table, "exact")["status"] is None
     assert "tiny, fewbit:3, batch 8 (simulated): out-of-memory: needs 44 GiB; 16 may be used" in table.notes
+
+
+SCHEMES = ("exact", "fewbit:3", "checkpoint,every=2")
+
+
+def piped(table: Table) -> str:
+    out = io.StringIO()
+    screen.show(table, Console(file=out, width=1000))
+    return out.getvalue()
+
+
+WAYS = (formats.markdown, lambda table: page.html_page([table], "Results"), piped)
+
+
+@pytest.mark.parametrize("written", WAYS, ids=["Markdown", "HTML", "a pipe"])
+def test_a_reason_that_all_rows_share_is_printed_once(make_record: MakeRecord, written: Callable[[Table], str]) -> None:
+    text = written(tables.results_table([make_record(scheme, failure="it holds a LSTM") for scheme in SCHEMES]))
+
+    assert text.count("it holds a LSTM") == 1
+    assert "All rows: out-of-memory: it holds a LSTM" in text
+
+
+def test_a_reason_that_some_rows_share_is_told_once_with_their_names(make_record: MakeRecord) -> None:
+    failed = [make_record(scheme, failure=f"{scheme}: there is\nno norm") for scheme in SCHEMES[1:]]
+    other = make_record("exact", model="small", failure="there is no norm")
+
+    notes = tables.results_table([make_record(), *failed, other]).notes
+
+    whose = "small, exact, batch 8 (simulated); tiny, checkpoint,every=2, fewbit:3, batch 8 (simulated)"
+    assert [note for note in notes if "no norm" in note] == [f"{whose}: out-of-memory: there is no norm"]
+
+
+def test_a_warning_that_differs_in_the_name_of_the_scheme_is_told_once(make_record: MakeRecord) -> None:
+    few_bits = [make_record(name, warnings=(f"{name}: torch compiles its step",)) for name in ("adam4bit", "adam8bit")]
+
+    notes = tables.results_table([make_record(), *few_bits]).notes
+
+    assert "Warning in 2 of 3 rows: adam4bit, adam8bit: torch compiles its step" in notes
 
 
 def test_settings_that_differ_are_columns_and_the_others_a_note(make_record: MakeRecord) -> None:

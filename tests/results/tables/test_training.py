@@ -79,6 +79,18 @@ def test_failed_and_diverged_runs_are_told(make_run: MakeRun) -> None:
     assert "loss of step 2" in text
 
 
+def test_a_reason_that_runs_share_is_told_once(make_run: MakeRun) -> None:
+    runs = [make_run(scheme, seed, failed=True) for scheme in ("exact", "smaq") for seed in (0, 1)]
+
+    notes = accuracy_table(runs, "Which?").notes
+    beside_another = accuracy_table([*runs[2:], make_run("exact")], "Which?").notes
+
+    assert [note for note in notes if "nothing here" in note] == ["All rows: nothing-converted: nothing here"]
+    assert [note for note in beside_another if "nothing here" in note] == [
+        "tiny, smaq, seed 0; tiny, smaq, seed 1: nothing-converted: nothing here"
+    ]
+
+
 def test_curves_are_means_over_seeds(make_run: MakeRun) -> None:
     runs = [make_run("exact", 0, losses=(2.0, 1.0)), make_run("exact", 1, losses=(4.0, 2.0)), make_run("smaq")]
 

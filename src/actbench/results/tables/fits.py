@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.results.measured import Measurement
-from actbench.results.records import Failure
+from actbench.results.sentences import failures, names_of_cases, warnings
 from actbench.results.tables.table import Table, about_unknown, fill
 from actbench.results.tables.values import Column, Item, Spread, Value, change, step_time, with_spread
 from actbench.units import format_bytes, format_seconds
@@ -68,8 +68,8 @@ class _Row:
 
 def _warnings(rows: Sequence[Tried]) -> list[str]:
     """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
-    said = dict.fromkeys(text for each in rows for text in each.measured.warnings)
-    return [*(f"Warning: {text}" for text in said), *about_unknown(each.measured.estimated for each in rows)]
+    said = warnings((each.record.case.scheme, each.measured.warnings) for each in rows)
+    return [*(f"Warning: {text}" for text, _ in said), *about_unknown(each.measured.estimated for each in rows)]
 
 
 def _pairs(found: Fitted) -> list[_Row]:
@@ -111,11 +111,11 @@ _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
 def _notes_of_pairs(found: Fitted) -> list[str]:
     """Return the devices of the measurements, and the reasons of failures."""
     devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
-    failed = [(each.case, each.outcome) for each in found.on_device if isinstance(each.outcome, Failure)]
+    failed = ((each.case, each.case.scheme, each.outcome) for each in found.on_device)
     where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
     return [
         f"{where}. Off by: how much more the simulation says.",
-        *(f"{case.scheme}: {failure.reason}: {failure.message}" for case, failure in failed),
+        *failures(failed, names_of_cases),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from actbench.results.advice import about_limits, about_peak, names_of
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
-from actbench.results.records import OPTIMIZER, Failure, Published
+from actbench.results.records import OPTIMIZER, Published
+from actbench.results.sentences import ALL, failures, names_of_cases, warnings
 from actbench.results.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Group = tuple[str, str]
 """A model and a meter."""
 
-_ALL = "All rows"
 _OF_BATCH = "Largest batch: what fits, found and proved. All other columns are of a step at Batch."
 _NOTHING = 0.0005  # the column of savings shows less as 0.0 %
 _FASTER = 0.05  # a step that is shorter by this share is what a scheme that saves nothing was taken for
@@ -61,7 +60,7 @@ class Settings:
                 if value is not None:
                     told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
         return [
-            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != _ALL, whose))
+            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != ALL, whose))
         ]
 
 
@@ -82,7 +81,7 @@ def constant(
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
     """Yield the value of all rows, or else of each model, or else of each model and meter."""
     if len(set(values.values())) == 1:
-        yield _ALL, next(iter(values.values()))
+        yield ALL, next(iter(values.values()))
         return
     models = {model for model, _ in values}
     if len({(model, value) for (model, _), value in values.items()}) == len(models):
@@ -102,7 +101,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
         [_OF_BATCH] if any(getattr(entry.measured, "largest_batch", None) is not None for entry in entries) else [],
         map(_machine, records),
         _published(records),
-        (_failure(record) for record in records if isinstance(record.outcome, Failure)),
+        failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),
         _saving_nothing(entries),
         about_estimates(records),
@@ -134,11 +133,6 @@ def published_note(scheme: str, item: Published) -> str:
     return f"Published for {scheme}: {quantity} {value} ({item.setting}; {item.source})."
 
 
-def _failure(record: MeasuredRecord) -> str:
-    assert isinstance(record.outcome, Failure)
-    return f"{record.case.name}: {record.outcome.reason}: {' '.join(record.outcome.message.split())}"
-
-
 def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
     """Yield the schemes that save nothing of the peak, or nothing more than their stack without them, with why.
 
@@ -158,8 +152,7 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
 
 
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
-    counts = Counter(text for record in records for text in getattr(record.outcome, "warnings", ()))
-    for text, count in counts.items():
+    for text, count in warnings((each.case.scheme, getattr(each.outcome, "warnings", ())) for each in records):
         yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
 
 

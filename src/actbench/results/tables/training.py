@@ -14,6 +14,7 @@ from typing import Literal
 
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
+from actbench.results.sentences import failures, warnings
 from actbench.results.tables import Table, fill
 from actbench.results.tables.table import published_note
 from actbench.results.tables.values import Column, Spread, Unit, ratio, step_time, value_of, with_spread
@@ -173,6 +174,16 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         _HOW,
         *(line for row in rows for line in _settings(row)),
         *(line for row in rows for run in row.runs for line in _of_run(run)),
+        *failures(
+            ((run.case, run.case.scheme, run.outcome) for row in rows for run in row.runs),
+            lambda cases: "; ".join(f"{case.model}, {case.scheme}, seed {case.seed}" for case in cases),
+        ),
+        *(
+            f"Warning: {text}"
+            for text, _ in warnings(
+                (run.case.scheme, getattr(run.outcome, "warnings", ())) for row in rows for run in row.runs
+            )
+        ),
     ]
     return list(dict.fromkeys(lines))
 
@@ -200,8 +211,7 @@ def _of_run(run: TrainingRun) -> list[str]:
     for item in run.published:
         lines.append(published_note(case.scheme, item))
     if isinstance(run.outcome, Failure):
-        message = " ".join(run.outcome.message.split())
-        return [*lines, f"{case.model}, {case.scheme}, seed {case.seed}: {run.outcome.reason}: {message}"]
+        return lines
     if run.outcome.diverged_at is not None:
         lines.append(
             f"{case.model}, {case.scheme}, seed {case.seed}: the loss of step {run.outcome.diverged_at} is no "
@@ -209,4 +219,4 @@ def _of_run(run: TrainingRun) -> list[str]:
         )
     if (built := run.outcome.built) is not None:
         lines.append(f"{case.model} is a {built.model_class}, for {built.task}.")
-    return lines + [f"Warning: {text}" for text in run.outcome.warnings]
+    return lines
