@@ -12,7 +12,13 @@ from actbench.results.records import Case
 GIB = 1024**3
 WEIGHTS = GIB
 SECONDS, UPDATE_SECONDS = 1.0, 0.05
-FACTORS = {"checkpoint": (0.5, 1.3), "gact": (0.4, 1.4), "chunked_loss": (0.9, 1.02), "adam8bit": (0.95, 1.05)}
+FACTORS = {
+    "checkpoint": (0.5, 1.3),
+    "gact": (0.4, 1.4),
+    "chunked_loss": (0.9, 1.02),
+    "adam8bit": (0.95, 1.05),
+    "lora": (0.4, 1.0),
+}
 """Of activations and time, by scheme."""
 
 ACTIVATIONS = 9 * GIB
@@ -39,8 +45,10 @@ class Session:
             return Measurement(weights_bytes=WEIGHTS, activation_bytes=0, peak_bytes=round(peak / OVER_ESTIMATE))
         return Measurement(
             weights_bytes=WEIGHTS,
-            gradients_bytes=0,
-            optimizer_bytes=0,
+            gradients_bytes=1,
+            optimizer_bytes=2,
+            dtype=self.case.dtype or ("bfloat16" if self.case.model.endswith(":half") else "float32"),
+            optimizer="SGD" if self.case.model.endswith(":descent") else "AdamW",
             activation_bytes=round(activations),
             peak_bytes=peak,
             peak_parts=PeakParts(weights_bytes=WEIGHTS, activation_bytes=round(activations)),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from actbench.experiments.runner import runner
+from actbench.fitting import simulations
 from actbench.results import store
 from actbench.results.fits import FitRecord
 
@@ -140,6 +141,97 @@ def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     assert ended.status == 1
     told = " ".join(ended.err.split())
     assert "nothing fits within --max-slowdown 1.2; checkpoint fits and takes 1.3 times" in told
+
+
+def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
+    words = (*STEP, "--scheme", "checkpoint", "--memory-limit", "6GiB", "-o", tmp_path)
+    assert cli(*words).status == 0
+
+    slow = cli(*words, "--max-slowdown", "1.2")
+    fast = cli(*words)
+
+    assert slow.status == 1
+    assert "0 stacks simulated" in slow.err
+    assert "Nothing takes at most 1.2 times" in slow.out
+    assert "What fits" not in slow.out
+    assert fast.status == 0
+    assert "What fits" in fast.out
+
+
+TRAINED_ALL = ("--scheme", "checkpoint", "--scheme", "adam8bit")
+
+
+def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_path) -> None:
+    ended = cli(*STEP, *TRAINED_ALL, "--scheme", "lora:16", "--memory-limit", "3GiB", "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert "What fits" not in ended.out
+    assert "Nothing fits; what needs least" in ended.out
+    assert "With adapters: " in ended.out
+    assert "# lora:16+checkpoint, a loop of your own" in ended.out
+    frontier = ended.out.partition("Frontier")[2]
+    assert "lora:16+checkpoint" in frontier
+    assert not any(line.startswith(" exact ") for line in frontier.splitlines())
+
+
+@pytest.mark.parametrize("began", [1, 2], ids=["nothing was tried", "recomputation was tried"])
+def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
+    begun = []
+    in_time = simulations.Simulations._in_time
+    monkeypatch.setattr(
+        simulations.Simulations, "_in_time", lambda run: in_time(run) and not (len(begun) >= began or begun.append(1))
+    )
+    words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)
+
+    ended = cli(*words)
+
+    told = " ".join(ended.err.split())
+    ways = ("recomputation, ", "")[began - 1]
+    assert ended.status == 1
+    assert f"the time of --budget ended before {ways}adapters and another optimizer could be tried" in told
+    assert "give a larger --budget" in told
+    assert "smaller" not in told
+    assert "--device-profile" not in told
+
+
+def test_what_most_likely_fits_is_simulated_first(cli, log, tmp_path) -> None:
+    among = ("offload", "gact:L2", "chunked_loss:8", "checkpoint", "release", "adam8bit", "lora:16")
+    words = [word for name in among for word in ("--scheme", name)]
+
+    cli(*STEP, *words, "-j", "1", "--memory-limit", "1100MiB", "-o", tmp_path)
+
+    schemes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert schemes[:3] == ["exact", "checkpoint", "lora:16+checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("function", "wants", "tried", "remarks"),
+    [
+        ("build", (), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
+        ("half", (), {"exact adamw-fused"}, ("the model's parameters are bfloat16: no other precision was tried",)),
+        ("descent", (), {"autocast:bfloat16 None"}, ("of the model's own optimizer, SGD, no other implementation",)),
+        ("descent", ("--optimizer", "adamw"), {"autocast:bfloat16 adamw", "exact adamw-fused"}, ()),
+        ("half", ("--dtype", "float32"), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
+    ],
+)
+def test_types_and_optimizers_are_tried_for_a_model_of_ones_own(
+    cli, log, tmp_path, function, wants, tried, remarks
+) -> None:
+    model = tmp_path / "own.py"
+    model.write_text("def build(): pass\nhalf = descent = build\n")
+    words = ("fit", f"{model}:{function}", *STEP[2:4], *wants, "--scheme", "autocast:bfloat16")
+
+    ended = cli(*words, "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    stacks = {" ".join(line.split()[1:]) for line in log.read_text().splitlines()}
+    assert tried <= stacks
+    assert any("autocast" in stack for stack in stacks) == (function != "half" or bool(wants))
+    assert any("fused" in stack for stack in stacks) == (function != "descent" or bool(wants))
+    for remark in ("no other precision", "no other implementation"):
+        assert (remark in ended.err) == any(remark in each for each in remarks)
+    for remark in remarks:
+        assert remark in " ".join(ended.err.split())
 
 
 def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fake, tmp_path) -> None:

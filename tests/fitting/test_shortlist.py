@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from madeup import GIB, measured
 
 from actbench.results.fits import Asked, FitRecord, Fitted, Training, fitted
 from actbench.results.machine import now, provenance
 from actbench.results.records import Case
+from actbench.results.tables.fits import tables_of
 
 LIMIT = 100 * GIB
 OTHER_UPDATES = Training(updates="other")
@@ -95,7 +98,58 @@ def test_values_of_a_scheme_that_change_nothing_are_one_row() -> None:
 def test_where_nothing_fits_they_are_one_row_too() -> None:
     over = found(("checkpoint,every=2", 1.5, 150), ("checkpoint,every=4", 1.5, 150), ("offload", 1.5, 140), exact=200)
 
-    assert [each.record.case.scheme for each in over.shortlist()] == ["offload", "checkpoint,every=2", "exact"]
+    assert [each.record.case.scheme for each in over.nearest()] == ["offload", "checkpoint,every=2", "exact"]
+    assert over.shortlist() == []
+
+
+def test_where_what_fits_is_too_slow_the_fastest_of_it_is_the_nearest() -> None:
+    slow = found(("offload", 3, 60), ("checkpoint", 2.5, 90), ("gact:L2", 1.5, 101), exact=200)
+
+    assert [each.record.case.scheme for each in slow.nearest()] == ["checkpoint", "offload"]
+
+
+ADAPTERS = Training(trained="adapters")
+OVER, SLOW, FIT = ("gact:L2", 1.2, 150), ("offload", 2.5, 50), ("checkpoint", 1.3, 90)
+ADAPTED, ADAPTED_OVER = ("lora:16+checkpoint", 1.1, 60, ADAPTERS), ("lora:16", 0.9, 120, ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "titles"),
+    [
+        ((OVER, SLOW, FIT), ["What fits", "Frontier of time and memory"]),
+        (
+            (OVER, SLOW, ADAPTED, ADAPTED_OVER),
+            [
+                "Nothing takes at most 2 times the exact step's time; what fits",
+                "With adapters",
+                "Frontier of time and memory",
+            ],
+        ),
+        (
+            (OVER, ADAPTED_OVER),
+            ["Nothing fits; what needs least", "With adapters, nothing fits; what needs least"],
+        ),
+    ],
+    ids=["some fit", "adapters fit", "nothing fits"],
+)
+def test_no_title_promises_what_its_rows_do_not_hold(stacks: Sequence[Stack], titles: Sequence[str]) -> None:
+    what = found(*stacks, exact=200)
+
+    tables = tables_of(what, "What fits")
+
+    assert [table.title.partition(": ")[0] for table in tables] == titles
+    by_scheme = {each.record.case.scheme: each for each in what.tried}
+    for table in tables:
+        rows = [by_scheme[str(row["scheme"])] for row in table.rows if row["scheme"] != "exact"]
+        within = [each.measured.fits and each.slowdown <= what.max_slowdown for each in rows]
+        promises = "othing" not in table.title
+        assert within == [promises] * len(rows)
+        assert promises or not any(row.get("on_frontier") for row in table.rows)
+
+
+def test_the_exact_step_that_does_not_fit_is_said_to_be_there_to_compare_with() -> None:
+    assert "does not fit" in tables_of(found(FIT, exact=200), "What fits")[0].notes[1]
+    assert "does not fit" not in tables_of(found(FIT), "What fits")[0].notes[1]
 
 
 def listed(*stacks: Stack) -> list[tuple[str | None, str]]:

@@ -147,8 +147,7 @@ def fit(
     tables = tables_of(found.found, FIT_TITLE)
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
-    chosen = (found.found.shortlist() if found.found.fitting() else [])[:show_code]
-    chosen += (found.found.shortlist(adapters=True) if found.found.fitting(adapters=True) else [])[:show_code]
+    chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
     _print_code(chosen, readers(exports))
     _remarks(found)
     if not found.is_possible:
@@ -209,8 +208,10 @@ def _remarks(found: Fit) -> None:
     remark(f"{found.simulated} stacks simulated, {known} taken from the results file{explored}")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
-    for name, why in found.refused.items():
-        remark(f"not for this model: {name}: {why}")
+    for why in found.refused:
+        remark(f"not for this model: {why}")
+    for why in found.kept:
+        remark(why)
     if found.untried:
         remark(
             f"the time of --budget ended before these were simulated: {', '.join(found.untried[:10])}"
@@ -228,8 +229,8 @@ def _impossible(found: Fit) -> str:
     if fits:
         fastest = fits[0]
         return (
-            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}; "
-            f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
+            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}; {fastest.record.case.scheme} fits and takes "
+            f"{fastest.slowdown:.3g} times the exact step's time{'; ' if found.untried else ''}{_more_time(found)}"
         )
     if found.may_fit:
         return (
@@ -237,14 +238,25 @@ def _impossible(found: Fit) -> str:
             "the model with few blocks tell: give a larger --budget"
         )
     least = min(fitted.tried, key=lambda each: each.need_bytes)
-    remedies = [_smaller(least, limit)]
-    remedies += [f"--device-profile {found.least_profile}"] if found.least_profile else []
-    remedies += ["a larger --memory-limit"] if found.has_more else []
-    remedies += ["leave out --exact"] if least.record.asked.exact else []
+    remedies = [_more_time(found)] if found.untried else []
+    if not found.unreached:
+        remedies += [_smaller(least, limit)]
+        remedies += [f"--device-profile {found.least_profile}"] if found.least_profile else []
+        remedies += ["a larger --memory-limit"] if found.has_more else []
+        remedies += ["leave out --exact"] if least.record.asked.exact else []
     return (
         f"nothing that was tried fits in {format_bytes(limit)}: the least, {least.record.case.scheme}, needs "
         f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
     )
+
+
+def _more_time(found: Fit) -> str:
+    """Return what time ended before, and that there may be more of it; empty if nothing was left untried."""
+    if not found.untried:
+        return ""
+    *most, last = found.unreached or (f"{len(found.untried)} more stacks",)
+    what = f"{', '.join(most)} and {last}" if most else last
+    return f"the time of --budget ended before {what} could be tried: give a larger --budget"
 
 
 def _smaller(least: Tried, limit: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.results.fits import GRADIENTS, Training
+from actbench.results.measured import Measurement
 from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
 from actbench.schemes.base import STEPS, Change, Scheme, refuse_spread
@@ -143,9 +144,11 @@ class Choices:
 
     Attributes:
         all: The choices; values of one scheme are next to each other.
+        kept: What the model brings that none of them changes, each with why.
     """
 
     all: Sequence[Choice]
+    kept: tuple[str, ...] = ()
     _together: dict[frozenset[Choice], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
@@ -155,6 +158,20 @@ class Choices:
         for choice in self.all:
             found.setdefault(rung_of(choice), []).append(choice)
         return found
+
+    def suited(self, exact: Case, measured: Measurement) -> Choices:
+        """Return the choices that go with the types and the optimizer that a model brings, seen in its exact step."""
+        left, kept = list(self.all), list[str]()
+        if exact.dtype is None and measured.dtype != "float32":
+            left = [choice for choice in left if choice.changes != ("precision",)]
+            kept.append(
+                f"the model's parameters are {measured.dtype}: no other precision was tried; --dtype casts them"
+            )
+        if exact.optimizer is None and not _steps_as_adamw(measured):
+            left = [choice for choice in left if choice.optimizer is None or not choice.same_updates]
+            optimizer = f"the model's own optimizer, {measured.optimizer}"
+            kept.append(f"of {optimizer}, no other implementation was tried; --optimizer names another")
+        return Choices(left, tuple(kept))
 
     def together(self, stack: Stack, choice: Choice) -> bool:
         """Whether a choice can be added to a stack."""
@@ -168,6 +185,27 @@ class Choices:
         """Return the values of a choice's scheme that save as much as the choice or more, itself first."""
         alike = self.rungs[rung_of(choice)]
         return alike[alike.index(choice) :]
+
+    def strongest(self, changes: Set[Change]) -> list[Stack]:
+        """Return stacks that may fit where hardly anything does, those that change least of the training first.
+
+        They recompute as much as they can; beside that they train adapters, or save gradients and optimizer state.
+        ``changes`` are those that lower the peak; others are left out, but for adapters.
+        """
+        last = [values[-1] for values in self.rungs.values()]
+        most = [each for each in last if each.scheme is not None and changes.issuperset(each.changes)]
+        start = Stack(next(([each] for each in most if each.changes == ("recomputation",)), ()))
+        of_state = {each.training.updates: each for each in reversed(most) if each.changes == ("optimizer",)}
+        gradients = [each for each in most if each.changes == ("gradients",)]
+        adapters = [each for each in self.all if ADAPTS in each.changes]
+        wanted = [(), *((each,) for each in adapters), *((each, *gradients) for each in of_state.values())]
+        grown = [self._grown(start, each) for each in wanted]
+        return list(dict.fromkeys(stack for stack in grown if stack))
+
+    def _grown(self, stack: Stack, more: Iterable[Choice]) -> Stack:
+        for choice in more:
+            stack = stack | {choice} if self.together(stack, choice) else stack
+        return stack
 
     def _pair(self, first: Choice, second: Choice) -> bool:
         pair = frozenset((first, second))
@@ -200,7 +238,9 @@ def choices_for(
         _refuse_spread(found)
     elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
         found = [choice for choice in found if not choice.scales_loss]
-    if exact.dtype != "float32" or exact.autocast is not None:  # the user chose a precision; another cast does nothing
+    if (
+        exact.dtype not in (None, "float32") or exact.autocast is not None
+    ):  # the user chose a precision; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
         found = [choice for choice in found if not choice.takes_gradients]
@@ -208,6 +248,14 @@ def choices_for(
         found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
     return Choices([choice for choice in found if choice.training.is_exact or not only_exact])
+
+
+def _steps_as_adamw(measured: Measurement) -> bool:
+    """Whether a step's own optimizer is torch's AdamW with two moments, not fused, for each gradient."""
+    moments = 2 * (measured.gradients_bytes or 0)
+    operators = measured.estimated.by_operator if measured.estimated else ()
+    is_fused = any("fused" in each.name for each in operators)
+    return measured.optimizer == "AdamW" and moments <= (measured.optimizer_bytes or 0) < 1.5 * moments and not is_fused
 
 
 def _refuse_spread(choices: Sequence[Choice]) -> None:

@@ -11,7 +11,7 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
-from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
+from actbench.fitting.choices import ADAPTS, Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.leftout import EXACT, LEVELS
 from actbench.fitting.needs import Copies
 from actbench.fitting.search import Search
@@ -23,11 +23,20 @@ from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, Optimizer
+from actbench.results.sentences import failures
 from actbench.results.store import Store
 from actbench.results.tables.fits import FIT_TITLE
+from actbench.schemes.base import Change
 from actbench.workloads.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0
+
+_WAYS: Mapping[Change, str] = {
+    "recomputation": "recomputation",
+    ADAPTS: "adapters",
+    "optimizer": "another optimizer",
+}
+"""Changes without which little can be said to fit nowhere, with what people call them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,9 @@ class Fit:
         explored: How many stacks were only simulated on copies of the model with a few of its blocks, now or before.
         untried: Stacks for which there was no time, first those that fit as far as the copies tell.
         may_fit: How many of them do.
-        refused: Choices that the model or the device refused, with the reason.
+        unreached: What time ended before any stack with it was simulated: recomputation, adapters, other optimizers.
+        refused: Choices that the model or the device refused, with the reason; a reason that they share stands once.
+        kept: What the model brings and the search did not change, each with why.
         path: The results file, if one is kept.
         least_profile: The smallest device that some tried stack fits on; None if none is large enough, or if something
             fits on the named device without a limit.
@@ -54,7 +65,9 @@ class Fit:
     explored: int
     untried: tuple[str, ...]
     may_fit: int
-    refused: Mapping[str, str]
+    unreached: tuple[str, ...]
+    refused: tuple[str, ...]
+    kept: tuple[str, ...]
     path: Path | None
     least_profile: str | None
     has_more: bool
@@ -66,10 +79,8 @@ class Fit:
 
     @property
     def choices(self) -> list[Tried]:
-        """The shortlist of what fits, fastest first; if nothing fits, the shortlist with adapters."""
-        return next(
-            (self.found.shortlist(adapters=each) for each in (False, True) if self.found.fitting(adapters=each)), []
-        )
+        """The shortlist of what fits, fastest first, or else the one with adapters; both may be empty."""
+        return self.found.shortlist() or self.found.shortlist(adapters=True)
 
 
 def fit(
@@ -180,8 +191,7 @@ def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile, int 
 
 def _choices(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence[str] | None) -> Choices:
     optimizers: dict[Optimizer, bool] = dict.fromkeys(asked.others, False)
-    if case.optimizer is not None:
-        optimizers |= dict.fromkeys(same_updates(case.optimizer), True)
+    optimizers |= dict.fromkeys(same_updates(case.optimizer), True)  # of AdamW, if the model brings its own
     has_bfloat16 = profile.has_tensor_float or not profile.is_cuda
     return choices_for(case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16)
 
@@ -193,11 +203,13 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
     found = fitted(records)
     if not found:
         raise MeasurementError("the time was over before the exact step was simulated: give a larger --budget")
-    refused = {
-        name_of(stack): outcome.message
-        for stack, outcome in search.seen.items()
-        if isinstance(outcome, Failure) and len(stack) == 1
-    }
+    alone = {name_of(stack): outcome for stack, outcome in search.seen.items() if len(stack) < 2}
+    refused = failures(((name, name, outcome) for name, outcome in alone.items()), ", ".join)
+    unreached = [
+        word
+        for change, word in _WAYS.items()
+        if _changing(search.untried, change) and not _changing(search.seen, change)
+    ]
     untried = sorted(search.untried, key=search.seems_to_fit, reverse=True)
     may_fit = sum(map(search.seems_to_fit, untried))
     need = min(each.need_bytes for each in found[0].tried)
@@ -205,7 +217,24 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
     least = None if has_more else _least_profile(need)
     explored = len(search.explored.keys() & search.predictions.known.keys() - search.outcomes.keys())
     names = tuple(map(name_of, untried))
-    return Fit(found[0], records, run.simulated, explored, names, may_fit, refused, path, least, has_more)
+    return Fit(
+        found[0],
+        records,
+        run.simulated,
+        explored,
+        names,
+        may_fit,
+        tuple(unreached),
+        tuple(refused),
+        search.choices.kept,
+        path,
+        least,
+        has_more,
+    )
+
+
+def _changing(stacks: Iterable[Stack], change: Change) -> bool:
+    return any(change in choice.changes for stack in stacks for choice in stack)
 
 
 def _least_profile(need: int) -> str | None:

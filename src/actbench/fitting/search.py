@@ -46,6 +46,7 @@ class Search(Trials):
         self.simulate = simulate
         if not self.begin():
             return
+        self._probe(levels)
         for place, level in enumerate(levels):
             self._later = levels[place + 1 :]
             self._learn(level)
@@ -55,6 +56,29 @@ class Search(Trials):
             self._complete(level)
         for trained in dict.fromkeys(level.trained for level in levels):
             self._settle(trained)
+
+    def _probe(self, levels: Sequence[Level]) -> None:
+        """If the exact step does not fit, simulate the stacks that most likely do, before time may end.
+
+        Where copies of the model tell that some fit, the fastest of them with and without adapters are simulated whole.
+        """
+        exact = frozenset[Choice]()
+        if self.seems_to_fit(exact):
+            return
+        strong = self.choices.strongest(self.predictions.known[exact].to_lower(self.limit))
+        training = {stack: self.training(stack) for stack in strong}
+        allowed = [
+            stack
+            for stack, what in training.items()
+            if any(level.trained == what.trained and level.allows(what) for level in levels)
+        ]
+        self.explore(allowed)
+        fitting = [stack for stack in allowed if self.seems_to_fit(stack) and self._is_fast(stack)]
+        fastest = {training[stack].trained: stack for stack in sorted(fitting, key=self.seconds, reverse=True)}
+        self.try_out(list(fastest.values()))
+
+    def _is_fast(self, stack: Stack) -> bool:
+        return self.seconds(stack) <= self.max_slowdown * self.base.seconds
 
     def _learn(self, level: Level) -> None:
         """Simulate alone each choice that is new at a level and may matter there."""
@@ -273,5 +297,4 @@ class Search(Trials):
         for stack in sorted((each for each in alike if self.seems_to_fit(each)), key=self.seconds):
             if not found or needs[stack].peak < (1 - _LOWER) * needs[found[-1]].peak:
                 found.append(stack)
-        allowed = self.max_slowdown * self.base.seconds
-        self.try_out([stack for stack in found if self.seconds(stack) <= allowed][:_LOWER_SHOWN])
+        self.try_out(list(filter(self._is_fast, found))[:_LOWER_SHOWN])

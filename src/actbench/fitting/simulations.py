@@ -104,11 +104,11 @@ class Simulations:
             if record is None:
                 todo.append(case)
                 continue
-            if record.of_copy:  # perhaps for another model, of which this one was a copy
-                known = {"machine": record.machine, "versions": record.versions, "command": record.command}
-                mine = self._make_record(case, stacks[case], record.outcome, known)
-                if not mine.of_copy:
-                    self._store.append(mine)
+            known = {"machine": record.machine, "versions": record.versions, "command": record.command}
+            mine = self._make_record(case, stacks[case], record.outcome, known)
+            # Another fit may have asked for something else, or for another model, of which this one was a copy.
+            if not mine.of_copy and (record.of_copy or record.asked != mine.asked):
+                self._store.append(mine)
             yield case, record.outcome
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs, more=True)

@@ -69,7 +69,9 @@ class Trials:
         """Simulate the exact step, and see whether copies of the model tell the same; whether a search can go on."""
         exact: Stack = frozenset()
         self.try_out([exact])
-        found = self.predictions.known.get(exact)
+        found, outcome = self.predictions.known.get(exact), self.outcomes.get(exact)
+        if isinstance(outcome, Measurement):
+            self.choices = self.choices.suited(self.exact, outcome)
         if found is not None and self.copies is not None:
             self._simulate({exact: self._cases(exact)})
             told = self.predictions.known[exact]

@@ -97,7 +97,7 @@ class Tried:
 
     Attributes:
         exact_seconds: Estimated time of the exact step.
-        on_frontier: Whether no tried stack needs less and is as fast.
+        on_frontier: Whether it fits and is fast enough, and no tried stack needs less and is as fast.
     """
 
     record: FitRecord
@@ -173,26 +173,31 @@ class Fitted:
 
     def fitting(self, *, adapters: bool = False) -> list[Tried]:
         """Return the stacks that fit and are fast enough, the fastest first."""
+        alike = self._alike(adapters=adapters)
+        return [each for each in alike if each.measured.fits and each.slowdown <= self.max_slowdown]
+
+    def nearest(self, *, adapters: bool = False) -> list[Tried]:
+        """Return three stacks to show where none fits and is fast enough.
+
+        These are the fastest of those that fit, or else those that need least.
+        """
+        alike = _told_once(self._alike(adapters=adapters))
+        fitting = [each for each in alike if each.measured.fits]
+        return (fitting or sorted(alike, key=lambda each: each.need_bytes))[:3]
+
+    def _alike(self, *, adapters: bool) -> list[Tried]:
         trained = "adapters" if adapters else "all"
-        return [
-            each
-            for each in self.tried
-            if each.measured.fits and each.training.trained == trained and each.slowdown <= self.max_slowdown
-        ]
+        return [each for each in self.tried if each.training.trained == trained]
 
     def shortlist(self, *, adapters: bool = False) -> list[Tried]:
         """Return the rows of a shortlist: the fastest of each way of training, then the frontier and other stacks.
 
-        A stack is left out if another one of the list is as fast, within the error of estimates, and nearer to the
-        exact step's training, or does the same without one of its parts. Stacks that differ in values of a scheme only,
-        and in no byte and no second, are one row. If nothing fits, return the three stacks that need least.
+        All of them fit and are fast enough; the list is empty if none is. A stack is left out if another one of the
+        list is as fast, within the error of estimates, and nearer to the exact step's training, or does the same
+        without one of its parts. Stacks that differ in values of a scheme only, and in no byte and no second, are one
+        row.
         """
-        everything = _told_once(self.fitting(adapters=adapters))
-        if not everything:
-            trained = "adapters" if adapters else "all"
-            alike = [each for each in self.tried if each.training.trained == trained]
-            return sorted(_told_once(alike), key=lambda each: each.need_bytes)[:3]
-        fitting = _not_outdone(everything)
+        fitting = _not_outdone(_told_once(self.fitting(adapters=adapters)))
         first = [
             each
             for place, each in enumerate(fitting)
@@ -251,7 +256,8 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
         for record in records
         if isinstance(record.outcome, Measurement) and (time := _seconds(record)) is not None
     ]
-    tried = _with_frontier(sorted(found, key=lambda each: (each.seconds, each.need_bytes)))
+    in_order = sorted(found, key=lambda each: (each.seconds, each.need_bytes))
+    tried = _with_frontier(in_order, exact.asked.max_slowdown)
     return Fitted(next(each for each in tried if each.record is exact), tuple(tried), on_device)
 
 
@@ -264,10 +270,10 @@ def _seconds(record: FitRecord) -> float | None:
     return step_seconds_of(record.outcome) if isinstance(record.outcome, Measurement) else None
 
 
-def _with_frontier(tried: Sequence[Tried]) -> list[Tried]:
+def _with_frontier(tried: Sequence[Tried], max_slowdown: float) -> list[Tried]:
     marked, least = [], float("inf")
     for each in tried:
-        is_on = each.need_bytes < least
+        is_on = each.measured.fits and each.slowdown <= max_slowdown and each.need_bytes < least
         least = min(least, each.need_bytes)
         marked.append(Tried(each.record, each.measured, each.seconds, each.exact_seconds, is_on))
     return marked

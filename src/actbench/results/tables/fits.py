@@ -28,9 +28,13 @@ def _differs(tried: Tried) -> str:
     return ", ".join([*found, *(["adapters"] if training.trained == "adapters" else [])])
 
 
+def _optimizer(tried: Tried) -> str:
+    return tried.record.case.optimizer or f"the model's own {tried.measured.optimizer}"
+
+
 _COLUMNS: tuple[Column[Tried], ...] = (
     Column("scheme", "Scheme", "text", lambda tried: tried.record.case.scheme),
-    Column("optimizer", "Optimizer", "text", lambda tried: tried.record.case.optimizer),
+    Column("optimizer", "Optimizer", "text", _optimizer),
     Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda tried: tried.measured.over_limit_bytes, "lower"),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower"),
@@ -129,20 +133,32 @@ def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
     """Return the tables of the stacks that were tried for one exact step."""
     about = f"{found.case.model}, batch {found.case.batch_size}, on {found.case.device_profile}"
     columns = _columns(found, _COLUMNS)
-    rows = found.shortlist()
+    rows, none = _rows(found, adapters=False)
     main = rows if found.exact in rows else [found.exact, *rows]
-    tables = [fill(f"{title}: {about}", columns, main, [*_notes(found), *_warnings(rows)])]
-    adapters = found.shortlist(adapters=True)
+    tables = [fill(f"{none or title}: {about}", columns, main, [*_notes(found), *_warnings(rows)])]
+    adapters, none = _rows(found, adapters=True)
     if adapters:
         why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
-        tables.append(fill(f"With adapters: {about}", columns, adapters, [why, *_warnings(adapters)]))
+        titled = f"With adapters{f', {none[0].lower()}{none[1:]}' if none else ''}: {about}"
+        tables.append(fill(titled, columns, adapters, [why, *_warnings(adapters)]))
     pairs = _pairs(found)
     if pairs:
         title_of_pairs = f"Measured beside estimated: {about}"
         tables.append(fill(title_of_pairs, _columns(found, _PAIR_COLUMNS), pairs, _notes_of_pairs(found)))
-    front = [each for each in found.tried if each.on_frontier]
-    tables.append(fill(f"Frontier of time and memory: {about}", columns, front))
+    if front := [each for each in found.tried if each.on_frontier]:
+        tables.append(fill(f"Frontier of time and memory: {about}", columns, front))
     return tuple(tables)
+
+
+def _rows(found: Fitted, *, adapters: bool) -> tuple[list[Tried], str]:
+    """Return the rows of a shortlist, or else what is nearest to one, with a title that says so."""
+    rows = found.shortlist(adapters=adapters)
+    if rows:
+        return rows, ""
+    rows = found.nearest(adapters=adapters)
+    if any(each.measured.fits for each in rows):
+        return rows, f"Nothing takes at most {found.max_slowdown:g} times the exact step's time; what fits"
+    return rows, "Nothing fits; what needs least"
 
 
 def _columns(found: Fitted, columns: tuple[Column[Item], ...]) -> tuple[Column[Item], ...]:
@@ -158,7 +174,11 @@ def _notes(found: Fitted) -> list[str]:
     settings += [f"type {case.dtype}"] if case.dtype else []
     settings += [f"autocast {case.autocast}"] if case.autocast else []
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
+    count = len(found.tried)
+    stacks = "1 stack was" if count == 1 else f"{count} stacks were"
+    takes = f"takes {format_seconds(found.exact.seconds)}"
+    exact = takes if found.exact.measured.fits else f"is there to compare with: it does not fit, and {takes}"
     return [
-        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {len(found.tried)} stacks were simulated.",
-        f"The exact step takes {format_seconds(found.exact.seconds)}, whether it fits or not. Times are estimated.",
+        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {stacks} simulated.",
+        f"The exact step {exact}. Times are estimated.",
     ]
