@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from actbench import workloads
 from actbench.fitting.code import code_for
 from actbench.measuring.bench import measure
 from actbench.measuring.meters import open_meter
+from actbench.results.measured import Measurement
 from actbench.results.records import Built, Case
 
 
@@ -27,7 +29,8 @@ def run(code: str, case: Case, steps: int = 2) -> dict[str, Any]:
 
 
 LLAMA = {"model": "tiny-llama@num_hidden_layers=4", "batch_size": 4, "sequence_length": 64}
-CAUSAL = Built(model_class="LlamaForCausalLM", task="causal-lm")
+BYTES = {"weights_bytes": 1, "activation_bytes": 1, "peak_bytes": 3}
+CAUSAL = Measurement(**BYTES, built=Built(model_class="LlamaForCausalLM", task="causal-lm"))
 PICTURES = {"model": "torchvision:resnet18", "batch_size": 4, "image_size": 64}
 slow = pytest.mark.slow
 
@@ -49,7 +52,7 @@ slow = pytest.mark.slow
 def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str, others: Any) -> None:
     case = Case(**settings, scheme=scheme, **others, device_profile="cpu")
     said = measure(case)
-    code = code_for(case, said.built)
+    code = code_for(case, said)
 
     taken = {int(state["step"]) for state in run(code.loop, case)["step"].optimizer.state.values() if "step" in state}
     step = run(code.loop, case, steps=0)["step"]  # what is made in steps that the meter does not see cannot be counted
@@ -99,14 +102,20 @@ class Rows(torch.utils.data.Dataset):
         return {name: values[place] for name, values in self._batch.items()}
 
 
-def run_trainer(case: Case, built: Built, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run_trainer(
+    case: Case,
+    measured: Measurement,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str], str] = str,
+) -> dict[str, Any]:
     """Run the lines for Trainer for a step on the CPU, and return their names."""
     monkeypatch.chdir(folder)
-    code = code_for(case, built)
+    code = code_for(case, measured)
     assert code.trainer is not None, code.why_no_trainer
     setup = workloads.load(case).setup(materialize=True, seed=0)
     names: dict[str, Any] = {"model": setup.module, "data": Rows(case)}
-    lines = code.trainer.replace(
+    lines = change(code.trainer).replace(
         '    "out",', '    "out", max_steps=1, report_to=[], save_strategy="no", use_cpu=True,'
     )
     exec(lines, names)
@@ -130,7 +139,7 @@ def test_trainer_gives_a_model_of_half_types_images_of_its_type(
     case = Case(model="tiny-vit", batch_size=2, scheme="pure:bfloat16")
     built = Built(model_class="ViTForImageClassification", task="image-classification", image_size=(32, 32))
 
-    names = run_trainer(case, built, tmp_path, monkeypatch)
+    names = run_trainer(case, Measurement(**BYTES, built=built), tmp_path, monkeypatch)
 
     batch = names["in_type"]([Rows(case)[place] for place in range(2)])
     assert batch["pixel_values"].dtype == torch.bfloat16
@@ -176,3 +185,25 @@ def test_the_command_measures_the_same_case() -> None:
 
 def test_a_case_without_a_limit_has_none_in_its_command() -> None:
     assert "--memory-limit" not in code_for(Case(**LLAMA, scheme="checkpoint", device_profile="t4")).command
+
+
+def test_a_models_own_optimizer_is_not_replaced_in_the_code() -> None:
+    case = Case(model="own.py:build", batch_size=4)
+    measured = Measurement(**BYTES, optimizer="SGD", dtype="float32", built=Built(model_class="Net"))
+
+    code = code_for(case, measured)
+    known = code_for(case, measured.model_copy(update={"optimizer": "AdamW"}))
+    named = code_for(case.model_copy(update={"optimizer": "adamw-fused"}), measured)
+
+    assert "make_optimizer=make_optimizer," in code.loop
+    assert "make_optimizer, from the model to its SGD" in code.loop
+    assert "optimizers=(make_optimizer(model), None)" in str(code.trainer)
+    assert "make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=2e-5)," in known.loop
+    assert "fused=True" in named.loop
+    assert "--optimizer adamw-fused" in named.command
+
+
+def test_the_command_names_a_type_that_the_model_does_not_bring() -> None:
+    case = Case(model="own.py:build", batch_size=4, dtype="float32", optimizer="adamw")
+
+    assert "--dtype float32 --optimizer adamw" in code_for(case).command

@@ -193,7 +193,7 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
 
     for tried in chosen:
         case = tried.record.case
-        code = code_for(case, tried.measured.built)
+        code = code_for(case, tried.measured)
         print(f"\n# {case.scheme}, a loop of your own\n{code.loop}", file=to)
         if code.trainer:
             print(f"# {case.scheme}, with transformers' Trainer\n{code.trainer}", file=to)

@@ -193,12 +193,13 @@ class Choices:
         ``changes`` are those that lower the peak; others are left out, but for adapters.
         """
         last = [values[-1] for values in self.rungs.values()]
-        most = [each for each in last if each.scheme is not None and changes.issuperset(each.changes)]
+        most = [each for each in last if each.scheme is not None and changes >= set(each.changes)]
         start = Stack(next(([each] for each in most if each.changes == ("recomputation",)), ()))
         of_state = {each.training.updates: each for each in reversed(most) if each.changes == ("optimizer",)}
         gradients = [each for each in most if each.changes == ("gradients",)]
         adapters = [each for each in self.all if ADAPTS in each.changes]
-        wanted = [(), *((each,) for each in adapters), *((each, *gradients) for each in of_state.values())]
+        of_model = [(each, *gradients) for each in of_state.values()] or [tuple(gradients)]
+        wanted = [(), *((each,) for each in adapters), *of_model]
         grown = [self._grown(start, each) for each in wanted]
         return list(dict.fromkeys(stack for stack in grown if stack))
 

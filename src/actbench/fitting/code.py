@@ -6,15 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from actbench import schemes
+from actbench.fitting.rounding import BY_CHANCE, NEAREST, Remedy, remedy
 from actbench.measuring.meters import profiles
-from actbench.results.records import OPTIMIZER, Built, Case, Task
+from actbench.results.measured import Measurement
+from actbench.results.records import OPTIMIZER, Built, Case, Task, dtype_for, optimizer_for
 from actbench.schemes.base import Scheme
 from actbench.schemes.pasted import InTrainer
 from actbench.schemes.precision import Pure
 from actbench.schemes.registry import Composed
+from actbench.units import format_bytes
 from actbench.workloads.optimizers import TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]
+
+OPTIMIZER_CLASS = "AdamW"
+"""The class of the optimizer that stands for one that a model does not bring."""
 
 RATE = "2e-5"
 """Usual in fine-tuning; users set their own."""
@@ -36,32 +42,66 @@ class Code(NamedTuple):
     command: str
 
 
-def code_for(case: Case, built: Built | None = None) -> Code:
-    """Return the code of a case with a stack's scheme and optimizer; ``built`` has the model's class and task."""
+def code_for(case: Case, measured: Measurement | None = None) -> Code:
+    """Return the code of a case with a stack's scheme and optimizer; ``measured`` is its simulation."""
+    parts, built = _parts(case), measured.built if measured else None
+    own = measured.optimizer if measured and case.optimizer is None and measured.optimizer != OPTIMIZER_CLASS else None
+    kept = remedy(case, parts, measured, RATE)
+    trainer, why_not = _trainer(case, parts, built, own, kept)
+    return Code(_loop(case, parts, built, own, kept), trainer, why_not, _command(case))
+
+
+def _parts(case: Case) -> Sequence[Scheme]:
     scheme = schemes.build(case.scheme)
-    parts = scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
-    trainer, why_not = _trainer(case, parts, built)
-    return Code(_loop(case, parts, built), trainer, why_not, _command(case))
+    return scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
 
 
-def _loop(case: Case, parts: Sequence[Scheme], built: Built | None) -> str:
+def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None) -> str:
     scaled = case.autocast == "float16" or any(part.scales_loss for part in parts)
+    yours = f"make_optimizer, from the model to its {own}, " if own else ""
+    made = _optimizer(case, _trained(parts))
+    other = kept.optimizer if kept else ""
+    batches = f"batches, each a dictionary of tensors there with {case.batch_size} rows"
     lines = [
-        f"# Yours: model, on its device, and batches, each a dictionary of tensors there with {case.batch_size} rows.",
+        f"# Yours: model, on its device, {yours}and {batches}.",
         "import torch",
         "import actbench",
-        *_more_imports(_optimizer(case, "")),
+        *_more_imports(made),
+        *([f"{INSTEAD}import torchao.optim"] if other else []),
         *_loss(_returns(built)),
+        *(_rounded(kept) if kept else []),
         *_prepared(case, built),
     ]
     lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
-    lines += [f"    make_optimizer=lambda model: {_optimizer(case, _trained(parts))},"]
+    lines += [f"    make_optimizer={'make_optimizer' if own else f'lambda model: {made}'},"]
+    lines += [f"    {INSTEAD}make_optimizer=lambda model: {other.format(_trained(parts))},"] if other else []
     lines += [f"    autocast_dtype=torch.{case.autocast},"] if case.autocast else []
     lines += [f"    input_dtype=torch.{case.dtype},"] if case.dtype not in (None, "float32") else []
     lines += [")"]
     lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
+    lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept and kept.scheme else []
     lines += _scaled(_device(case)) if scaled else _PLAIN
     return "\n".join(lines) + "\n"
+
+
+INSTEAD = "# instead: "
+"""Begins a line that may stand in place of the one above."""
+
+
+def _rounded(kept: Remedy) -> list[str]:
+    """Return comments on what bfloat16 weights lose of updates, and what keeps them."""
+    lines = [
+        f"The weights are bfloat16, which rounds small updates away: at a rate of {RATE}, of a small Llama's weights",
+        f"{100 * NEAREST:.0f} % change in ten steps (float32: all; stochastic rounding: {100 * BY_CHANCE:.0f} %).",
+    ]
+    if kept.optimizer or kept.scheme:
+        lines.append("What stands behind 'instead' rounds stochastically, in the same bytes; it needs torchao.")
+    if kept.float32 is not None:
+        needs = f"at most about {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
+        lines += [f"Float32 weights under autocast fit, too ({needs}); to measure them:", f"  {_command(kept.float32)}"]
+    elif not (kept.optimizer or kept.scheme):
+        lines.append("Float32 weights under autocast keep them, and need about twice the memory.")
+    return [f"# {line}" for line in lines]
 
 
 _PLAIN = [
@@ -126,7 +166,9 @@ def _optimizer(case: Case, trained: str) -> str:
     return code_of(case.optimizer or OPTIMIZER, trained, RATE)
 
 
-def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[str | None, str]:
+def _trainer(
+    case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None
+) -> tuple[str | None, str]:
     """Return the lines for Trainer, or the reason why there are none."""
     found = [part.in_trainer(case.batch_size) for part in parts]
     why_not = [each.why_not for each in found if each.why_not]
@@ -139,7 +181,11 @@ def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[
     if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
         spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
         before, callback = [*before, f'model = actbench.convert(model, "{spec}")'], ""
-    optimizer = _given_optimizer(case, found)
+    optimizer = _given_optimizer(case, found, own)
+    other = kept.optimizer.format("trained") if kept else ""
+    if kept and kept.scheme:
+        by_chance = case.model_copy(update={"scheme": kept.scheme})
+        other = _given_optimizer(by_chance, [each.in_trainer(case.batch_size) for each in _parts(by_chance)], own)
     arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": RATE}
     if not optimizer:
         arguments["optim"] = f'"{TRAINERS[case.optimizer or OPTIMIZER]}"'
@@ -148,9 +194,12 @@ def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[
     for each in found:
         arguments |= each.arguments
     half = next((part.dtype for part in parts if isinstance(part, Pure)), case.dtype)
+    yours = f"make_optimizer, from the model to its {own}, " if own else ""
     collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
-    prepared = [*_prepared(case, built), *before, *collator]
-    return "\n".join(_trainer_lines(prepared, callback, optimizer, arguments)) + "\n", ""
+    prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
+    lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
+    lines += _trainer_lines(prepared, callback, optimizer, other, arguments)
+    return "\n".join(lines) + "\n", ""
 
 
 def _reads_floats(built: Built | None) -> bool:
@@ -166,36 +215,40 @@ def _collator(dtype: str) -> list[str]:
     ]
 
 
-def _given_optimizer(case: Case, found: Sequence[InTrainer]) -> str:
+def _given_optimizer(case: Case, found: Sequence[InTrainer], own: str | None) -> str:
     """Return the code of the optimizer for Trainer; empty for Trainer's own."""
     wraps = [each.optimizer for each in found if each.optimizer]
-    if not wraps and (case.optimizer or OPTIMIZER) in TRAINERS:
+    if not wraps and not own and (case.optimizer or OPTIMIZER) in TRAINERS:
         return ""
-    code = _optimizer(case, "trained")
+    code = "make_optimizer(model)" if own else _optimizer(case, "trained")
     kind = "Adam" if case.optimizer == "adam" else "AdamW"
     for wrap in wraps:
         code = wrap.replace("{rate}", RATE).replace("{kind}", kind).replace("{}", code)
     return code
 
 
-def _trainer_lines(before: Sequence[str], callback: str, optimizer: str, arguments: Mapping[str, str]) -> list[str]:
+def _trainer_lines(
+    before: Sequence[str], callback: str, optimizer: str, other: str, arguments: Mapping[str, str]
+) -> list[str]:
     casts = any("default_data_collator" in text for text in before)
     needs_torch = "torch." in "".join([optimizer.replace("torchao.optim", ""), *before])
-    lines = ["# Yours: model, and data, a data set of dictionaries."]
-    lines += ["import torch"] if needs_torch else []
+    lines = ["import torch"] if needs_torch else []
     lines += [f"import {library}.optim" for library in ("torchao", "bitsandbytes") if f"{library}." in optimizer]
+    lines += [f"{INSTEAD}import torchao.optim"] if "torchao." in other and "torchao." not in optimizer else []
     lines += ["import actbench"] if any("actbench." in text for text in before) else []
     lines += _more_imports(optimizer)
     lines += [f"from transformers import Trainer, TrainingArguments{', default_data_collator' if casts else ''}"]
     lines += ["from actbench.conversion.trainers.huggingface import ActbenchCallback"] if callback else []
     lines += ["", *before]
-    lines += ["trained = [each for each in model.parameters() if each.requires_grad]"] if optimizer else []
+    trained = "trained = [each for each in model.parameters() if each.requires_grad]"
+    lines += [trained] if "trained" in optimizer + other else []
     lines += ["arguments = TrainingArguments(", '    "out",']
     lines += [f"    {name}={value}," for name, value in arguments.items()] + [")"]
     lines += ["trainer = Trainer(", "    model=model,", "    args=arguments,", "    train_dataset=data,"]
     lines += ["    data_collator=in_type,"] if casts else []
     lines += [f'    callbacks=[ActbenchCallback("{callback}")],'] if callback else []
     lines += [f"    optimizers=({optimizer}, None),"] if optimizer else []
+    lines += [f"    {INSTEAD}optimizers=({other}, None),"] if other else []
     return [*lines, ")", "trainer.train()"]
 
 
@@ -213,9 +266,9 @@ def _command(case: Case) -> str:
         ("sequence-length", case.sequence_length, None),
         ("image-size", case.image_size, None),
         ("attention", case.attention, "sdpa"),
-        ("dtype", case.dtype, "float32"),
+        ("dtype", case.dtype, dtype_for(case.model)),
         ("autocast", case.autocast, None),
-        ("optimizer", case.optimizer, OPTIMIZER),
+        ("optimizer", case.optimizer, optimizer_for(case.model)),
         ("weights", case.weights, "random"),
         ("seed", case.seed, 0),
         ("memory-limit", f"{limit}B", f"{profile.memory_bytes}B"),

@@ -30,8 +30,10 @@ Twin = Callable[[optim.Optimizer], optim.Optimizer]
 """From an optimizer of torch's to the one that takes its place."""
 
 
-def few_bits_adam(scheme: str, suffix: str) -> Twin:
+def few_bits_adam(scheme: str, suffix: str, *, bf16_stochastic_round: bool = False) -> Twin:
     """Return what makes torchao's optimizers, whose names end with 8bit, 4bit or Fp8, of torch's Adam and AdamW.
+
+    With ``bf16_stochastic_round`` they round weights of bfloat16 up or down by chance.
 
     Raises:
         MeasurementError: torchao is not installed; the message begins with the scheme that asks.
@@ -46,7 +48,8 @@ def few_bits_adam(scheme: str, suffix: str) -> Twin:
     }
 
     def twin(optimizer: optim.Optimizer) -> optim.Optimizer:
-        made: optim.Optimizer = classes[is_decoupled(optimizer)](adam_groups(optimizer))
+        kind = classes[is_decoupled(optimizer)]
+        made: optim.Optimizer = kind(adam_groups(optimizer), bf16_stochastic_round=bf16_stochastic_round)
         return made
 
     return twin

@@ -39,9 +39,17 @@ class _LowBitAdam(Scheme):
     changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
     claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
 
+    bf16_stochastic_round: bool = False
+
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Pass an optimizer of the library to Trainer."""
-        return InTrainer(optimizer=f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}})")
+        options = ", bf16_stochastic_round=True" if self.bf16_stochastic_round else ""
+        return InTrainer(optimizer=f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}}{options})")
+
+    @property
+    def rounds_by_chance(self) -> bool | None:
+        """Whether weights of bfloat16 are rounded up or down by chance; None if the library cannot."""
+        return self.bf16_stochastic_round if self._library == "torchao" else None
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace the setup's optimizer by one with moments of few bits.
@@ -84,7 +92,7 @@ class _LowBitAdam(Scheme):
 
     def _twin(self) -> Twin:
         """Return what makes the optimizer; raise a MeasurementError if its library is not installed."""
-        return few_bits_adam(self.name, self.suffix)
+        return few_bits_adam(self.name, self.suffix, bf16_stochastic_round=self.bf16_stochastic_round)
 
 
 class Adam8bit(_LowBitAdam):
@@ -102,6 +110,8 @@ class Adam8bit(_LowBitAdam):
     Not reproduced: stable embeddings.
 
     Attributes:
+        bf16_stochastic_round: Whether torchao rounds weights of bfloat16 up or down by chance, so that small updates
+            are kept on average; to the nearest, they are lost.
         library: torchao, or bnb for bitsandbytes.
         paged: With bnb on CUDA, moments of parameters of at least 100,000 elements are in memory that the driver moves
             between device and host as it is read, outside of torch's allocator. On a CPU nothing moves.
@@ -125,6 +135,8 @@ class Adam8bit(_LowBitAdam):
     def _pages(self) -> Self:
         if self.paged and self.library != "bnb":
             raise ValueError("paged=true is an option of bitsandbytes' optimizer: adam8bit:bnb,paged=true")
+        if self.bf16_stochastic_round and self.library == "bnb":
+            raise ValueError("bitsandbytes rounds to the nearest; torchao's is adam8bit,bf16_stochastic_round=true")
         return self
 
     @property
@@ -165,6 +177,9 @@ class Adam4bit(_LowBitAdam):
     element, a float32 scale for each 128 of them, and 64 bytes of levels for each moment. The rest is as in
     ``adam8bit``.
     Not reproduced: rank-1 normalization of the second moment.
+
+    Attributes:
+        bf16_stochastic_round: Whether weights of bfloat16 are rounded up or down by chance, as in ``adam8bit``.
     """
 
     name: ClassVar[str] = "adam4bit"
@@ -182,6 +197,9 @@ class AdamFp8(_LowBitAdam):
 
     Kept from step to step, for each parameter of at least 4,096 elements, a multiple of 256: two e4m3 floats an element
     and a float32 scale for each 256 of them. The rest is as in ``adam8bit``.
+
+    Attributes:
+        bf16_stochastic_round: Whether weights of bfloat16 are rounded up or down by chance, as in ``adam8bit``.
     """
 
     name: ClassVar[str] = "adamfp8"
