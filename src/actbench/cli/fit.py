@@ -106,7 +106,7 @@ def fit(
     command again to continue a stopped fit. On a machine with the card, --measure runs the first three stacks and
     shows the errors of the estimates.
 
-    Exit status: 0 something fits within --max-slowdown, 1 nothing does, 2 wrong usage.
+    Exit status: 0 something fits within --max-slowdown, with adapters or without, 1 nothing does, 2 wrong usage.
 
     Examples:
 

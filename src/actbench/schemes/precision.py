@@ -89,7 +89,8 @@ class Pure(_Precision):
 
     Kept for backward: 2 bytes an element, like all else. The scheme does the same as ``--dtype``, but after the model
     is built, so that it also rounds tables of positions that ``--dtype`` leaves in float32. Updates below half a step
-    of the type are lost; stochastic rounding of weights or master weights would keep them, but the scheme has neither.
+    of the type are lost; ``adam8bit,bf16_stochastic_round=true`` beside it keeps them on average, as do torchao's
+    others. There are no master weights: float32 weights under ``autocast`` lose nothing.
 
     Attributes:
         dtype: bfloat16 (bf16) or float16 (fp16).
