@@ -23,6 +23,7 @@ ALLOWED = {
     "paths": {"errors", "units"},
     "spec": {"errors", "units"},
     "validation": set(),
+    "declared": {"errors", "spec", "results", "units"},
     "results": WORDS,
     "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring

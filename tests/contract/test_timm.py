@@ -33,7 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mobilenetv3_small_050": {},
     "mobilevit_xxs": {},
     "regnety_002": {},
-    "resmlp_12_224": {"img_size": 32, "num_blocks": 2, "embed_dim": 64},
+    "resmlp_12_224": {"img_size": 32},
     "resnet10t": {},
     "swin_tiny_patch4_window7_224": {"img_size": 64, "depths": (1, 1, 2, 1), "window_size": 2, "embed_dim": 32},
     "vit_base_patch16_clip_quickgelu_224": TINY,
@@ -46,8 +46,10 @@ OF_TORCH: dict[type[nn.Module], Callable[[], nn.Module]] = {
     layers.GELUTanh: lambda: nn.GELU("tanh"),
     layers.QuickGELU: QuickGELUActivation,
 }
-LEAST = {"fewbit:3": 0.8, "actnn:L3": 0.5, "gact:L2,probes=4": 0.9}
-"""The least cosine of the gradient and the exact one: eight images, and up to 40 layers that round."""
+LEAST = {"fewbit:3": 0.8, "actnn:L3": 0.99, "gact:L2,probes=4": 0.9}
+"""The least cosine of the gradient and the exact one."""
+FINER = {"actnn:L3": "actnn:L3,bits=8"}
+"""What is compared with the exact gradient: two bits are noise of up to four times the gradient of four images."""
 
 
 def with_layers_of_torch(model: nn.Module) -> nn.Module:
@@ -102,7 +104,8 @@ def test_the_gradients_are_those_with_torchs_gelus(name: str, spec: str) -> None
     if spec == "checkpoint":
         assert torch.equal(found, exact)
     else:
-        assert F.cosine_similarity(found, exact, 0) > LEAST[spec]
+        finer = gradient(actbench.convert(copy.deepcopy(model), FINER[spec]), images) if spec in FINER else found
+        assert F.cosine_similarity(finer, exact, 0) > LEAST[spec]
     if any(type(part) in OF_TORCH for part in model.modules()):
         assert torch.equal(found, gradient(actbench.convert(twin, spec), images))
 

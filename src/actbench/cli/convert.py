@@ -4,7 +4,8 @@ import json
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import app, count_option, option, seconds_option
-from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
+from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
+from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
 from actbench.results.records import Case

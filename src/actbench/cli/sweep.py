@@ -17,8 +17,8 @@ from actbench.cli.flags import (
     TimeoutOption,
     TrustRecipeOption,
     expanded,
-    schemes_from,
 )
+from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
