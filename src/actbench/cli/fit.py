@@ -11,6 +11,7 @@ from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
+from actbench.declared import check_device_profile, check_model
 from actbench.errors import UsageError
 from actbench.results.records import Case, Optimizer
 from actbench.units import format_bytes, parse_bytes
@@ -165,6 +166,8 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
         raise UsageError(
             "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists them"
         )
+    check_device_profile(flags.device_profile)
+    check_model(model)
     given = flags.given(set(Case.model_fields) - {"optimizer"})
     chosen = flags.optimizer or []
     optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
+from actbench.declared import check_device_profile
 from actbench.errors import UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
@@ -233,6 +234,8 @@ class CaseFlags(ModelFlags):
     def measure(self) -> dict[str, Any]:
         """The given flags, by field of a recipe's ``[measure]``."""
         meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
+        if self.device_profile is not None:
+            check_device_profile(self.device_profile)
         flags = {
             "meters": meters,
             "device_profile": self.device_profile,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, create_model
 
 from actbench import spec
 
-_FOLDER = Path(__file__).with_name("schemes")
+_FOLDER = Path(__file__).parents[1] / "schemes"
 _WITHOUT_TORCH = ("typing", "collections", "functools", "math", "re", "pydantic", "actbench.results", "actbench.units")
 _ROOT = "Data"  # the base of the first class, without fields
 _ANNOTATIONS = __future__.annotations.compiler_flag
