@@ -15,6 +15,7 @@ from pathlib import Path
 from actbench.errors import ModelError, UsageError
 
 _PACKAGE = Path(__file__).parents[1]
+_CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")
 _REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
 
 
@@ -26,7 +27,9 @@ def check_model(spec: str) -> None:
     Raises:
         ModelError: There is no such model; the message has the closest names.
     """
-    bare = spec.rpartition("@")[0] or spec
+    bare, at, changes = spec.rpartition("@") if "@" in spec else (spec, "", "")
+    if at and not _CHANGES.fullmatch(changes):
+        return  # which is said when the name is read
     known, hidden = _models()
     if re.fullmatch(r"[\w-]+", bare) and not os.path.exists(bare) and bare not in (*known, *hidden):
         raise unknown_model(bare, known)
