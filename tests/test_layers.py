@@ -23,6 +23,7 @@ ALLOWED = {
     "paths": {"errors", "units"},
     "spec": {"errors", "units"},
     "validation": set(),
+    "declared": {"errors", "spec", "results", "units"},
     "results": WORDS,
     "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring
@@ -33,8 +34,8 @@ ALLOWED = {
     "setup": {"errors", "results", "microbatches", "optim"},
     "nn": SETUP | {"ops", "codecs", "optim"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
-    "workloads": SETUP | {"ops", "nn"},
-    "measuring": SETUP | {"optim", "ops", "codecs", "nn", "schemes", "workloads"},
+    "workloads": SETUP | {"declared", "ops", "nn"},
+    "measuring": SETUP | {"declared", "optim", "ops", "codecs", "nn", "schemes", "workloads"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
     "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},

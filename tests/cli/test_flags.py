@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import pytest
 
 from actbench.cli.app import app
-from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, expanded, schemes_from
+from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, expanded
+from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags
 from actbench.errors import SpecError
 from actbench.experiments.recipes.sections import WorkloadGrid

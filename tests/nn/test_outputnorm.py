@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers import norm as timm_norms
 from torch import Tensor, nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.nn.outputnorm import NormFromOutput
+from actbench.nn.outputnorm import FromOutput, NormFromOutput
 from actbench.setup import TrainingSetup
 
 NORMS = {
@@ -24,6 +27,8 @@ NORMS = {
     "RMS norm": lambda: nn.RMSNorm(64),
     "with epsilon": lambda: nn.RMSNorm(64, eps=0.1, elementwise_affine=False),
     "of a Llama": lambda: LlamaRMSNorm(64),
+    "RMS norm of timm": lambda: timm_norms.RmsNorm(64),
+    "layer norm of timm": lambda: timm_norms.LayerNorm(64),
 }
 EXACT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.015}
 
@@ -157,15 +162,31 @@ def test_under_autocast_outputs_and_gradients_are_the_exact_layers(dtype: torch.
             assert (found - wanted).norm() < 0.02 * wanted.norm()
 
 
+def test_what_a_norm_computes_decides_and_not_its_name() -> None:
+    class Scaling(LlamaRMSNorm):
+        pass
+
+    for norm in (T5LayerNorm(64), Scaling(64)):
+        assert type(converted(nn.Sequential(norm))[0]).__mro__[1] is FromOutput
+
+
 def test_a_class_that_computes_something_else_is_refused() -> None:
     class ScaledRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: Tensor) -> Tensor:
             return 1.001 * super().forward(hidden_states)
 
-    for norm in (Gemma3RMSNorm(64), ScaledRMSNorm(64)):
+    class ShiftedLayerNorm(nn.LayerNorm):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input) + 1
+
+    others = (Gemma3RMSNorm(64), ScaledRMSNorm(64), CohereLayerNorm(64), timm_norms.RmsNorm2d(64))
+    for norm in others:
         with pytest.raises(ConversionError, match=r"it does not compute w x / sqrt"):
             converted(nn.Sequential(norm))
     with pytest.raises(ConversionError, match=r"no norm to convert; 0 and 204 more: it does not compute [^;]*$"):
         converted(nn.Sequential(*(Gemma3RMSNorm(64) for _ in range(205))))
+    for norm in (ShiftedLayerNorm(64), timm_norms.LayerNorm2d(64)):
+        with pytest.raises(ConversionError, match=r"a subclass of nn\.LayerNorm that computes something else"):
+            converted(nn.Sequential(norm))
     with pytest.raises(ConversionError, match="has no norm to convert; it holds 1 Linear"):
         converted(nn.Sequential(nn.Linear(4, 4)))

@@ -178,7 +178,7 @@ def test_pages_are_of_bitsandbytes_alone() -> None:
     with pytest.raises(SpecError, match="adam8bit:bnb,paged=true"):
         schemes.build("adam8bit,paged=true")
     with pytest.raises(SpecError, match="library"):
-        schemes.build("adam8bit:bitsandbytes")
+        schemes.build("adam8bit:torch")
 
 
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])

@@ -215,6 +215,27 @@ def test_a_vision_transformer_gets_adapters_where_they_do_something() -> None:
     assert {left.path.rpartition(".")[2] for left in setup.unreached} == {"out_proj"}
 
 
+@pytest.mark.parametrize("spec", BOTH)
+def test_experts_that_are_no_linear_layers_are_listed_with_what_they_weigh(spec: str) -> None:
+    case = Case(
+        model="mixtral-8x7b@num_hidden_layers=2,hidden_size=64,intermediate_size=96,vocab_size=64",
+        batch_size=1,
+        dtype="bfloat16",
+    )
+    exact = workloads.load(case).setup(materialize=False, seed=0).module
+    experts = {path: part for path, part in exact.named_modules() if path.endswith(".experts")}
+    setup = schemes.build(spec).apply(workloads.load(case).setup(materialize=False, seed=0))
+
+    assert {left.path: left.kind for left in setup.unreached} == {
+        path: type(part).__name__ for path, part in experts.items()
+    }
+    reason = setup.unreached[0].reason
+    assert "gate_up_proj and down_proj" in reason
+    assert ("not in 4 bits but in bfloat16" in reason) == (spec == "qlora")
+    whole = [sum(parameter.nbytes for parameter in part.parameters()) for part in experts.values()]
+    assert [left.weights_bytes for left in setup.unreached] == (whole if spec == "qlora" else [None, None])
+
+
 def test_ranks_may_differ_from_part_to_part() -> None:
     model = schemes.build("lora:4,only=layers.0+lora:8,only=layers.1").apply(built()).module
 

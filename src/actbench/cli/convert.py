@@ -4,8 +4,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import app, count_option, option, seconds_option
-from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
+from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
+from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
+from actbench.declared import check_model
 from actbench.errors import UsageError
 from actbench.results.records import Case
 from actbench.units import format_bytes, format_seconds, parse_bytes
@@ -54,6 +56,7 @@ def convert(
 
     if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
+    check_model(model)
     memory_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     settings = {"weights": "auto", **flags.given(Case.model_fields), "scheme": flags.schemes[0]}
     case = Case(model=model, batch_size=batch_size, **settings)

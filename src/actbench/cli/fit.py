@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
 from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
-from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
+from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
+from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
+from actbench.declared import check_device_profile, check_model
 from actbench.errors import UsageError
 from actbench.results.records import Case, Optimizer
 from actbench.units import format_bytes, parse_bytes
@@ -122,12 +124,14 @@ def fit(
 
     actbench fit llama-3.1-8b --device-profile h100 --batch-size 4 --cluster ray://head:10001
     """
+    cluster = nodes.chosen
+    case, asked = _asked(model, flags, max_slowdown, exact)
+    checked_schemes(among or [], "--scheme")
+
     from actbench.fitting import fit as find
     from actbench.results.render.formats import json_lines
     from actbench.results.tables.fits import FIT_TITLE, tables_of
 
-    cluster = nodes.chosen
-    case, asked = _asked(model, flags, max_slowdown, exact)
     with schemes_from("--scheme"):
         schemes = _alone(among)
     with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
@@ -161,6 +165,8 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
         raise UsageError(
             "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists them"
         )
+    check_device_profile(flags.device_profile)
+    check_model(model)
     given = flags.given(set(Case.model_fields) - {"optimizer"})
     chosen = flags.optimizer or []
     optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])

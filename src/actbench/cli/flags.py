@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
+from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
-from actbench.errors import SpecError, UsageError
+from actbench.declared import check_device_profile
+from actbench.errors import UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
 
@@ -80,6 +81,7 @@ class SchemeFlags:
 
         Raises:
             UsageError: A short form is given with several schemes, or there are two short forms of one scheme.
+            SpecError: A scheme is wrong, as far as is known without torch.
         """
         given = self.scheme or []
         if self.gelu_bits is not None and self.activation_bits is not None:
@@ -91,7 +93,8 @@ class SchemeFlags:
             raise UsageError(
                 "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme beside them"
             )
-        return ["+".join([*given, *short])] if short else given
+        found = ["+".join([*given, *short])] if short else given
+        return checked_schemes(found, self.scheme_flags)
 
     @property
     def scheme_flags(self) -> str:
@@ -231,6 +234,8 @@ class CaseFlags(ModelFlags):
     def measure(self) -> dict[str, Any]:
         """The given flags, by field of a recipe's ``[measure]``."""
         meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
+        if self.device_profile is not None:
+            check_device_profile(self.device_profile)
         flags = {
             "meters": meters,
             "device_profile": self.device_profile,
@@ -283,12 +288,3 @@ def _place(annotation: Any) -> tuple[int, int]:
     (details,) = getattr(annotation, "__metadata__", (None,))
     name = getattr(details, "default", None)  # typer puts the first name here until it reads the signature
     return place_of(name) if isinstance(name, str) else (-1, 0)
-
-
-@contextmanager
-def schemes_from(place: str) -> Iterator[None]:
-    """Add the place of a refused scheme, a flag or a recipe, to the error."""
-    try:
-        yield
-    except SpecError as error:
-        raise SpecError(f"{place}: {error}") from None

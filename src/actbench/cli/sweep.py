@@ -17,11 +17,12 @@ from actbench.cli.flags import (
     TimeoutOption,
     TrustRecipeOption,
     expanded,
-    schemes_from,
 )
+from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
+from actbench.declared import check_model
 from actbench.errors import ModelError, UsageError
 from actbench.results.machine import find_gpu
 from actbench.results.measured import MeasuredRecord
@@ -97,7 +98,8 @@ def sweep(
 
     torchrun --nproc-per-node 4 -m actbench sweep mine.toml --meter cuda -s fsdp:4 -s ddp:4
     """
-    recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
+    with _recipe_hint(target):
+        recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
     with _recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
         _compare(
             recipe,
@@ -281,6 +283,7 @@ def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
     from actbench.experiments.recipes import Recipe
 
+    check_model(model)
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"
     return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes, cumulative=cumulative)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import Exit, app, argument, count_option, named, option, path_named, seconds_option
 from actbench.cli.clusters import TrainClusterFlags
-from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
+from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
+from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, console, export, finish, progress_shown, readers
 from actbench.errors import UsageError
 
@@ -77,12 +78,12 @@ def train(
     """
     from actbench.experiments.recipes.runs import TrainingRecipe
 
-    cluster = nodes.chosen
+    cluster, wanted = nodes.chosen, checked_schemes(scheme or [], "--scheme")
 
     def chosen() -> runs.TrainingRecipe:
         read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
         _check_pictures(export_curves or [])  # before a long training
-        return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
+        return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, wanted)
 
     def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
         from actbench.training import comparison, oncluster

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from actbench.codecs.activation import ACTIVATIONS, Activation, activation
+from actbench.codecs.gated import GATES
 from actbench.codecs.tables import Table
 from actbench.errors import ConversionError, UsageError
-from actbench.nn import piecewise
+from actbench.nn import computed, piecewise
 from actbench.nn.called import CalledForward, StandIn, reach_calls, refuse_compiled_calls
 from actbench.nn.called.code import functions_called
 from actbench.nn.called.functions import FUNCTIONS
+from actbench.nn.computed import Numbers
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.replacement import census, reasons, swap
@@ -25,6 +29,8 @@ Function = Activation | Piecewise
 
 TORCH = "torch.nn.modules.activation"
 TRANSFORMERS = "transformers.activations"
+_OURS = ("torch.", "actbench.")
+"""Modules of Python whose layers are known by their classes."""
 
 _PLAIN: dict[type[Any], str] = {
     nn.Hardswish: "hardswish",
@@ -83,7 +89,10 @@ NAMES = (*ACTIVATIONS, *piecewise.PIECEWISE)
 
 
 def function_of(layer: nn.Module) -> Function | None:
-    """Return the function that a layer of a known type computes, with the layer's parameters, or None.
+    """Return the function that a layer computes, with the layer's parameters, or None.
+
+    A class that is not torch's nor transformers' is told by running its code on numbers, and if that is one call of
+    the function, which is intercepted like any other call, the layer counts as none.
 
     Raises:
         UsageError: With the layer's parameters the derivative cannot be tabulated.
@@ -92,7 +101,52 @@ def function_of(layer: nn.Module) -> Function | None:
     if kind in _OF:
         return _OF[kind](layer)
     name = _PLAIN.get(kind) or _BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
-    return None if name is None else ACTIVATIONS[name]
+    return ACTIVATIONS[name] if name else _computed(layer)
+
+
+def _computed(layer: nn.Module) -> Function | None:
+    """Return the function that a layer of another class computes, by a formula and not by one call of it."""
+    if type(layer).__module__.startswith(_OURS):
+        return None
+    found = computed.numbers_of(layer)
+    if found is None or found.inplace is not bool(getattr(layer, "inplace", False)):
+        return None
+    bases: list[type[Any]] = [base for base in type(layer).__mro__ if base in _OF or base in _PLAIN]
+    own = [(_known_function(base, layer), computed.numbers_of(layer, base)) for base in bases[:1]]
+    for function, expected in (*own, *_known()):
+        if expected is not None and found.equals(expected, _where_told(function)):
+            return None if _is_call(layer, function, found) else function
+    return None
+
+
+def _where_told(function: Function) -> Any:
+    """Return at which points a function is told from others; where it has a table, not where its derivative jumps."""
+    if isinstance(function, Piecewise):
+        return ...
+    return np.isfinite(computed.points()) & ~np.isin(computed.points(), function.kinks)
+
+
+def _is_call(layer: nn.Module, function: Function, found: Numbers) -> bool:
+    """Return whether the code of a layer only calls a function, so that the call can be intercepted."""
+    if len(found.calls) != 1:
+        return False
+    ((called, settings),) = found.calls
+    exact = None if settings is None else FUNCTIONS[called].layer(settings)
+    return exact is not None and function_of(exact) == function and called in functions_called(layer)
+
+
+def _known_function(kind: type[Any], layer: nn.Module) -> Function:
+    return _OF[kind](layer) if kind in _OF else ACTIVATIONS[_PLAIN[kind]]
+
+
+@functools.cache
+def _known() -> tuple[tuple[Function, Numbers | None], ...]:
+    """Return the functions with torch's default arguments, and what they give."""
+    kinds = [kind for kind in (*_OF, *_PLAIN) if kind is not nn.Threshold]  # which has no defaults
+    layers = [*(kind() for kind in kinds), nn.GELU("tanh")]
+    found = [(_known_function(type(layer), layer), computed.numbers_of(layer)) for layer in layers]
+    quick = ACTIVATIONS["quick_gelu"]
+    return *found, (quick, computed.numbers(lambda x: x * GATES[quick.name](x)))
 
 
 def why_not(layer: nn.Module) -> str | None:
@@ -104,11 +158,6 @@ def why_not(layer: nn.Module) -> str | None:
         return str(error)
     if function is not None:
         return "another forward is bound on this module" if "forward" in vars(layer) else None
-    known = next((base for base in kind.__mro__ if base in _OF or base in _PLAIN), None)
-    if known is not None:
-        return f"a subclass of nn.{known.__name__}, whose forward may be another"
-    if "gelu" in kind.__name__.lower() and not any(layer.children()) and kind.__module__ != TRANSFORMERS:
-        return "not a GELU that is known by its type"
     return _NO_TABLE.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -202,10 +251,11 @@ def refuse_converted(spec: str, model: nn.Module) -> None:
 
 def instead(model: nn.Module) -> str:
     """Return a text about the activation layers of a model and the functions that its code calls."""
-    layers = [module for module in model.modules() if type(module).__module__ in (TORCH, TRANSFORMERS)]
+    modules = list(model.modules())
+    layers = [each for each in modules if type(each).__module__ in (TORCH, TRANSFORMERS) or is_activation(each)]
     found = Counter(map(called, layers))
     held = ", ".join(f"{count} {name}" for name, count in found.most_common())
-    others = (module for module in model.modules() if module not in layers)
+    others = (module for module in modules if module not in layers)
     calls = dict.fromkeys(FUNCTIONS[function].name for module in others for function in functions_called(module))
     calling = f", and its code calls {', '.join(calls)}" if calls else ""
     return f"{type(model).__name__} holds {held or f'no activation modules, only {census(model)}'}{calling}"

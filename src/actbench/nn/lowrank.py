@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.conv import _ConvNd
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
 from actbench.nn.compressed.linear import is_conv1d, is_linear
@@ -34,12 +35,14 @@ class Targets:
         adapted: The paths of those that get adapters.
         head: The path of the classifier that is trained as a whole, or None.
         passed_by: The paths of linear layers at which an adapter would do nothing.
+        stacks: The modules that hold stacks of matrices, (n, d_out, d_in) or (n, d_in, d_out), by path: experts.
     """
 
     layers: Mapping[str, nn.Module]
     adapted: tuple[str, ...]
     head: str | None
     passed_by: tuple[str, ...]
+    stacks: Mapping[str, nn.Module]
 
 
 def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model: bool) -> Targets:
@@ -79,7 +82,19 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
     unknown = [name for name in names if not any(_named(path, (name,)) for path in layers)]
     if not adapted or unknown:
         raise NothingToConvertError(_nothing(scheme, module, layers, unknown, head, passed_by))
-    return Targets(layers, adapted, head, tuple(passed_by))
+    stacks = {path: part for path, part in module.named_modules() if any(stacked(part))}
+    return Targets(layers, adapted, head, tuple(passed_by), stacks)
+
+
+def stacked(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield name and value of each parameter of a module that is a stack of matrices, and no kernel of a convolution.
+
+    A position embedding, (1, n, d), is no stack.
+    """
+    if not isinstance(module, _ConvNd):
+        for name, value in module.named_parameters(recurse=False):
+            if value.ndim == 3 and len(value) > 1:
+                yield name, value
 
 
 def _named(path: str, names: tuple[str, ...]) -> bool:

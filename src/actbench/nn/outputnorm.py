@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.func import functional_call
@@ -22,7 +23,7 @@ from torch.func import functional_call
 from actbench.nn import savedtensors
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype, wide
 from actbench.nn.refusals import first_order, refuse_compiling, saved_output
-from actbench.nn.replacement import standing_in
+from actbench.nn.replacement import standing_in, without_hooks
 
 LEAST = 2.0**-10
 """Magnitude of a weight below which the normalised input cannot be computed from the output."""
@@ -145,33 +146,68 @@ def why_not(layer: nn.Module) -> str | None:
 
 
 def is_norm(layer: nn.Module) -> bool:
-    """Return whether a layer is a layer norm, or an RMS norm of torch or of another class that computes the same.
-
-    Other classes must have a name that ends in RMSNorm and ``weight`` as their only parameter, and must agree with the
-    formula on random numbers and weights.
-    """
+    """Return whether a layer is a layer norm or an RMS norm of torch, or computes the same on random numbers."""
     kind = type(layer)
     if "forward" in vars(layer):
         return False
     if kind in (nn.LayerNorm, nn.RMSNorm):
         return True
-    named = kind.__name__.endswith("RMSNorm") and not issubclass(kind, FromOutput | nn.RMSNorm)
+    if isinstance(layer, nn.LayerNorm):
+        return not isinstance(layer, FromOutput) and _is_layer_norm(layer)
+    return _seems_rms_norm(layer) and _is_rms_norm(layer)
+
+
+def what_else(layer: nn.Module) -> str | None:
+    """Return why a layer that looks like a norm and is none counts as none, or None for one that does not look so."""
+    if isinstance(layer, FromOutput):
+        return None
+    if isinstance(layer, nn.LayerNorm):
+        return "a subclass of nn.LayerNorm that computes something else"
+    return "it does not compute w x / sqrt(mean(x**2) + eps), or not that alone" if _seems_rms_norm(layer) else None
+
+
+def _seems_rms_norm(layer: nn.Module) -> bool:
+    """Return whether a layer has what an RMS norm has, and no more: ``weight``, and a small number to add."""
     own = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
     has_eps = any(isinstance(vars(layer).get(name), float) for name in ("eps", "variance_epsilon"))
-    return named and own == ["weight"] and has_eps and not any(layer.children()) and _is_formula(layer)
+    return own == ["weight"] and has_eps and not any(layer.children()) and not isinstance(layer, FromOutput)
 
 
-def _is_formula(layer: Any) -> bool:
+def _is_rms_norm(layer: Any) -> bool:
     with unset_fake_temporarily(), torch.no_grad():
         noise = torch.Generator().manual_seed(0)
-        x, weight = (torch.randn(size, generator=noise) for size in ((4, layer.weight.numel()), layer.weight.shape))
-        x *= torch.tensor([1.0, 10.0, 0.1, epsilon(layer, x.dtype) ** 0.5])[:, None]  # the last row shows epsilon
-        wanted = weight * x * _rms_rstd(x, weight.numel(), epsilon(layer, x.dtype))
-        try:
-            found = functional_call(layer, {"weight": weight}, (x,))
-        except Exception:  # the class is not ours: if it fails, it is no plain norm
-            return False
-        return isinstance(found, Tensor) and found.shape == x.shape and torch.allclose(found, wanted, 1e-4, 1e-6)
+        x, weight = (torch.randn(size, generator=noise) for size in ((2, 2, layer.weight.numel()), layer.weight.shape))
+        # the last row shows epsilon
+        x *= torch.tensor([1.0, 10.0, 0.1, epsilon(layer, x.dtype) ** 0.5]).view(2, 2, 1)
+        rstd = _rms_rstd(x, weight.numel(), epsilon(layer, x.dtype)).view(2, 2, 1)
+        found = _run_on(layer, {"weight": weight}, x)
+        return found is not None and torch.allclose(found, weight * x * rstd, 1e-4, 1e-6)
+
+
+def _is_layer_norm(layer: Any) -> bool:
+    """Return whether a subclass of layer norm gives the same bits in float32 and bfloat16."""
+    own = dict(layer.named_parameters())
+    if not own.keys() <= {"weight", "bias"} or any(True for held in (layer.children(), layer.buffers()) for _ in held):
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            noise = torch.Generator().manual_seed(0)
+            values = {name: torch.randn(each.shape, generator=noise).to(dtype) for name, each in own.items()}
+            x = torch.randn(2, 3, *layer.normalized_shape, generator=noise).to(dtype)
+            expected = F.layer_norm(x, layer.normalized_shape, values.get("weight"), values.get("bias"), layer.eps)
+            found = _run_on(layer, values, x)
+            if found is None or found.dtype != dtype or not torch.equal(found, expected):
+                return False
+    return True
+
+
+def _run_on(layer: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor | None:
+    """Return what a layer without its hooks computes with these parameters, or None if that is no tensor like x."""
+    try:
+        found = functional_call(without_hooks(layer), values, (x,))
+    except Exception:  # the class is not ours: if it fails, it is no plain norm
+        return None
+    return found if isinstance(found, Tensor) and found.shape == x.shape else None
 
 
 @functools.cache

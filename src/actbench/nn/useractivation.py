@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from actbench.codecs.activation import Activation, own_activation
 from actbench.errors import ConversionError, UsageError, boundary
+from actbench.nn import computed
 from actbench.paths import from_home
-
-_PROBE = torch.linspace(-7.3, 6.9, 64, dtype=torch.float64)
 
 
 def check(spec: str) -> None:
@@ -129,26 +128,17 @@ class OwnFunction:
         return new
 
     def _computed_by(self, layer: nn.Module) -> bool:
-        if any(True for held in (layer.children(), layer.parameters(), layer.buffers()) for _ in held):
-            return False
-        expected = _on_probe(self.found)
-        if not isinstance(expected, Tensor) or expected.shape != _PROBE.shape:
+        points = torch.from_numpy(computed.points())
+        with computed.alone(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            expected = self.found(points.clone())
+        if not isinstance(expected, Tensor) or expected.shape != points.shape:
             raise UsageError(f"functions={self.spec} must return one value for each element of a vector")
-        try:
-            found = _on_probe(layer.forward)
-        except Exception:  # a layer that cannot take a vector computes something else
-            return False
+        found = computed.numbers_of(layer)
         return (
-            isinstance(found, Tensor)
-            and found.shape == expected.shape
-            and found.dtype == expected.dtype
-            and torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+            found is not None
+            and found.inplace is bool(getattr(layer, "inplace", False))
+            and np.allclose(found.values, expected.numpy(), rtol=1e-9, atol=1e-12, equal_nan=True)
         )
-
-
-def _on_probe(function: Callable[[Tensor], Any]) -> Any:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        return function(_PROBE.clone())
 
 
 def _same_class(one: type[Any], other: type[Any]) -> bool:

@@ -35,16 +35,22 @@ _OF_SAMPLES = _Remedy("a smaller --batch-size", ("saved tensors", "recomputation
 _MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
-def advice(phase: Phase | None, *, mostly_model: bool, find: FindSchemes | None = None) -> str:
+def advice(
+    phase: Phase | None, *, mostly_model: bool, whole: Sequence[str] = (), find: FindSchemes | None = None
+) -> str:
     """Return what the user can do, as a part of a sentence.
 
     Args:
         phase: Part of the step with the peak, or in which memory ran out; None if unknown.
         mostly_model: Whether weights, gradients and optimizer state, which no batch size changes, fill most of it.
+        whole: The kinds of modules whose weights the scheme leaves whole, if these fill most of it.
         find: Names the schemes that help; without it the text refers to 'actbench schemes'.
     """
     if phase is None:
         return "take a smaller --batch-size or another --scheme"
+    if whole:
+        left = f"the scheme leaves the weights of {', '.join(whole)} whole"
+        return f"{left}: spread them over processes by fsdp, or take a smaller model"
     setting, changes = _OF_MODEL if phase == "optimizer" or mostly_model else _OF_SAMPLES
     names = f": {', '.join(find(changes))}" if find else " (see 'actbench schemes')"
     return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"
@@ -59,7 +65,14 @@ def about_peak(measured: Measurement) -> str | None:
     if measured.peak_parts is not None and measured.peak_bytes:
         name, most, mostly_model = _most(measured.peak_parts)
         where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
-    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model)}"
+    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model, whole=_left_whole(measured))}"
+
+
+def _left_whole(measured: Measurement) -> list[str]:
+    """Return the kinds of modules whose weights the scheme did not store in fewer bits, if they fill half the peak."""
+    found = [place for place in measured.unreached if place.weights_bytes]
+    is_most = 2 * sum(place.weights_bytes or 0 for place in found) > measured.peak_bytes
+    return list(dict.fromkeys(place.kind for place in found)) if is_most else []
 
 
 def _most(parts: PeakParts) -> tuple[str, int, bool]:
@@ -124,7 +137,8 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
     filled = ", mostly weights, gradients and optimizer state" if mostly else ""
     where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
-    return limit, where + gaps, f"; {advice(measured.peak_phase, mostly_model=mostly)}"
+    do = advice(measured.peak_phase, mostly_model=mostly, whole=_left_whole(measured))
+    return limit, where + gaps, f"; {do}"
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:

@@ -204,18 +204,18 @@ class Site(Data):
 
 
 class Unreached(Data):
-    """A place that a reader may expect to be converted, and the reason why it is not."""
+    """A place that a reader may expect to be converted, why it is not, and the bytes of weights that stay whole so."""
 
     path: str
     kind: str
     reason: str
+    weights_bytes: NonNegativeInt | None = None
 
 
 class Failure(Data):
     """Why a case has no measurement. A failed case is a result.
 
-    ``peak_bytes`` is in older records of cases that were only over their limit; such cases are measurements now.
-    ``phase`` is the part of the step in which memory ran out, if known.
+    ``peak_bytes`` is in older records of cases that were only over their limit. ``phase``: in which memory ran out.
     """
 
     kind: Literal["failed"] = "failed"

@@ -80,12 +80,19 @@ class Lora(Scheme):
         alpha = 2 * self.r if self.alpha is None else self.alpha
         model = lowrank.adapt(setup.module, targets, self.name, r=self.r, alpha=alpha, dropout=self.dropout)
         model = self._settled(model, targets)
-        left = tuple(Unreached(path=path, kind="linear layer", reason=_READ) for path in targets.passed_by)
-        return setup.changed(model, tuple(self._sites(targets)), left)
+        left = [Unreached(path=path, kind="linear layer", reason=_READ) for path in targets.passed_by]
+        left += [self._left(path, part) for path, part in targets.stacks.items()]
+        return setup.changed(model, tuple(self._sites(targets)), tuple(left))
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         """Return the model with adapters in the form that is trained."""
         return model
+
+    def _left(self, path: str, module: nn.Module) -> Unreached:
+        """Return why a module with stacks of matrices has no adapters."""
+        names = " and ".join(name for name, _ in lowrank.stacked(module))
+        reason = f"its {names}: matrices in a stack, not in linear layers; frozen without an adapter"
+        return Unreached(path=path, kind=type(module).__name__, reason=reason)
 
     def _sites(self, targets: Targets) -> list[Site]:
         found = [
@@ -105,7 +112,8 @@ class QLora(Lora):
     :class:`~actbench.codecs.encodings.nf4.Nf4`, ``n / 2 + n / 64 + n / 4096`` bytes: 0.516 a parameter. Each forward
     and backward pass unpacks a weight to the type it computes in and frees it again; the unpacked weight is not saved.
     The forward pass uses the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head keep
-    their type.
+    their type. So do experts that transformers holds as stacks of matrices, three-dimensional parameters (Mixtral,
+    Qwen3 MoE): they are most of such a model, and are listed as not converted.
     Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
     torch's operators, 8 million at a time.
 
@@ -134,6 +142,12 @@ class QLora(Lora):
         for part in lowrank.adapters(model):
             vars(part)["merge"] = lowrank.refuse_merging
         return swap(model, lambda layer, _: FrozenLinear(layer, encoding) if layer in layers else None)
+
+    def _left(self, path: str, module: nn.Module) -> Unreached:
+        values = [value for _, value in lowrank.stacked(module)]
+        left, types = super()._left(path, module), sorted({str(value.dtype).removeprefix("torch.") for value in values})
+        reason = f"{left.reason}, and not in 4 bits but in {' and '.join(types)}"
+        return left.model_copy(update={"reason": reason, "weights_bytes": sum(value.nbytes for value in values)})
 
     def _sites(self, targets: Targets) -> list[Site]:
         plain = [path for path in targets.layers if path not in targets.adapted]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -27,6 +27,10 @@ _UNSHARDED = (
 )
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
+
+
+def _short(library: Any) -> Any:
+    return "bnb" if library == "bitsandbytes" else library
 
 
 class _LowBitAdam(Scheme):
@@ -112,13 +116,15 @@ class Adam8bit(_LowBitAdam):
     Attributes:
         bf16_stochastic_round: Whether torchao rounds weights of bfloat16 up or down by chance, so that small updates
             are kept on average; to the nearest, they are lost.
-        library: torchao, or bnb for bitsandbytes.
+        library: torchao, or bnb for bitsandbytes; both names of it are taken.
         paged: With bnb on CUDA, moments of parameters of at least 100,000 elements are in memory that the driver moves
             between device and host as it is read, outside of torch's allocator. On a CPU nothing moves.
     """
 
     name: ClassVar[str] = "adam8bit"
-    summary: ClassVar[str] = "Adam and AdamW with moments of 8 bits (torchao, bitsandbytes); gradients are exact"
+    summary: ClassVar[str] = (
+        "Adam and AdamW with moments of 8 bits (torchao, or bnb: bitsandbytes); gradients are exact"
+    )
     paper: ClassVar[str] = "Dettmers et al. 2021, arXiv 2110.02861"
     positional: ClassVar[str | None] = "library"
     published: ClassVar[tuple[Published, ...]] = (
@@ -128,7 +134,7 @@ class Adam8bit(_LowBitAdam):
     suffix: ClassVar[str] = "8bit"
     becomes: ClassVar[str] = "8 bits, a scale for each 256 elements"
 
-    library: Literal["torchao", "bnb"] = "torchao"
+    library: Annotated[Literal["torchao", "bnb"], BeforeValidator(_short)] = "torchao"
     paged: bool = False
 
     @model_validator(mode="after")

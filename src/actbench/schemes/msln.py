@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import nn
 
 from actbench.errors import NothingToConvertError
-from actbench.nn.outputnorm import VALUES, from_output, is_norm, why_not
+from actbench.nn.outputnorm import VALUES, from_output, is_norm, what_else, why_not
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census, overwritten, reasons, swap
 from actbench.results.fits import Gradient
@@ -25,8 +25,8 @@ class MemorySharingNorms(Scheme):
     This would fail for a norm with a weight below 2**-10 or below a 64th of its bias. Such a norm saves its input: in
     all passes if it is so at conversion, else in the passes in which training has made it so. Each pass reads the
     weights for this, and waits for the device.
-    Converted are ``nn.LayerNorm``, ``nn.RMSNorm`` and classes whose names end in RMSNorm, such as those of
-    transformers, if a test run shows that they compute w x / sqrt(mean(x**2) + eps).
+    Converted are ``nn.LayerNorm``, ``nn.RMSNorm`` and layers of other classes, such as those of transformers and timm,
+    if a test run shows that they compute the same.
     Not reproduced: the authors fold w and b into the next layer, which changes the keys and values of a state_dict.
     """
 
@@ -49,8 +49,8 @@ class MemorySharingNorms(Scheme):
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             kind = type(layer).__name__
             if not is_norm(layer):
-                if kind.endswith("RMSNorm"):
-                    other = "it does not compute w x / sqrt(mean(x**2) + eps), or not that alone"
+                other = what_else(layer)
+                if other is not None:
                     unreached.append(Unreached(path=path, kind=kind, reason=other))
                 return None
             reason = why_not(layer) or (f"{written[layer]} writes over its output" if layer in written else None)

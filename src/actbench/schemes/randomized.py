@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from actbench.codecs.sketch import Kind, Sketching
 from actbench.errors import ConversionError, NothingToConvertError
@@ -110,7 +111,7 @@ class Randomized(Scheme):
 
 def _why_not(module: nn.Module) -> str | None:
     """Return why a layer that looks linear is left alone, or None."""
-    if type(module).__name__ == "NonDynamicallyQuantizableLinear":
+    if type(module) is NonDynamicallyQuantizableLinear:
         return "MultiheadAttention reads its weight without calling it"
     if isinstance(module, nn.MultiheadAttention):
         return "its input projection is a parameter and no layer"

@@ -14,7 +14,6 @@ sizes of a graph network and its graph: ``gcn@hidden_size=64,num_nodes=1000,num_
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from actbench.declared import unknown_model
 from actbench.errors import ModelError
 from actbench.paths import from_home
 from actbench.results.records import Task, is_function
@@ -220,9 +220,4 @@ def _bare(text: str) -> ModelName:
         return _folder(text)
     also = (name for preset in presets().values() for name in preset.also)
     known = [*SMALL_NETS, *NETWORKS, *presets(), *also]
-    close = difflib.get_close_matches(text, [*known, *torchvision.names()], n=3)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise ModelError(
-        f"there is no model {text!r}; {hint}see 'actbench models' for the shipped names; others are written "
-        "hf:org/name (the hub), ./folder (a local folder) or file.py:function (your own code)"
-    )
+    raise unknown_model(text, [*known, *torchvision.names()])

@@ -169,8 +169,12 @@ def test_autocast(dtype):
 )
 def test_what_no_layer_does_stays(function):
     class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(()))  # so that it is no layer without tensors, which is told by numbers
+
         def forward(self, x):
-            return function(x * 1)
+            return function(x * self.one)
 
     class Also(nn.Module):
         def forward(self, x):

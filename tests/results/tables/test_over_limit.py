@@ -11,7 +11,7 @@ from actbench.results import tables
 from actbench.results.advice import about_limit, about_peak, advice
 from actbench.results.compare import compare, parse_limit
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement, PeakParts
-from actbench.results.records import Failure
+from actbench.results.records import Failure, Unreached
 from actbench.results.render import csv_text, markdown
 from actbench.units import GIB
 
@@ -126,6 +126,15 @@ def test_the_advice_goes_by_the_phase_and_what_fills_it(found: Measurement, expe
     told = about_peak(found)
 
     assert told is None if expected is None else expected in (told or "")
+
+
+def test_weights_that_a_scheme_leaves_whole_are_named_if_they_fill_the_peak() -> None:
+    left = (Unreached(path="layers.0.experts", kind="MixtralExperts", reason="a reason", weights_bytes=3 * GIB),)
+    found = measured("forward", STATE).model_copy(update={"unreached": left})
+    assert "the scheme leaves the weights of MixtralExperts whole: spread them over" in (about_peak(found) or "")
+    assert "another --optimizer" not in (about_peak(found) or "")
+    small = found.model_copy(update={"peak_bytes": 7 * GIB})
+    assert "another --optimizer" in (about_peak(small) or "")
 
 
 def test_schemes_are_found_by_what_they_change() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from actbench.declared import unknown_device_profile
 from actbench.errors import UsageError
 from actbench.measuring.cost.rates import Efficiencies, Rates, efficiencies, published, rates
 from actbench.results.machine import memory_bytes
@@ -221,6 +221,4 @@ def get(name: str) -> DeviceProfile:
         return _PROFILES[name]
     if name.endswith(".toml"):
         return _profile(name, read(Path(name)))
-    close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
-    raise UsageError(f"--device-profile {name!r}: there is no such device profile; {hint}")
+    raise unknown_device_profile(name, names())
