@@ -26,6 +26,7 @@ class Packing(HookWrapper):
     """Packing hooks around the passes through a model, and the probing that allocates bits at intervals, or None."""
 
     uncompilable = HOOKS
+    hooked = True
 
     def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
         self.hooks, self.probing = hooks, probing
