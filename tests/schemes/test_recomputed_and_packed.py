@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from actbench import convert, schemes
 from actbench.errors import ConversionError
@@ -139,3 +141,50 @@ def test_a_refused_pair_leaves_the_model_as_it_was() -> None:
         convert(exact, "checkpoint,blocks=Block,only=0.1+gact:L1,only=0.1")
 
     assert not any("forward" in vars(module) for module in exact.modules())
+
+
+class Own(nn.Module):
+    """A model that recomputes by itself: each block, or all of them at once."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.drop = nn.Sequential(Block(), Block(), Block()), nn.Dropout(0.2)
+        self.at_once = at_once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in [self.blocks] if self.at_once else self.blocks:
+            x = checkpoint(lambda given, part=part: self.drop(part(given)), x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("hooks", ["gact:L0", *HOOKS, "actnn:L1,bits=8"])
+def test_a_model_that_checkpoints_its_blocks_itself(hooks: str, at_once: bool) -> None:
+    found = []
+    for spec in (f"{hooks}+checkpoint,blocks=Block", "exact"):
+        module = schemes.build(spec).apply(TrainingSetup(Own(at_once))).module
+        torch.manual_seed(1)
+        module(torch.randn(4, 16, 32)).square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+
+    if hooks in ("gact:L0", "offload"):
+        assert torch.equal(*found)
+    assert nn.functional.cosine_similarity(*found, dim=0) > 0.95
+
+
+@pytest.mark.parametrize("hooks", ["gact:L0", "coat"])
+def test_gradient_checkpointing_of_transformers(hooks: str) -> None:
+    found = []
+    for spec in (f"{hooks}+checkpoint", "exact"):
+        torch.manual_seed(0)
+        config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=50, n_positions=8)
+        module: Any = schemes.build(spec).apply(TrainingSetup(GPT2LMHeadModel(config))).module
+        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()
+        torch.manual_seed(1)
+        ids = torch.arange(16).view(2, 8)
+        module.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        found.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+
+    assert nn.functional.cosine_similarity(*found, dim=0) > 0.95
+    assert hooks == "coat" or torch.equal(*found)

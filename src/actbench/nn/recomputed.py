@@ -20,7 +20,7 @@ from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
 from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
 from actbench.nn.saved.packer import own_tensors
-from actbench.nn.wrapped import HookWrapper, WrappedForward
+from actbench.nn.wrapped import HookWrapper, WrappedForward, checkpoint_hook
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),
@@ -157,7 +157,9 @@ class RecomputedForward(ReboundForward):
                 savedtensors.left(value, "goes into a recomputed block")
 
         hooks = active()
-        if hooks is not None:
+        # The model's own checkpointing runs this again in the backward pass, where no hooks are active: both runs must
+        # save alike, so that both leave what they save to it.
+        if hooks is not None and checkpoint_hook() is None:
             return self._packed(hooks, module, args, kwargs)
 
         def run(*args: Any) -> Any:
