@@ -18,6 +18,7 @@ from actbench.errors import ConversionError
 from actbench.nn import savedtensors
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
+from actbench.nn.refusals import refuse_exporting
 from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
 from actbench.nn.saved.packer import own_tensors
 from actbench.nn.wrapped import HookWrapper, WrappedForward, checkpoint_hook
@@ -137,6 +138,7 @@ class RecomputedForward(ReboundForward):
         module = self.module
         if not (module.training and torch.is_grad_enabled()):
             return self.inner(module, *args, **kwargs)
+        refuse_exporting("a model whose blocks run again in the backward pass", "an exported graph has no such pass")
         if torch.compiler.is_compiling() and writes_buffers(module, self.written):
             return self._uncompiled(module, args, kwargs)
         return self._checkpointed(module, args, kwargs)

@@ -14,7 +14,7 @@ from actbench.codecs.sketch import Sketching, fresh_sketch, project
 from actbench.nn import savedtensors
 from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
-from actbench.nn.refusals import first_order
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
 from actbench.nn.replacement import made_class, standing_in
 from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.ops.library import traced
@@ -68,6 +68,7 @@ class SketchedProduct(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         """Return the product in the type of the sketch (autocast's, where it is on)."""
+        refuse_exporting(*OWN_BACKWARD)
         ctx.sketching, ctx.transposed = sketching, transposed
         ctx.shape, ctx.dtypes = x.shape, dtypes_of(x, weight, bias)
         ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
