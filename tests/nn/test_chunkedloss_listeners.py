@@ -73,18 +73,14 @@ def a_hook(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
     return seen
 
 
-def a_hook_that_changes_it(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
-    logits = model(IDS)
-    logits.register_hook(lambda gradient: 3 * gradient)
-    loss(logits).backward()
-    return []
+def changed(change: Callable[[Tensor], Tensor]) -> Step:
+    def step(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
+        logits = model(IDS)
+        logits.register_hook(change)
+        loss(logits).backward()
+        return []
 
-
-def a_hook_that_returns_another(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
-    logits = model(IDS)
-    logits.register_hook(lambda gradient: gradient.flip(0))
-    loss(logits).backward()
-    return []
+    return step
 
 
 def a_hook_after_the_loss(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
@@ -158,19 +154,13 @@ def detached(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
     return [logits.grad]
 
 
-def detached_by_attribute(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
-    logits = model(IDS).detach()
-    logits.requires_grad = True
-    loss(logits).backward()
-    return [logits.grad]
-
-
 def sent_on_by_hand(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
     logits = model(IDS)
-    leaf = logits.detach().requires_grad_()
+    leaf = logits.detach()
+    leaf.requires_grad = True
     loss(leaf).backward()
     logits.backward(leaf.grad)
-    return []
+    return [leaf.grad]
 
 
 def a_gradient_of_ones_own(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
@@ -204,25 +194,10 @@ def hooks_of_all_modules(model: Any, loss: Callable[[Tensor], Tensor]) -> Seen:
     return seen
 
 
-STEPS = [
-    a_hook,
-    a_hook_that_changes_it,
-    a_hook_that_returns_another,
-    a_hook_after_the_loss,
-    retained,
-    a_hook_of_its_node,
-    a_hook_of_a_node_behind_the_loss,
-    a_hook_of_several,
-    asked,
-    asked_by_edge,
-    as_inputs,
-    detached,
-    detached_by_attribute,
-    sent_on_by_hand,
-    a_gradient_of_ones_own,
-    without_a_graph,
-    hooks_of_all_modules,
-]
+HOOKS = [a_hook, a_hook_after_the_loss, a_hook_of_its_node, a_hook_of_a_node_behind_the_loss, a_hook_of_several]
+ASKED = [retained, asked, asked_by_edge, as_inputs, hooks_of_all_modules]
+ALONE = [detached, sent_on_by_hand, a_gradient_of_ones_own, without_a_graph]
+STEPS = [*HOOKS, *ASKED, *ALONE, changed(lambda gradient: 3 * gradient), changed(lambda gradient: gradient.flip(0))]
 
 
 def in_pieces(exact: nn.Module) -> nn.Module:

@@ -168,12 +168,6 @@ class Scheme(Data):
         """
         setup = replace(setup, untraceable=setup.untraceable or self.untraceable)
         setup = replace(setup, unsharded=setup.unsharded or self.unsharded)
-        setup = self._changed(setup)
-        if {"saved tensors", "recomputation"}.intersection(self.changes):
-            refuse_hooks_inside(setup.module)
-        return setup
-
-    def _changed(self, setup: TrainingSetup) -> TrainingSetup:
         if not self.only:
             return self.change(setup)
         nothing: NothingToConvertError | None = None
@@ -189,6 +183,7 @@ class Scheme(Data):
         if nothing is not None and len(setup.sites) == before:
             raise nothing
         bind_entries(setup.module)  # entries of the parts go inside those of the model
+        refuse_hooks_inside(setup.module)
         return setup
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
