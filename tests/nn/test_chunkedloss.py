@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from actbench import schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.nn.chunkedloss import Logits
+from actbench.nn.promisedlogits import Logits
 from actbench.setup import TrainingSetup
 
 CLASSES = 50
@@ -169,7 +169,7 @@ def test_logits_that_are_written_to_are_refused() -> None:
         logits[..., 0] = -1e4
         return plain(logits, labels)
 
-    with pytest.raises(ConversionError, match="changes its logits in place"):
+    with pytest.raises(ConversionError, match="the logits are changed in place"):
         result(in_pieces(Model(masked)))
 
 

@@ -7,9 +7,12 @@ import multiprocessing
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
 from actbench import schemes
+from actbench.schemes.base import OF_PARTS
 from actbench.setup import TrainingSetup
 
 
@@ -36,6 +39,9 @@ LAYERS = {
     "Hardsigmoid": (nn.Hardsigmoid, "fewbit:3"),
     "CompressedHardsigmoid": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid()), "actnn"),
     "Conv1D": (lambda: Conv1D(4, 4), "randomized:0.5"),
+    "CompressedConv1D": (lambda: nn.Sequential(Conv1D(4, 4), Conv1D(4, 4)), "dropit"),
+    "LayerNormFromOutput": (lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), "msln"),
+    "LlamaRMSNormFromOutput": (lambda: nn.Sequential(LlamaRMSNorm(4), nn.Linear(4, 4)), "msln"),
 }
 
 
@@ -48,6 +54,38 @@ def test_a_copy_computes_the_same(name, copied):
 
     assert [type(part) for part in twin.modules()] == [type(part) for part in module.modules()]
     assert torch.equal(gradient(twin, x), gradient(module, x))
+
+
+def model():
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=50, n_positions=8, activation_function="silu")
+    return nn.ModuleDict(
+        {"lm": GPT2LMHeadModel(config), "conv": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU())}
+    )
+
+
+def both_gradients(module):
+    torch.manual_seed(0)
+    module.train().zero_grad()
+    ids = torch.arange(16).view(2, 8)
+    images = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8)
+    (module["lm"](input_ids=ids, labels=ids).loss + module["conv"](images).relu().square().sum()).backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+OF_MODULES = [name for name in schemes.alone() if set(schemes.lookup(name).model_construct().changes) & OF_PARTS]
+SPECS = [{"fewbit": "fewbit:3", "randomized": "randomized:0.5", "encode": "encode:int:6"}.get(n, n) for n in OF_MODULES]
+
+
+@pytest.mark.parametrize(
+    "spec", [*SPECS, "chunked_loss,head=lm.lm_head", "actnn:L3", "gact:L1+checkpoint", "offload+selective"]
+)
+def test_every_converted_model_can_be_saved(spec):
+    spec = {"smaq": "smaq,on=activations", "encode:int:6": "encode:int:6,on=activations"}.get(spec, spec)
+    module = schemes.build(spec).apply(TrainingSetup(model())).module
+    twin = saved(module)
+
+    torch.testing.assert_close(both_gradients(twin), both_gradients(module))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import nn
@@ -86,6 +87,12 @@ class ReboundForward:
         """The signature of the earlier forward; trainers choose a batch's columns by it."""
         before = self._before or getattr(type(self.module).forward, "__get__")(self.module)  # noqa: B009
         return inspect.signature(before)
+
+    @property
+    def __code__(self) -> CodeType:
+        """The code of the earlier forward, which torch.export names in its messages."""
+        code: CodeType = getattr(self._before or type(self.module).forward, "__code__")  # noqa: B009
+        return code
 
     def _stand_on(self, module: nn.Module) -> None:
         vars(module)["forward"] = self

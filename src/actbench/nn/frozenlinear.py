@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from actbench.codecs.encodings import Encoding, Parts
 from actbench.nn.compressed.linear import is_conv1d
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
-from actbench.nn.refusals import first_order
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
 from actbench.nn.replacement import carry_hooks
 from actbench.ops.noise import fresh_seed
 
@@ -26,6 +26,7 @@ class _Product(torch.autograd.Function):
         ctx: Any, x: Tensor, bias: Tensor | None, shape: tuple[int, ...], encoding: Encoding, *parts: Tensor
     ) -> Tensor:
         """Return the product in autocast's type, where it is on."""
+        refuse_exporting(*OWN_BACKWARD)
         ctx.save_for_backward(*parts)
         ctx.shape, ctx.encoding, ctx.dtypes = shape, encoding, dtypes_of(x, bias)
         return _product(x, encoding.decode(parts, shape, product_dtype(x)), bias)

@@ -12,7 +12,7 @@ from actbench.codecs.gated import Inversion
 from actbench.nn import savedtensors
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.precision import wide
-from actbench.nn.refusals import first_order, saved_output
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting, saved_output
 from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import encode
 
@@ -87,6 +87,7 @@ class InvertedGradient(torch.autograd.Function):
         ctx: Any, x: Tensor, exact: Callable[[Tensor], Tensor], turn: Tensor, slopes: Tensor, inversion: Inversion
     ) -> Tensor:
         """Return ``exact(x)``; save it, the packed bits ``x > turn``, and the slopes, which belong to the layer."""
+        refuse_exporting(*OWN_BACKWARD)
         ctx.inversion, ctx.order = inversion, memory_order(x)
         bits = encode(in_order(x, ctx.order), turn, 1, False)
         savedtensors.packed(x, bits)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from actbench.errors import ConversionError, MeasurementError
-from actbench.nn.crossentropy import Cast, How
-from actbench.nn.precision import cast_all, dtypes_of, no_autocast
+from actbench.nn.crossentropy import How, Loss, gradient_of
+from actbench.nn.precision import no_autocast
+from actbench.nn.promised import Promised
+from actbench.nn.promisedlogits import Cast
 from actbench.nn.refusals import first_order
 
 UNTRACEABLE = "Liger's kernels are no operators of torch, so that fake tensors show nothing of what they allocate"
@@ -43,36 +47,59 @@ def check(device: torch.device) -> None:
 
 
 class LigerCrossEntropy(torch.autograd.Function):
-    """Sum of the cross entropy of the rows of a linear layer's output; forward computes the gradients too."""
+    """Sum of the cross entropy of promised logits; forward computes the gradients of the layer too."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
+    def forward(ctx: Any, logits: Promised, target: Tensor, how: How) -> Tensor:
         """Return the sum, float32; raise a ConversionError if logits are changed between the layer and the loss."""
-        if not all(isinstance(step, Cast) for step in how.scaling):
+        recipe: Any = logits.promise
+        if not all(isinstance(step, Cast) for step in recipe.scaling):
             raise ConversionError(
                 "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels are not told of "
                 "here; take chunked_loss without it"
             )
         loss = kernels()(ignore_index=how.ignore_index, label_smoothing=how.smoothing, reduction="sum")
-        needs, given = ctx.needs_input_grad[:3], (hidden, weight, bias)
+        source = recipe.source
+        given = recipe.rows(), source.weight, source.bias
+        trained = (source.hidden, *given[1:])
+        needs = [logits.requires_grad and each is not None and each.requires_grad for each in trained]
         asked = (any(needs), *needs[1:])  # without the gradient of the input Liger computes none
-        with torch.enable_grad(), no_autocast(hidden):
-            x, w, b = (_leaf(each, how.dtype, ask) for each, ask in zip(given, asked, strict=True))
+        with torch.enable_grad(), no_autocast(target):
+            x, w, b = (_leaf(each, source.dtype, ask) for each, ask in zip(given, asked, strict=True))
             total: Tensor = loss(w, x, target, b)
             wanted = [leaf for leaf, need in zip((x, w, b), needs, strict=True) if need and leaf is not None]
             found = iter(torch.autograd.grad(total, wanted) if wanted else ())
-        ctx.save_for_backward(*(next(found) if need else None for need in needs))
-        ctx.dtypes = dtypes_of(*given)
+        ctx.save_for_backward(target, *(next(found) if need else None for need in needs))
+        ctx.recipe, ctx.how = recipe, how
         return total.detach()
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of hidden, weight and bias, which the forward pass computed."""
+        """Return the gradient of the logits, which is not computed yet."""
+        target, *found = ctx.saved_tensors
         again = torch._C._autograd._get_current_graph_task_keep_graph()
-        scale = torch.mul if again else Tensor.mul_
-        found = tuple(None if each is None else scale(each, gradient.to(each.dtype)) for each in ctx.saved_tensors)
-        return *cast_all(found, ctx.dtypes), None, None
+        loss = _LigerLoss(ctx.recipe, target, ctx.how, gradient, found, again)
+        return Promised.of(gradient_of(ctx, loss)), None, None
+
+
+@dataclass(frozen=True, eq=False)
+class _LigerLoss(Loss):
+    """A loss whose gradients were computed in the forward pass.
+
+    Attributes:
+        found: Those of rows, weight and bias, for a gradient of 1.
+        again: Whether they are needed once more.
+    """
+
+    found: list[Tensor | None]
+    again: bool
+
+    def to_source(self, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """Return the gradients of hidden, weight and bias of the layer."""
+        scale = torch.mul if self.again else Tensor.mul_
+        rows, *others = (None if each is None else scale(each, self.gradient.to(each.dtype)) for each in self.found)
+        return self.unshaped(rows), *others
 
 
 def _leaf(tensor: Tensor | None, dtype: torch.dtype, asked: bool) -> Tensor | None:

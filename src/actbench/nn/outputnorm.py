@@ -23,7 +23,7 @@ from torch.func import functional_call
 from actbench.nn import savedtensors
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype, wide
 from actbench.nn.refusals import first_order, refuse_compiling, saved_output
-from actbench.nn.replacement import standing_in, without_hooks
+from actbench.nn.replacement import made_class, standing_in, without_hooks
 
 LEAST = 2.0**-10
 """Magnitude of a weight below which the normalised input cannot be computed from the output."""
@@ -212,7 +212,7 @@ def _run_on(layer: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor | 
 
 @functools.cache
 def _class_for(kind: type[Any]) -> type[Any]:
-    return type(f"{kind.__name__}FromOutput", (FromOutput, kind), {"__module__": __name__})
+    return made_class(f"{kind.__name__}FromOutput", (FromOutput, kind), _class_for, kind)
 
 
 def from_output(layer: nn.Module) -> nn.Module:

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from actbench.errors import ConversionError
 from actbench.nn import savedtensors
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
+from actbench.nn.refusals import refuse_exporting
 from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
 from actbench.nn.saved.packer import own_tensors
+from actbench.nn.wrapped import HookWrapper, WrappedForward, checkpoint_hook
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),
@@ -135,6 +138,7 @@ class RecomputedForward(ReboundForward):
         module = self.module
         if not (module.training and torch.is_grad_enabled()):
             return self.inner(module, *args, **kwargs)
+        refuse_exporting("a model whose blocks run again in the backward pass", "an exported graph has no such pass")
         if torch.compiler.is_compiling() and writes_buffers(module, self.written):
             return self._uncompiled(module, args, kwargs)
         return self._checkpointed(module, args, kwargs)
@@ -155,7 +159,9 @@ class RecomputedForward(ReboundForward):
                 savedtensors.left(value, "goes into a recomputed block")
 
         hooks = active()
-        if hooks is not None:
+        # The model's own checkpointing runs this again in the backward pass, where no hooks are active: both runs must
+        # save alike, so that both leave what they save to it.
+        if hooks is not None and checkpoint_hook() is None:
             return self._packed(hooks, module, args, kwargs)
 
         def run(*args: Any) -> Any:
@@ -211,6 +217,33 @@ class RecomputedForward(ReboundForward):
         twin = type(self)(module, self.path)
         twin.written = self.written
         return twin
+
+
+def refuse_hooks_inside(model: nn.Module) -> None:
+    """Raise a ConversionError if hooks that pack or move saved tensors are bound on a recomputed block, or inside one.
+
+    Of nested hooks only the innermost run. Those of the block, by which it finds out what to recompute, would not see
+    what the others take. Around blocks hooks are fine: blocks then know of them.
+    """
+    _refuse_hooks(model, "", None)
+
+
+def _refuse_hooks(module: nn.Module, path: str, block: str | None) -> None:
+    hooked = False
+    for bound in ReboundForward.all_of(module):  # the front one runs around the others
+        if isinstance(bound, RecomputedForward) and not hooked:
+            block = path
+        wrapper = bound.wrapper if isinstance(bound, WrappedForward) else None
+        if isinstance(wrapper, HookWrapper) and block is not None:
+            raise ConversionError(
+                f"{block or 'the model'} is recomputed in the backward pass, and hooks pack or move what "
+                f"{'it' if block == path else path} saves: of nested hooks only the innermost run, so that nothing "
+                "there would be recomputed; leave only= out of what packs, which then packs what recomputed blocks "
+                "save, or name parts in only= that do not overlap"
+            )
+        hooked = hooked or (wrapper is not None and wrapper.hooked and block is None)
+    for name, child in module.named_children() if not hooked else ():
+        _refuse_hooks(child, f"{path}.{name}" if path else name, block)
 
 
 class _Rest(NamedTuple):

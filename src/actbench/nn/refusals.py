@@ -32,15 +32,29 @@ def refuse_lazy(module: nn.Module) -> None:
 
 
 def refuse_compiling(what: str, why: str) -> None:
-    """Raise a ConversionError under ``torch.compile`` that says what cannot be compiled and why.
+    """Raise a ConversionError under ``torch.compile`` or ``torch.export`` that says what does not go with it and why.
 
     An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
     also checks whether the compiler waits for frames that are called from here.
     """
+    refuse_exporting(what, why)
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
         raise ConversionError(
             f"{what} cannot be compiled: {why}; use it without torch.compile, or fewbit or randomized with it"
         )
+
+
+def refuse_exporting(what: str, why: str) -> None:
+    """Raise a ConversionError under ``torch.export`` that says what cannot be exported and why."""
+    if torch.compiler.is_exporting():
+        raise ConversionError(
+            f"{what} cannot be exported: {why}; undo the conversion first: actbench.conversion_of(model).undo(), or "
+            "export it under torch.no_grad()"
+        )
+
+
+OWN_BACKWARD = ("a converted layer", "it has a backward pass of its own, which an exported graph loses")
+"""What cannot be exported, and why."""
 
 
 def refuse_compiled(module: nn.Module, what: str, why: str) -> None:

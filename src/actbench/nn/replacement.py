@@ -186,6 +186,25 @@ def standing_in(layer: nn.Module, cls: type[M], **attributes: Any) -> M:
     return new  # type: ignore[no-any-return]
 
 
+def made_class(
+    name: str, bases: tuple[type[Any], ...], make: Callable[[Any], type[Any] | None], kind: type[Any], **own: Any
+) -> type[Any]:
+    """Return the class that ``make(kind)`` makes at run time, with these bases and attributes.
+
+    No module has its name, so its objects are pickled by ``make`` and ``kind``.
+    """
+
+    def reduced(layer: nn.Module) -> tuple[Any, ...]:
+        return _unfilled, (make, kind), vars(layer)
+
+    return type(name, bases, {**own, "__module__": make.__module__, "__reduce__": reduced})
+
+
+def _unfilled(make: Callable[[Any], Any], kind: type[Any]) -> Any:
+    cls = make(kind)
+    return cls.__new__(cls)
+
+
 def inherit(new: nn.Module, old: nn.Module) -> nn.Module:
     """Give ``new`` the identity of ``old``: its parameters, buffers, hooks and train/eval flag (shared, not copied)."""
     kept = set(vars(new)) - set(vars(nn.Module()))

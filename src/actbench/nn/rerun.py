@@ -1,4 +1,4 @@
-"""Prepares the second run of a block: buffers and caches as before the first run, and fresh seeds.
+"""Prepares the second run of a block: parameters, buffers and caches as before the first run, and fresh seeds.
 
 A second run on the buffers that the first run left would compute something else (spectral norm, a running mean), and
 count a batch twice. It gets copies of the earlier buffers, and afterwards the buffers themselves are back in place:
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from actbench.errors import ConversionError
+from actbench.nn.firsttensors import FirstTensors
 from actbench.ops import noise
 from actbench.units import KIB
 
@@ -188,7 +189,7 @@ class Rerun:
 
     def __init__(self, module: nn.Module, written: Written, around: _Around = nullcontext) -> None:
         self._module, self._written, self._around = module, written, around
-        self._norms = counting_norms(module)
+        self._norms, self._tensors = counting_norms(module), FirstTensors(module)
         copies: dict[Tensor, Tensor] = {}
         self._before = [_as_it_is(*place, copies) for place in _places(module, self._norms)]
         self._held: list[tuple[nn.Module, str, Any]] = []
@@ -218,8 +219,9 @@ class Rerun:
             self._held.append((buffer.part, buffer.name, buffer.value))
 
     def __enter__(self) -> list[Tensor]:
-        """Give the block its earlier buffers; return these tensors."""
+        """Give the block its earlier parameters and buffers; return these buffers."""
         with ExitStack() as stack:
+            stack.enter_context(self._tensors.given())
             stack.enter_context(statistics_kept(self._norms))
             given = stack.enter_context(self._given())
             # A retained graph may run this again, and torch restores the generator of the first run each time.

@@ -15,7 +15,7 @@ from actbench.codecs.tables import Table
 from actbench.nn import savedtensors
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.refusals import first_order
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
 from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops import mask
 from actbench.ops.activate import activate
@@ -134,6 +134,7 @@ class StepwiseGradient(torch.autograd.Function):
         With the name of a function, one operator gives output and codes, if it takes such an x. That of ReLU reads
         neither bounds nor levels, which may be None.
         """
+        refuse_exporting(*OWN_BACKWARD)
         ctx.steps, ctx.dtype, ctx.order = steps, x.dtype, memory_order(x)
         inplace = getattr(exact, "inplace", False)
         if inplace:

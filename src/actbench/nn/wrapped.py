@@ -73,9 +73,13 @@ class Wrapper:
 
     Class attributes of a kind of wrapper:
         uncompilable: What cannot be compiled, and why; see :func:`actbench.nn.refusals.refuse_compiling`.
+
+    Attributes:
+        hooked: Whether blocks that are recomputed inside a pass know of its hooks, and of hooks inside themselves.
     """
 
     uncompilable: ClassVar[tuple[str, str]]
+    hooked: bool = False
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run one pass.

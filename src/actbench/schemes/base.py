@@ -12,6 +12,7 @@ from pydantic import field_validator, model_validator
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
+from actbench.nn.recomputed import refuse_hooks_inside
 from actbench.nn.wrapped import bind_entries
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic
@@ -162,7 +163,8 @@ class Scheme(Data):
         Modules are changed in place. A part is changed like a whole model: bits are allocated within it.
 
         Raises:
-            ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
+            ConversionError: The model holds nothing the scheme works on, ``only`` names no module, or hooks that pack
+                saved tensors are now inside of a block that is recomputed.
         """
         setup = replace(setup, untraceable=setup.untraceable or self.untraceable)
         setup = replace(setup, unsharded=setup.unsharded or self.unsharded)
@@ -181,6 +183,7 @@ class Scheme(Data):
         if nothing is not None and len(setup.sites) == before:
             raise nothing
         bind_entries(setup.module)  # entries of the parts go inside those of the model
+        refuse_hooks_inside(setup.module)
         return setup
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

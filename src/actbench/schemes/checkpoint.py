@@ -6,7 +6,7 @@ from pydantic import PositiveInt, field_validator
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.recomputed import RecomputedForward, blocks, repeated
+from actbench.nn.recomputed import RecomputedForward, blocks, refuse_hooks_inside, repeated
 from actbench.nn.replacement import census
 from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.results.records import Site
@@ -49,10 +49,13 @@ class RecomputedBlocks(Scheme):
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with its blocks changed; if none is known, the repeated modules of its whole model."""
-        if self.blocks or blocks(setup.module):
-            return super().apply(setup)
-        names = {type(block).__name__: None for _, block in repeated(setup.module)}
-        return super(RecomputedBlocks, self.model_copy(update={"blocks": tuple(names)})).apply(setup)
+        scheme = self
+        if not self.blocks and not blocks(setup.module):
+            names = {type(block).__name__: None for _, block in repeated(setup.module)}
+            scheme = self.model_copy(update={"blocks": tuple(names)})
+        changed = super(RecomputedBlocks, scheme).apply(setup)
+        refuse_hooks_inside(changed.module)  # those of a scheme before may be in a part of the model
+        return changed
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a recomputing forward on the blocks.

@@ -18,7 +18,7 @@ from actbench.nn.compressed import batchnorm, convolution, dropout, linear, pool
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.replacement import parametrized, standing_in
+from actbench.nn.replacement import made_class, parametrized, standing_in
 from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.stepwise import StepwiseActivation
 from actbench.results.records import Unreached
@@ -177,7 +177,7 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
 def compressed_class(kind: type[Any]) -> type[Compressed] | None:
     """Return the class that replaces exactly ``kind``, or None."""
     if linear.is_conv1d(kind):
-        return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
+        return made_class("CompressedConv1D", (linear.Linear, kind), compressed_class, kind, transposed=True)
     return STANDS_FOR.get(kind)
 
 

@@ -14,8 +14,8 @@ from actbench.codecs.sketch import Sketching, fresh_sketch, project
 from actbench.nn import savedtensors
 from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
-from actbench.nn.refusals import first_order
-from actbench.nn.replacement import standing_in
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
+from actbench.nn.replacement import made_class, standing_in
 from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.ops.library import traced
 
@@ -68,6 +68,7 @@ class SketchedProduct(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         """Return the product in the type of the sketch (autocast's, where it is on)."""
+        refuse_exporting(*OWN_BACKWARD)
         ctx.sketching, ctx.transposed = sketching, transposed
         ctx.shape, ctx.dtypes = x.shape, dtypes_of(x, weight, bias)
         ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
@@ -216,21 +217,8 @@ def is_linear(layer: nn.Module) -> bool:
 def sketched_class(kind: type[Any]) -> type[Sketched] | None:
     """Return the class that replaces exactly ``kind``, or None."""
     if is_conv1d(kind):
-        own = {"transposed": True, "__module__": __name__, "__reduce__": _reduced}
-        return type("SketchedConv1D", (Sketched, kind), own)
+        return made_class("SketchedConv1D", (Sketched, kind), sketched_class, kind, transposed=True)
     return SketchedLinear if kind is nn.Linear else None
-
-
-def _reduced(layer: Sketched) -> tuple[Any, ...]:
-    """Pickle a layer by the class that it replaces: unpickling makes the layer's own class from it."""
-    kind = next(base for base in type(layer).__mro__ if is_conv1d(base))
-    return _unfilled, (kind,), vars(layer)
-
-
-def _unfilled(kind: type[nn.Module]) -> Sketched:
-    cls = sketched_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
-    assert cls is not None
-    return cls.__new__(cls)
 
 
 def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketch]) -> Sketched | None:

@@ -19,7 +19,7 @@ from actbench.codecs.encodings import Encoding, SmaqSimulated
 from actbench.nn import savedtensors
 from actbench.nn.encoded.form import encoded, takes, through
 from actbench.nn.hooked.hooks import active
-from actbench.nn.refusals import first_order, refuse_compiling, refuse_second_order
+from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_compiling, refuse_exporting, refuse_second_order
 from actbench.nn.saved import Packed
 
 _ONLY_MOVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
@@ -76,6 +76,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
+        refuse_exporting(*OWN_BACKWARD)
         return torch.empty_like(x).copy_(packed.unpack())  # not a view: views must not be overwritten
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -26,6 +27,7 @@ class Packing(HookWrapper):
     """Packing hooks around the passes through a model, and the probing that allocates bits at intervals, or None."""
 
     uncompilable = HOOKS
+    hooked = True
 
     def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
         self.hooks, self.probing = hooks, probing
@@ -155,5 +157,6 @@ class OffloadedForward(WrappedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, without gradients too."""
-        self.wrapper.refuse_compiling()
+        if not torch.compiler.is_exporting():
+            self.wrapper.refuse_compiling()
         return super().__call__(*args, **kwargs)

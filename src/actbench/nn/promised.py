@@ -1,0 +1,97 @@
+"""Tensors of the autograd graph without values, which know how to compute them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from actbench.errors import ConversionError
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """What a tensor without values stands for.
+
+    Attributes:
+        shape: The tensor's.
+        dtype: The tensor's.
+        device: The tensor's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    what: ClassVar[str]
+    """Its name in messages, in the plural."""
+
+    def values(self) -> Tensor:
+        """Return the values, beneath autograd."""
+        raise NotImplementedError
+
+    def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
+        """Return the promise of what an operator makes of the tensor, or None for one that needs the values."""
+        raise NotImplementedError
+
+
+class Promised(Tensor):
+    """A tensor without values. An operator that its promise does not defer gets the values."""
+
+    promise: Promise
+
+    @classmethod
+    def of(cls, promise: Promise) -> Self:
+        """Return a tensor without values."""
+        make: Any = Tensor._make_wrapper_subclass
+        made: Self = make(cls, promise.shape, dtype=promise.dtype, device=promise.device)
+        made.promise = promise
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Return the names of the tensors inside: none, since it has no values."""
+        return [], None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Pass everything on to autograd, then to operators."""
+        if func is Tensor.__setitem__ and isinstance(args[0], Promised):
+            _refuse_writing(args[0].promise)
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+            if func in _MAKE_LEAVES and isinstance(args[0], Promised) and args[0].requires_grad and args[0].is_leaf:
+                args[0].register_hook(_computed)  # type: ignore[no-untyped-call]
+            return found
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Defer an operator if possible; else compute the values for it."""
+        kwargs, first = kwargs or {}, args[0] if args else None
+        if isinstance(first, Promised):
+            if func._schema.is_mutable:
+                _refuse_writing(first.promise)
+            later = first.promise.after(func, args[1:], kwargs)
+            if later is not None:
+                return type(first).of(later)
+        args, kwargs = tree_map_only(Promised, lambda each: each.promise.values(), (args, kwargs))
+        return func(*args, **kwargs)
+
+
+_MAKE_LEAVES = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+
+def _computed(gradient: Tensor) -> Tensor:
+    """Return the values of the gradient of a leaf, which may be read as long as the leaf is there."""
+    return gradient.promise.values() if isinstance(gradient, Promised) else gradient
+
+
+def _refuse_writing(promise: Promise) -> None:
+    raise ConversionError(
+        f"chunked_loss: {promise.what} are changed in place, which are not computed yet; make new ones of them, or "
+        "leave the scheme out"
+    )
