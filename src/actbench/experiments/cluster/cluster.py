@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,8 +34,12 @@ class Cluster:
             import ray
         except ImportError:
             raise UsageError("--cluster needs Ray: pip install 'actbench[cluster]'") from None
+        settings: Any = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+            # Ray puts the current folder first on the workers' import path. Python's own library is on that path
+            # anyway, and nobody else writes there.
+            with chdir(sysconfig.get_path("stdlib")):
+                ray.init(address=self.address, **settings)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             why = first_line(error)
             raise UsageError(

@@ -101,6 +101,7 @@ def prepare(text: str) -> None:
             f"the node {socket.gethostname()} has another actbench ({actbench.__version__} in "
             f"{Path(actbench.__file__).parent}) than the machine that asks it: install the same on all nodes"
         )
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what cases start imports nothing from that folder
     _place(shared.files)
 
 
