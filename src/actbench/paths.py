@@ -7,10 +7,12 @@ import os
 import re
 import stat
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from actbench.errors import StoreError, UsageError
-from actbench.units import format_bytes
+from actbench.errors import ActbenchError, StoreError, UsageError
+from actbench.units import MIB, format_bytes
 
 _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
 
@@ -73,6 +75,40 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return content
+
+
+MOST_BYTES = MIB
+"""Largest file that a user writes by hand: a recipe, a device profile, a file of Python."""
+_DEEPEST = 50
+_MOST_BITS = 14_000  # Python writes no integer of more than 4,300 digits, and messages repeat what they refuse
+
+
+def read_toml(path: Path, what: str, refused: type[ActbenchError]) -> dict[str, Any]:
+    """Return what a TOML file of a user's holds; ``what`` names it in messages.
+
+    Raises:
+        refused: The file cannot be read, is no regular file, has more than :data:`MOST_BYTES`, is no TOML, or is nested
+            deeper than any file of ours.
+    """
+    try:
+        data = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise refused(f"{what} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise refused(f"{what} is not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise refused(f"{what} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError; a zero byte in the path
+        raise refused(f"{what} is not valid TOML: {error}") from None
+    level: list[Any] = [data]
+    for _ in range(_DEEPEST):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in nested for item in (each.values() if isinstance(each, dict) else each)]
+        if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in level):  # 0xffff...
+            raise refused(f"{what} holds an integer of thousands of digits")
+    if level:
+        raise refused(f"{what} is nested too deeply: more than {_DEEPEST} levels")
+    return data
 
 
 def write_whole(file: Path, content: bytes) -> None:

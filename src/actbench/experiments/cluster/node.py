@@ -21,7 +21,7 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
-from actbench.paths import write_whole
+from actbench.paths import MOST_BYTES, read_bytes, write_whole
 from actbench.results.machine import machine, provenance, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
@@ -190,9 +190,6 @@ def _put(file: Path, content: bytes) -> None:
     write_whole(file, content)
 
 
-_MOST_BYTES = 2**20
-
-
 def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
     """Return what all requests of these cases share, as :class:`~actbench.experiments.cluster.node.Shared` in JSON.
 
@@ -230,11 +227,10 @@ def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]
 def _text(name: str) -> str:
     if not Path(name).resolve().is_relative_to(Path.cwd().resolve()):
         raise UsageError(f"--cluster: {name} is outside of the current folder, and does not travel to the nodes")
-    content = Path(name).read_bytes()
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"--cluster: {name} has {len(content):,} bytes; files of at most 1 MiB travel to nodes")
     try:
-        return content.decode()
+        return read_bytes(Path(name), MOST_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"--cluster: {name} does not travel to the nodes: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--cluster: {name} is no text ({error.reason}), and does not travel to the nodes") from None
 
