@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +71,29 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: The file cannot be read, is larger, or is no regular file (reading a pipe or a device may never end).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with _opened(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return content
+
+
+def digest(path: str | Path) -> str | None:
+    """Return the beginning of the SHA-256 of a regular file; None if it cannot be read."""
+    try:
+        with _opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BufferedReader]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        yield file
 
 
 MOST_BYTES = MIB

@@ -96,7 +96,9 @@ def test_device_profiles(fuzz, tmp_path, changed):
             return
         rates = found.rates
         assert 0 < found.memory_bytes < 2**60
-        assert rates is None or all(0 < rate < math.inf for rate in (*rates.flops.values(), rates.bandwidth, rates.link))
+        assert rates is None or all(
+            0 < rate < math.inf for rate in (*rates.flops.values(), rates.bandwidth, rates.link)
+        )
 
     fuzz(changed(PROFILE), check)
 

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 from actbench import schemes
 from actbench.measuring.meters import profiles
-from actbench.results.records import OPTIMIZER, Built, Case, Task
+from actbench.results.modelspecs import OPTIMIZER
+from actbench.results.records import Built, Case, Task
 from actbench.schemes.base import Scheme
 from actbench.schemes.pasted import InTrainer
 from actbench.schemes.precision import Pure

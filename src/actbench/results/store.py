@@ -16,6 +16,7 @@ from typing import Any, Generic, overload
 from actbench.errors import StoreError
 from actbench.paths import file_name
 from actbench.results import lines
+from actbench.results.contents import Contents
 from actbench.results.linefile import LineFile, locked
 from actbench.results.lines import RecordT
 from actbench.results.measured import MeasuredRecord, Measurement
@@ -54,6 +55,7 @@ class Store(Generic[RecordT]):
         self._records: dict[Identity, RecordT] = {}
         self._here: dict[Data, RecordT] = {}
         self._interned = _Interned()
+        self._contents = Contents()
         for record in results.records:
             self._note(record)
 
@@ -76,8 +78,9 @@ class Store(Generic[RecordT]):
         return tuple(self._records.values())
 
     def find(self, case: Data) -> RecordT | None:
-        """Return the record that counts for a case on this machine."""
-        return self._here.get(case)
+        """Return the record that counts for a case on this machine, if the files that it names hold the same now."""
+        record = self._here.get(case)
+        return record if record is not None and record.files == self._contents.of(case) else None
 
     def done(self, case: Data) -> bool:
         """Whether the file holds a record, measured or failed, of a case.
@@ -98,7 +101,12 @@ class Store(Generic[RecordT]):
             self._here[record.case] = record
 
     def append(self, record: RecordT) -> None:
-        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written."""
+        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written.
+
+        What it says of the files that its case names is what they held when the case was first looked for here.
+        """
+        if files := self._contents.of(record.case):
+            record = record.model_copy(update={"files": files})
         self._file.append(record.model_dump_json().encode())
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)

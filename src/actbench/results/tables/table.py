@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from actbench.results.advice import about_limits, about_peak, names_of
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
-from actbench.results.records import OPTIMIZER, Failure, Published
+from actbench.results.modelspecs import OPTIMIZER
+from actbench.results.records import Failure, Published
 from actbench.results.tables.columns import (
     BATCH,
     ESTIMATES,
