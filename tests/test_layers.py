@@ -14,12 +14,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
-WORDS = {"errors", "units", "paths", "spec", "validation"}
+WORDS = {"errors", "units", "caches", "paths", "spec", "validation"}
 SETUP = WORDS | {"results", "setup", "microbatches"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
     "units": {"errors"},
+    "caches": {"errors"},
     "paths": {"errors", "units"},
     "spec": {"errors", "units"},
     "validation": set(),
@@ -27,7 +28,7 @@ ALLOWED = {
     "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},
-    "ops": {"errors", "kernels"},
+    "ops": {"errors", "kernels", "caches"},
     "codecs": WORDS | {"results", "ops"},
     "optim": WORDS | {"ops", "codecs"},
     "setup": {"errors", "results", "microbatches", "optim"},

@@ -7,10 +7,11 @@ import hashlib
 import os
 import re
 import stat
+import sysconfig
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ def from_home(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(f"{text!r}: nobody here is called {text.split('/')[0]!r}; write ./{text} for a file") from None
+
+
+def away_from_here() -> AbstractContextManager[None]:
+    """Make another folder the current one for a while, for libraries that take what lies there for their own.
+
+    It is that of Python's own library: it is on every import path, and nobody else writes there.
+    """
+    return chdir(sysconfig.get_path("stdlib"))
 
 
 def file_name(text: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from actbench.errors import UsageError, first_line
+from actbench.paths import away_from_here
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class Cluster:
             raise UsageError("--cluster needs Ray: pip install 'actbench[cluster]'") from None
         settings: Any = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         try:
-            # Ray puts the current folder first on the workers' import path. Python's own library is on that path
-            # anyway, and nobody else writes there.
-            with chdir(sysconfig.get_path("stdlib")):
+            with away_from_here():  # Ray puts the current folder first on the workers' import path
                 ray.init(address=self.address, **settings)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             why = first_line(error)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-import platformdirs
-
 import actbench
+from actbench.caches import user_cache
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
@@ -169,7 +168,7 @@ def _place(files: dict[str, str]) -> None:
         MeasurementError: The folder cannot be made.
     """
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
-    root = platformdirs.user_cache_path("actbench") / "cluster" / digest
+    root = user_cache() / "cluster" / digest
     try:
         root.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
