@@ -14,14 +14,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
-WORDS = {"errors", "units", "caches", "paths", "spec", "validation"}
+WORDS = {"errors", "units", "caches", "leftovers", "paths", "spec", "validation"}
 SETUP = WORDS | {"results", "setup", "microbatches"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
     "units": {"errors"},
     "caches": {"errors"},
-    "paths": {"errors", "units"},
+    "leftovers": set(),
+    "paths": {"errors", "units", "leftovers"},
     "spec": {"errors", "units"},
     "validation": set(),
     "results": WORDS,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actbench.errors import ActbenchError, StoreError, UsageError
+from actbench.leftovers import file_beside
 from actbench.units import MIB, format_bytes
 
 _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
@@ -145,11 +146,7 @@ def write_whole(file: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it, and a file that was there stays.
     """
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
-        try:
-            staged.write(content)
-            staged.flush()
-            os.replace(staged.name, file)
-        except BaseException:
-            os.unlink(staged.name)
-            raise
+    with file_beside(file) as (path, staged):
+        staged.write(content)
+        staged.flush()
+        path.replace(file)
