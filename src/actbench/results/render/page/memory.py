@@ -17,6 +17,7 @@ from actbench.results.render.page.pictures import (
     Picture,
     Scale,
     Values,
+    beside,
     byte_scale,
     stacked_bars,
     texts_of,
@@ -47,7 +48,7 @@ MOST_TIMELINES = 12
 def beside_measured(records: Sequence[MeasuredRecord]) -> Beside:
     """Return charts and details of the rows of :func:`actbench.results.tables.results_table`."""
     entries = join(records)
-    return Beside(tuple(groups_of(entries)), tuple(_details(entry.record) for entry in entries))
+    return beside(groups_of(entries), entries, lambda entry: _details(entry.record))
 
 
 def _details(record: MeasuredRecord) -> Details:

@@ -6,14 +6,15 @@ Charts are Vega-Lite: scales of bytes and seconds, tooltips, bars and lines.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from actbench.results.plain import plain
 from actbench.results.records import Failure, Record
 from actbench.units import GIB, KIB, MIB, format_bytes
 
+Row = TypeVar("Row")
 Values = Sequence[Mapping[str, Any]]
 """The data of a chart: raw values in base units, with the values to draw and the texts to show."""
 
@@ -47,15 +48,31 @@ class Details:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a page shows beside the tables; ``details`` belong to the rows of the first table, in their order."""
+    """What a page shows beside the tables.
+
+    Attributes:
+        details: Of the rows of the first table, in their order, or none.
+        lacks_details: Whether there are none because the rows are more than :data:`MOST_DETAILED`.
+    """
 
     groups: tuple[Group, ...] = ()
     details: tuple[Details, ...] = ()
+    lacks_details: bool = False
 
     @property
     def has_charts(self) -> bool:
         """Whether there is anything to draw."""
         return any(group.pictures for group in self.groups)
+
+
+MOST_DETAILED = 5000
+"""Most rows with settings and commands; a larger table has none, so that the file stays small."""
+
+
+def beside(groups: Sequence[Group], rows: Sequence[Row], details: Callable[[Row], Details]) -> Beside:
+    """Return what a page shows beside a table of rows."""
+    has_many = len(rows) > MOST_DETAILED
+    return Beside(tuple(groups), () if has_many else tuple(map(details, rows)), has_many)
 
 
 MOST_GROUPS = 40
