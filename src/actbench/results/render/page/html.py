@@ -18,7 +18,7 @@ from typing import Any
 from actbench.results.plain import plain
 from actbench.results.render.formats import Cells, cells, readable, unbroken, values_of
 from actbench.results.render.page import library
-from actbench.results.render.page.pictures import MOST_DETAILED, Beside, Details, Group, shown
+from actbench.results.render.page.pictures import MOST_DETAILED, Beside, Details, Group
 from actbench.results.tables import Table
 from actbench.results.tables.values import Column, Value
 
@@ -36,7 +36,7 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     """
     beside = beside or Beside()
     details = beside.details
-    groups = shown(beside.groups) if library.is_installed() else ()
+    groups = beside.groups if library.is_installed() else ()
     scripts = [_resource("page.js"), *([library.script(), _resource("charts.js")] if groups else [])]
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
