@@ -213,11 +213,11 @@ def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tm
 
 
 VERBS = {
-    "sweep": ("sweep", "mine.toml", "-o", "out"),
+    "sweep": ("sweep", "tiny-roberta", "-s", "exact", "-b", "1", "--sequence-length", "8", "-o", "out"),
     "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
     "fit": (
         *("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "1", "--sequence-length", "16"),
-        *("-s", "checkpoint", "--budget", "10"),
+        *("-s", "checkpoint", "--jobs", "1", "--budget", "10"),
     ),
 }
 
