@@ -258,8 +258,9 @@ class _Interned:
         fields = record.__dict__
         fields["machine"] = self._part(record.machine)
         fields["versions"] = self._part(record.versions)
-        fields["case"] = self._cases.get(record.case, record.case)
-        fields["command"] = self._text(record.command)
+        if self._cases:
+            fields["case"] = self._cases.get(record.case, record.case)
+        fields["command"] = self._texts.setdefault(record.command, record.command)
         if isinstance(record.outcome, Measurement):
             self._share_measurement(record.outcome)
         for part in (record, record.case, record.outcome, *record.published):
@@ -273,13 +274,10 @@ class _Interned:
         if measurement.built is not None:
             fields["built"] = self._part(measurement.built)
         if measurement.untimed is not None:
-            fields["untimed"] = self._text(measurement.untimed)
+            fields["untimed"] = self._texts.setdefault(measurement.untimed, measurement.untimed)
         for name in UNTABLED:
             if fields[name]:
                 fields[name] = tuple(map(self._part, fields[name]))
-
-    def _text(self, text: str) -> str:
-        return self._texts.setdefault(text, text)
 
     def _part(self, part: Data) -> Data:
         """Return the first part that equals this one; the fields of parts are texts, integers and tuples."""
