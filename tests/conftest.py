@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -219,3 +220,31 @@ def fakeray(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the module that stands in for Ray."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     return importlib.import_module("fakeray")
+
+
+EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"
+SMALL_RECIPE = """
+title = "Which?"
+[workload]
+model = "tiny-roberta"
+batch_size = 1
+sequence_length = 8
+[[scheme]]
+spec = "fewbit:3"
+"""
+
+
+@pytest.fixture
+def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file that is written if code of the current folder runs.
+
+    That folder has a Python file in the name of every module that there is, and a recipe, ``mine.toml``.
+    """
+    folder, witness = tmp_path / "downloaded", tmp_path / "witness"
+    folder.mkdir()
+    installed = [name for name in importlib.metadata.packages_distributions() if name.isidentifier()]
+    for name in {*sys.stdlib_module_names, *installed, "actbench", "sitecustomize", "usercustomize"}:
+        (folder / f"{name}.py").write_text(EVIL.format(witness=str(witness)))
+    (folder / "mine.toml").write_text(SMALL_RECIPE)
+    monkeypatch.chdir(folder)
+    return witness

@@ -189,3 +189,36 @@ def test_a_file_name_as_long_as_names_may_be_is_exported_to(
 
     assert cli("report", "x.jsonl", "--export-csv", target).status == 0
     assert "tiny" in target.read_text()
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(65 * 2**20)
+
+
+@pytest.mark.parametrize(("make", "naming"), [(pipe, "regular file"), (endless, "regular file"), (large, "more than")])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["sweep", "x.toml"], "x.toml"),
+        (["train", "x.toml"], "x.toml"),
+        (["measure", "tiny-bert", "--device-profile", "x.toml"], "x.toml"),
+        (["fit", "tiny-bert", "--device-profile", "x.toml"], "x.toml"),
+        (["measure", "tiny-bert", "-s", "fewbit:3,functions=x.py:f"], "x.py"),
+        (["report", "x.json"], "x.json"),
+    ],
+)
+def test_a_file_that_never_ends_or_is_larger_than_any_of_its_kind_is_not_read(
+    cli: Any, tmp_path: Path, make: Callable[[Path], None], naming: str, arguments: list[str], name: str
+) -> None:
+    make(tmp_path / name)
+
+    assert name in cli.refused(*arguments, naming=naming)

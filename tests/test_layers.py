@@ -14,13 +14,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
-WORDS = {"errors", "units", "paths", "spec", "validation"}
+WORDS = {"errors", "units", "caches", "leftovers", "paths", "spec", "validation"}
 SETUP = WORDS | {"results", "setup", "microbatches"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
     "units": {"errors"},
-    "paths": {"errors", "units"},
+    "caches": {"errors"},
+    "leftovers": set(),
+    "paths": {"errors", "units", "leftovers"},
     "spec": {"errors", "units"},
     "validation": set(),
     "declared": {"errors", "spec", "results", "units"},
@@ -28,7 +30,7 @@ ALLOWED = {
     "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},
-    "ops": {"errors", "kernels"},
+    "ops": {"errors", "kernels", "caches"},
     "codecs": WORDS | {"results", "ops"},
     "optim": WORDS | {"ops", "codecs"},
     "setup": {"errors", "results", "microbatches", "optim"},

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from actbench import caches as _caches
+
 if TYPE_CHECKING:
     from actbench.codecs.activation import own_activation
     from actbench.codecs.tables import table
@@ -66,6 +68,8 @@ _HOMES = {
     "save_converted": "conversion.folders",
     "table": "codecs.tables",
 }
+
+_caches.keep_compiled_code_private()  # before anything imports torch's compiler, which then chooses a folder
 
 __all__ = [
     "ActbenchError",

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
+import sysconfig
 import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, chdir, contextmanager
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
-from actbench.errors import StoreError, UsageError
-from actbench.units import format_bytes
+from actbench.errors import ActbenchError, StoreError, UsageError
+from actbench.leftovers import file_beside
+from actbench.units import MIB, format_bytes
 
 _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
 
@@ -25,6 +33,14 @@ def from_home(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(f"{text!r}: nobody here is called {text.split('/')[0]!r}; write ./{text} for a file") from None
+
+
+def away_from_here() -> AbstractContextManager[None]:
+    """Make another folder the current one for a while, for libraries that take what lies there for their own.
+
+    It is that of Python's own library: it is on every import path, and nobody else writes there.
+    """
+    return chdir(sysconfig.get_path("stdlib"))
 
 
 def file_name(text: str) -> str:
@@ -65,14 +81,63 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: The file cannot be read, is larger, or is no regular file (reading a pipe or a device may never end).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with _opened(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return content
+
+
+def digest(path: str | Path) -> str | None:
+    """Return the beginning of the SHA-256 of a regular file; None if it cannot be read."""
+    try:
+        with _opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BufferedReader]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        yield file
+
+
+MOST_BYTES = MIB
+"""Largest file that a user writes by hand: a recipe, a device profile, a file of Python."""
+_DEEPEST = 50
+_MOST_BITS = 14_000  # Python writes no integer of more than 4,300 digits, and messages repeat what they refuse
+
+
+def read_toml(path: Path, what: str, refused: type[ActbenchError]) -> dict[str, Any]:
+    """Return what a TOML file of a user's holds; ``what`` names it in messages.
+
+    Raises:
+        refused: The file cannot be read, is no regular file, has more than :data:`MOST_BYTES`, is no TOML, or is nested
+            deeper than any file of ours.
+    """
+    try:
+        data = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise refused(f"{what} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise refused(f"{what} is not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise refused(f"{what} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError; a zero byte in the path
+        raise refused(f"{what} is not valid TOML: {error}") from None
+    level: list[Any] = [data]
+    for _ in range(_DEEPEST):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in nested for item in (each.values() if isinstance(each, dict) else each)]
+        if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in level):  # 0xffff...
+            raise refused(f"{what} holds an integer of thousands of digits")
+    if level:
+        raise refused(f"{what} is nested too deeply: more than {_DEEPEST} levels")
+    return data
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -81,11 +146,7 @@ def write_whole(file: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it, and a file that was there stays.
     """
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
-        try:
-            staged.write(content)
-            staged.flush()
-            os.replace(staged.name, file)
-        except BaseException:
-            os.unlink(staged.name)
-            raise
+    with file_beside(file) as (path, staged):
+        staged.write(content)
+        staged.flush()
+        path.replace(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"
 SMALL = ("--sequence-length", "8", "-b", "1")
-RECIPE = '[workload]\nmodel = "tiny-roberta"\nbatch_size = 1\nsequence_length = 8\n[measure]\nschemes = ["fewbit:3"]\n'
 COMPILING = """
 import os
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
@@ -21,19 +18,6 @@ from torch._inductor.async_compile import AsyncCompile
 AsyncCompile.wait_pool_ready()
 torch.compile(lambda x: (x + 1).relu())(torch.zeros(3))
 """
-
-
-@pytest.fixture
-def witness(tmp_path, monkeypatch):
-    """A file that code of the folder writes; the current folder is that folder."""
-    folder, witness = tmp_path / "downloaded", tmp_path / "witness"
-    folder.mkdir()
-    installed = [name for name in importlib.metadata.packages_distributions() if name.isidentifier()]
-    for name in {*sys.stdlib_module_names, *installed, "actbench", "sitecustomize", "usercustomize"}:
-        (folder / f"{name}.py").write_text(EVIL.format(witness=str(witness)))
-    (folder / "mine.toml").write_text(RECIPE)
-    monkeypatch.chdir(folder)
-    return witness
 
 
 def actbench(*arguments):

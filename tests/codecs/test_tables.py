@@ -2,7 +2,6 @@ import itertools
 import math
 
 import numpy as np
-import platformdirs
 import pytest
 
 from actbench.codecs import tables
@@ -199,7 +198,7 @@ def test_levels_are_means_of_the_derivative():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tables.table.cache_clear()
     yield tmp_path
     tables.table.cache_clear()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from hypothesis import strategies as st
 
@@ -8,6 +9,7 @@ from actbench.conversion import savedmodel
 from actbench.errors import ActbenchError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import Recipe
+from actbench.measuring.meters import profiles
 
 
 def toml(value):
@@ -69,6 +71,36 @@ def test_recipes_of_broken_text(fuzz, tmp_path):
 
     parts = st.tuples(st.sampled_from(sources), st.integers(0, 10**6), st.integers(0, 40), st.binary(max_size=8))
     fuzz(parts, check)
+
+
+PROFILE = {
+    "gib": 24,
+    "compute_capability": [8, 6],
+    **dict.fromkeys(("fp32", "half", "bandwidth", "link", "launch", "peer", "network"), 30.5),
+    "devices": 4,
+    "host": dict.fromkeys(("forward", "backward", "optimizer", "view", "packing", "listed", "bandwidth"), 2.5),
+    "efficiencies": {"matmul": {"fp32": 0.5, "memory": 0.5, "ramp": 1}},
+    "operators": {"relu": {"fp32": [[8, 1], [16, 2]]}, "mm": {"half": [[8, 1, 2]]}},
+}
+
+
+def test_device_profiles(fuzz, tmp_path, changed):
+    path = tmp_path / "mine.toml"
+
+    def check(document):
+        text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
+        path.write_text(text, encoding="utf-8", errors="replace")
+        try:
+            found = profiles.get(str(path))
+        except ActbenchError:
+            return
+        rates = found.rates
+        assert 0 < found.memory_bytes < 2**60
+        assert rates is None or all(
+            0 < rate < math.inf for rate in (*rates.flops.values(), rates.bandwidth, rates.link)
+        )
+
+    fuzz(changed(PROFILE), check)
 
 
 SAVED = {

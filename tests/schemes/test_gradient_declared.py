@@ -125,7 +125,7 @@ def test_the_same_number_of_draws_shows_a_bias() -> None:
 
 
 def test_the_committed_records_say_the_same() -> None:
-    records, _ = store.read_all(store.files_in([RESULTS]), sites=False)
+    records, _ = store.read_all(store.files_in([RESULTS]), store.UNTABLED)
     known = [
         (record.case.scheme, record.outcome.gradient_error)
         for record in records

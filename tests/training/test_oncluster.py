@@ -16,6 +16,7 @@ from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.experiments.runner.progress import Progress
 from actbench.results.linefile import locked
 from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
@@ -309,3 +310,15 @@ def test_a_run_in_a_process_of_its_own_and_what_becomes_of_its_end(as_node: Any,
     assert late.reason == "timeout"
     assert "the run worked for longer than --timeout 20 s" in late.message
     assert len(list((tmp_path / "shared").rglob("*.safetensors"))) >= 1  # it lies in the folder that nodes share
+
+
+def test_a_run_begins_anew_after_a_change_of_the_file_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, folders = CASE.model_copy(update={"model": f"{tmp_path}/own.py:build"}), []
+    monkeypatch.setattr(comparison.Training, "_outcome", lambda self, case, folder: folders.append(folder.path))
+    for text in ("first", "first", "second"):
+        (tmp_path / "own.py").write_text(text)
+        list(comparison.Training(tmp_path, False, 0.0, Progress()).outcomes([case]))
+
+    assert folders[0] == folders[1] != folders[2]

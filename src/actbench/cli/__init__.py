@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TextIO, cast
 
-import platformdirs
-
+from actbench.caches import keep_compiled_code_private, own_temporary_folder
 from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
@@ -34,7 +33,7 @@ def main() -> None:
     Exit status: 0 success, 1 some case failed or broke a limit, 2 wrong usage, 130 interrupted.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes import nothing from the current folder
-    _give_compilers_a_cache()
+    keep_compiled_code_private()
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao warns, which transformers imports
     with tolerant() as out, explained_exits():
         try:
@@ -46,21 +45,18 @@ def main() -> None:
                 sys.exit(2)
 
 
-def _give_compilers_a_cache() -> None:
-    """Let torch store compiled code in the user's cache, if that can be written.
-
-    By default torch makes a temporary folder when it is imported.
-    """
-    folder = platformdirs.user_cache_path("actbench") / "inductor"
-    if not folder.is_absolute():
+def _find_a_home() -> None:
+    """Let a folder of this user in the temporary folder be its home, for all libraries, where nobody knows one."""
+    if os.path.isabs(os.path.expanduser("~")):
         return
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if os.access(there, os.W_OK | os.X_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ["HOME"] = home = str(own_temporary_folder())
+    who = f"HOME is not set, and user {os.getuid()} has no entry in passwd"
+    print(f"actbench: there is no home folder ({who}): what is kept between runs lies in {home}", file=sys.stderr)
 
 
 def _run(*, debug: bool) -> None:
     try:
+        _find_a_home()
         with _debugging() if debug else nullcontext():
             together.run(sys.argv[1:])
     except (ActbenchError, OSError) as error:

@@ -10,8 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-import platformdirs
-
+from actbench.caches import user_cache
 from actbench.cli.app import Exit, app
 from actbench.cli.printing import console, plain_table
 from actbench.results.machine import CUPY, available_memory_bytes, machine, version_of
@@ -98,7 +97,7 @@ def _memory() -> Check:
 
 
 def _disk() -> Check:
-    folder = platformdirs.user_cache_path("actbench")
+    folder = user_cache()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(there, os.W_OK):
         advice = "set XDG_CACHE_HOME to a folder that can be written; kernels are compiled again in each run until then"

@@ -73,7 +73,7 @@ def report(
     if kind is not kinds.MEASURED:
         _report_other(kind, files, title, exports)
         return
-    records, notices = store.read_all(files, sites=exports.export_json is not None)
+    records, notices = store.read_all(files, store.UNTABLED if exports.export_json is None else ())
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
@@ -133,9 +133,8 @@ def compare(
     from actbench.results.compare import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
-    (first, first_notices), (second, second_notices) = (
-        store.read_all(store.files_in([path]), sites=False) for path in (before, after)
-    )
+    first, first_notices = store.read_all(store.files_in([before]), store.UNCOMPARED)
+    second, second_notices = store.read_all(store.files_in([after]), store.UNCOMPARED, like=first)
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.printing import ResultFlags, call_task, console, html_page, readers, remark, show, write_files
 from actbench.errors import UsageError
+from actbench.leftovers import temporary_folder
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.tables import Table
 from actbench.results.timeline import Timeline
@@ -168,8 +168,8 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     if not measured:
         remark(f"{flags.export_snapshot} is not written: no case was measured")
         return
-    with TemporaryDirectory(prefix="actbench-") as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
-        made = Path(folder) / "snapshot.pickle"
+    with temporary_folder() as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
+        made = folder / "snapshot.pickle"
         for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
             request = SnapshotRequest(case=record.case, path=made).model_dump_json()
             doing = f"recording the allocations of {record.case.name}"

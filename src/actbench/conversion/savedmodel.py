@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import ModelError, StoreError
+from actbench.leftovers import folder_beside, let_go
 from actbench.paths import check_makeable, read_bytes
 from actbench.results.records import Case, FloatType, Site, Unreached, Versions, WorkloadSettings
 from actbench.units import format_bytes
@@ -30,17 +30,15 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
         StoreError: ``folder`` is taken and not replaceable, or the folder or its parents cannot be written.
     """
     folder = folder.resolve()
-    stage = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    with _writing(folder):
-        refuse_taken(folder, replaceable=replaceable)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        stage.mkdir()
-    try:
+    with ExitStack() as held:
+        with _writing(folder):
+            refuse_taken(folder, replaceable=replaceable)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stage = held.enter_context(folder_beside(folder))
         yield stage
         with _writing(folder):
+            let_go(stage)
             _put_in_place(stage, folder)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)  # already gone after success
 
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:

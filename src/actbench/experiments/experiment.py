@@ -104,7 +104,8 @@ def pending(
 ) -> list[CaseT]:
     """Return the cases of a plan that are to be run, each once; ``progress`` is told of them and of what was done."""
     cases = dict.fromkeys(entry.case for entry in plan)
-    todo = [case for case in cases if force or not store.done(case) or (retry_failed and store.failed(case))]
+    # Each is looked for, also if it is forced: a file that it names is read now, and not once it may have changed.
+    todo = [case for case in cases if not store.done(case) or force or (retry_failed and store.failed(case))]
     if (found := len(cases) - len(todo)) and store.path is not None:
         are = "is" if found == 1 else "are"
         progress.message(f"{found} of {len(cases)} rows {are} already in {store.path} (--force runs them again)")

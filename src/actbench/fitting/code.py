@@ -9,7 +9,8 @@ from actbench import schemes
 from actbench.fitting.rounding import BY_CHANCE, NEAREST, Remedy, remedy
 from actbench.measuring.meters import profiles
 from actbench.results.measured import Measurement
-from actbench.results.records import OPTIMIZER, Built, Case, Task, dtype_for, optimizer_for
+from actbench.results.modelspecs import OPTIMIZER, dtype_for, optimizer_for
+from actbench.results.records import Built, Case, Task
 from actbench.schemes.base import Scheme
 from actbench.schemes.pasted import InTrainer
 from actbench.schemes.precision import Pure

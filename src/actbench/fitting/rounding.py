@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 from actbench import schemes
 from actbench.results.advice import needed_bytes
 from actbench.results.measured import Measurement
-from actbench.results.records import OPTIMIZER, Case, Optimizer
+from actbench.results.modelspecs import OPTIMIZER
+from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import OPTIMIZER_STATE, Scheme
 from actbench.schemes.lowbitadam import Adam4bit, Adam8bit, AdamFp8
 from actbench.schemes.precision import Pure

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from actbench.codecs.activation import Activation, own_activation
 from actbench.errors import ConversionError, UsageError, boundary
 from actbench.nn import computed
-from actbench.paths import from_home
+from actbench.paths import MOST_BYTES, from_home, read_bytes
 
 
 def check(spec: str) -> None:
@@ -34,7 +34,7 @@ def check(spec: str) -> None:
     """
     file, _, name = spec.rpartition(":")
     try:
-        body = ast.parse(from_home(file).read_bytes(), file).body
+        body = ast.parse(read_bytes(from_home(file), MOST_BYTES), file).body
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     except UsageError as error:

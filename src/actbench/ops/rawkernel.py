@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import platformdirs
 import torch
 from torch import Tensor
 
+from actbench.caches import user_cache
 from actbench.errors import KernelError
 
 
@@ -29,7 +29,7 @@ def folder(name: str, sources: Iterable[Path]) -> Path | None:
     A cache only saves time, so a read-only home is no error. If the contents of the sources change, so does the folder.
     """
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
-    path = platformdirs.user_cache_path("actbench") / f"{name}-{digest}"
+    path = user_cache() / f"{name}-{digest}"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 from pydantic import Field
 
 from actbench.results.advice import needed_bytes
+from actbench.results.contents import Content, content_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure, Migrations, Optimizer, Record
 
@@ -236,12 +237,13 @@ def _not_outdone(stacks: Sequence[Tried]) -> list[Tried]:
 
 def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
     """Return the tried stacks of each exact step in the records."""
-    groups: dict[Case, list[FitRecord]] = {}
-    exact: dict[Case, FitRecord] = {}
+    groups: dict[tuple[Case, Content], list[FitRecord]] = {}
+    exact: dict[tuple[Case, Content], FitRecord] = {}
     for record in (record for record in records if not record.of_copy):
-        what = simulated(record.case).model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
+        case = simulated(record.case).model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
+        what = case, content_of(record)
         groups.setdefault(what, []).append(record)
-        if record.case == what:
+        if record.case == case:
             exact[what] = record
     return [found for what, group in groups.items() if what in exact and (found := _fitted(exact[what], group))]
 

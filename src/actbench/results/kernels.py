@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from actbench.errors import StoreError, first_line
+from actbench.paths import read_bytes
 from actbench.results.records import (
     SCHEMA_VERSION,
     Data,
@@ -25,7 +26,7 @@ from actbench.results.records import (
 from actbench.results.sentences import failures
 from actbench.results.tables import Table, fill
 from actbench.results.tables.values import Column, Spread, ratio, step_time, value_of, with_spread
-from actbench.units import NonNegativeInt, PositiveInt
+from actbench.units import MIB, NonNegativeInt, PositiveInt
 
 DeviceName = Literal["cpu", "cuda"]
 ElementType = FloatName | Literal["uint8"]
@@ -120,6 +121,9 @@ class _Report(Data):
     recorded_at: str
 
 
+_MOST_BYTES = 64 * MIB
+
+
 def read_report(path: Path) -> list[KernelRecord]:
     """Return the records of a file that ``actbench kernels`` wrote as one report, before December 2026.
 
@@ -127,7 +131,7 @@ def read_report(path: Path) -> list[KernelRecord]:
         StoreError: The file cannot be read, or is no such report.
     """
     try:
-        report = _Report.model_validate_json(path.read_bytes())
+        report = _Report.model_validate_json(read_bytes(path, _MOST_BYTES))
         return [_of_report(report, result) for result in report.results]
     except (OSError, ValidationError) as error:
         raise StoreError(f"{path} is no report of 'actbench kernels': {first_line(error)}") from None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Generic
 
 from actbench.errors import StoreError, UsageError
+from actbench.leftovers import temporary_folder
 from actbench.results import lines, render
 from actbench.results.fits import FitRecord
 from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_report
@@ -83,8 +83,8 @@ class Kind(Generic[RecordT]):
         if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
             raise UsageError(f"--output {output}: name a folder or a .jsonl file")
         here = machine()
-        with TemporaryDirectory(prefix="actbench-") as folder:
-            file = Path(folder) / "kept.jsonl" if output is None else output
+        with temporary_folder() as folder:
+            file = folder / "kept.jsonl" if output is None else output
             if file.suffix != ".jsonl":
                 file = results_path(file, recipe, here.name).with_suffix(self.suffix)
             for suffix in BESIDE:

@@ -6,13 +6,13 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Set
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
+from actbench.results.modelspecs import dtype_for, optimizer_for
 from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
@@ -66,35 +66,6 @@ FailureReason = Literal[
     "unsupported",  # the meter, model and scheme do not go together
     "unavailable",  # the device or a library is missing on this machine
 ]
-
-
-# Models without their own dtype or optimizer get these. The form of the specification decides, since records are read
-# without torch and without the model.
-DTYPE: Final[Literal["float32"]] = "float32"
-OPTIMIZER: Final[Literal["adamw"]] = "adamw"
-
-_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
-_PLACE = re.compile(r"hf:.*|[.~].*|[^@]*[/\\].*", re.DOTALL)
-
-
-def is_function(model: str) -> bool:
-    """Return whether a model specification names a function of the user's own, ``file.py:function``."""
-    return _FUNCTION.fullmatch(model) is not None
-
-
-def brings_dtype(model: str) -> bool:
-    """Return whether a model specification names a model with its own dtype: a function, a folder or one of the hub."""
-    return is_function(model) or _PLACE.fullmatch(model) is not None
-
-
-def dtype_for(model: str) -> Literal["float32"] | None:
-    """Return the default dtype of a model's weights; None if the model brings its own."""
-    return None if brings_dtype(model) else DTYPE
-
-
-def optimizer_for(model: str) -> Literal["adamw"] | None:
-    """Return the default optimizer of a model; None if the model may bring its own."""
-    return None if is_function(model) else OPTIMIZER
 
 
 class Data(BaseModel):
@@ -282,6 +253,9 @@ Migrations = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
 class Record(Data, Generic[CaseT, OutcomeT]):
     """One line of a results file of any kind of experiment. ``label`` is the recipe's name for the scheme.
 
+    Attributes:
+        files: Digest of each file that the case names, by its path; None where it names none, and in older records.
+
     Class attributes:
         migrations: For each schema version, a function from a record of that version to one of the next.
     """
@@ -298,3 +272,4 @@ class Record(Data, Generic[CaseT, OutcomeT]):
     recorded_at: str
     label: str | None = None
     published: tuple[Published, ...] = ()
+    files: dict[str, str] | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from actbench.results.modelspecs import dtype_for
 from actbench.results.records import (
     Built,
     Data,
@@ -16,7 +17,6 @@ from actbench.results.records import (
     Record,
     WeightsChoice,
     WorkloadSettings,
-    dtype_for,
 )
 from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
 

@@ -7,15 +7,16 @@ another file before the next line is written. The last of several records of one
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, overload
+from typing import Any, Final, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.paths import file_name
 from actbench.results import lines
+from actbench.results.contents import Contents
 from actbench.results.linefile import LineFile, locked
 from actbench.results.lines import RecordT
 from actbench.results.measured import MeasuredRecord, Measurement
@@ -54,6 +55,7 @@ class Store(Generic[RecordT]):
         self._records: dict[Identity, RecordT] = {}
         self._here: dict[Data, RecordT] = {}
         self._interned = _Interned()
+        self._contents = Contents()
         for record in results.records:
             self._note(record)
 
@@ -76,8 +78,9 @@ class Store(Generic[RecordT]):
         return tuple(self._records.values())
 
     def find(self, case: Data) -> RecordT | None:
-        """Return the record that counts for a case on this machine."""
-        return self._here.get(case)
+        """Return the record that counts for a case on this machine, if the files that it names hold the same now."""
+        record = self._here.get(case)
+        return record if record is not None and record.files == self._contents.of(case) else None
 
     def done(self, case: Data) -> bool:
         """Whether the file holds a record, measured or failed, of a case.
@@ -98,7 +101,12 @@ class Store(Generic[RecordT]):
             self._here[record.case] = record
 
     def append(self, record: RecordT) -> None:
-        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written."""
+        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written.
+
+        What it says of the files that its case names is what they held when the case was first looked for here.
+        """
+        if files := self._contents.of(record.case):
+            record = record.model_copy(update={"files": files})
         self._file.append(record.model_dump_json().encode())
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)
@@ -119,30 +127,42 @@ def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
     return Results(tuple(_latest([found], kind).values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
-def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRecord], list[str]]:
+def read_all(
+    paths: Sequence[Path], without: Collection[str] = (), like: Sequence[MeasuredRecord] = ()
+) -> tuple[list[MeasuredRecord], list[str]]:
     """Read several results files of sweeps as one, and return their records and notices; later records win.
 
-    ``sites`` tells whether records keep their sites and unreached places, which tables do not show.
+    Args:
+        paths: The files.
+        without: Fields of measurements that records do not keep, such as :data:`UNTABLED`: many rows take less memory.
+        like: Records that were read before, whose cases the new ones share where they are the same.
 
     Raises:
         StoreError: As of :func:`read`; or no file holds a record.
     """
-    return read_kind(paths, MeasuredRecord, sites)
+    return read_kind(paths, MeasuredRecord, without, like)
 
 
 def read_kind(
-    paths: Sequence[Path], kind: type[RecordT], sites: bool = True, *, may_be_empty: bool = False
+    paths: Sequence[Path],
+    kind: type[RecordT],
+    without: Collection[str] = (),
+    like: Sequence[RecordT] = (),
+    *,
+    may_be_empty: bool = False,
 ) -> tuple[list[RecordT], list[str]]:
     """Read several results files of one kind as one, as :func:`read_all` does, unless all together may be empty."""
     found = [lines.split(path) for path in paths]
-    records = _latest(found, kind, sites)
+    records = _latest(found, kind, _Interned(without, like))
     if found and not records and not may_be_empty:
         raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 
 
-def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
-    shared = _Interned(sites)
+def _latest(
+    files: Sequence[lines.Lines], kind: type[RecordT], shared: _Interned | None = None
+) -> dict[Identity, RecordT]:
+    shared = shared or _Interned()
     found: dict[Identity, RecordT] = {}
     for file in files:
         for number, line in file.numbered():
@@ -193,18 +213,43 @@ def _failed(record: Record[Any, Any]) -> bool:
     return isinstance(record.outcome, Failure)
 
 
-_SITES = ("sites", "unreached")
+UNTABLED: Final = ("sites", "unreached")
+"""Fields of a measurement that no table shows; they take most of the memory of many rows."""
+UNCOMPARED: Final = (
+    *UNTABLED,
+    "gradients_bytes",
+    "optimizer_bytes",
+    "reserved_bytes",
+    "process_bytes",
+    "memory_limit_bytes",
+    "rank_peak_bytes",
+    "peak_parts",
+    "phase_peaks",
+    "estimated",
+    "communication",
+    "untimed",
+    "exact_step_seconds",
+    "largest_batch_search",
+    "diagnostics",
+    "warnings",
+    "timeline",
+)
+"""Fields of a measurement that a comparison of two files does not show."""
 _FIELDS_SET = "__pydantic_fields_set__"
 
 
 class _Interned:
     """The parts of records read so far, which later records share.
 
-    Without ``sites``, records drop their sites and unreached places, which take most of the memory of many rows.
+    ``without`` and ``like`` are as of :func:`read_all`.
     """
 
-    def __init__(self, sites: bool = True) -> None:
-        self._sites = sites
+    def __init__(self, without: Collection[str] = (), like: Sequence[Record[Any, Any]] = ()) -> None:
+        self._without = {name: Measurement.model_fields[name].default for name in without}
+        self._cases = {record.case: record.case for record in like}
+        self._texts: dict[str, str] = {}
+        self._counts: dict[int, int] = {}
+        self._no_extra: dict[str, Any] = {}  # of older records it was emptied when they were read
         self._parts: dict[tuple[Any, ...], Data] = {}
         self._names: dict[frozenset[str], set[str]] = {}
 
@@ -213,6 +258,9 @@ class _Interned:
         fields = record.__dict__
         fields["machine"] = self._part(record.machine)
         fields["versions"] = self._part(record.versions)
+        if self._cases:
+            fields["case"] = self._cases.get(record.case, record.case)
+        fields["command"] = self._texts.setdefault(record.command, record.command)
         if isinstance(record.outcome, Measurement):
             self._share_measurement(record.outcome)
         for part in (record, record.case, record.outcome, *record.published):
@@ -220,11 +268,16 @@ class _Interned:
 
     def _share_measurement(self, measurement: Measurement) -> None:
         fields = measurement.__dict__
+        fields |= self._without
+        fields["weights_bytes"] = self._counts.setdefault(measurement.weights_bytes, measurement.weights_bytes)
+        object.__setattr__(measurement, "__pydantic_extra__", self._no_extra)
         if measurement.built is not None:
             fields["built"] = self._part(measurement.built)
-        for name in _SITES:
+        if measurement.untimed is not None:
+            fields["untimed"] = self._texts.setdefault(measurement.untimed, measurement.untimed)
+        for name in UNTABLED:
             if fields[name]:
-                fields[name] = tuple(map(self._part, fields[name])) if self._sites else ()
+                fields[name] = tuple(map(self._part, fields[name]))
 
     def _part(self, part: Data) -> Data:
         """Return the first part that equals this one; the fields of parts are texts, integers and tuples."""

@@ -21,6 +21,7 @@ from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import bench
 from actbench.measuring.meters import cuda
+from actbench.results.contents import Contents
 from actbench.results.kinds import TRAINED
 from actbench.results.linefile import locked
 from actbench.results.machine import provenance
@@ -128,7 +129,7 @@ class Training:
     def outcomes(self, cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained | Failure]]:
         """Train one case after the other; the checkpoints of one are removed before the next."""
         for case in cases:
-            folder = CheckpointFolder(self.checkpoints / case.key())
+            folder = CheckpointFolder(self.checkpoints / _run_name(case))
             if self.group.is_first and self.force:
                 folder.remove()
             yield case, self._outcome(case, folder)
@@ -169,6 +170,12 @@ class Training:
                 saved = time.monotonic()
 
 
+def _run_name(case: TrainingCase) -> str:
+    """Return the name of a run's checkpoints: where a file that it names holds something else now, it begins anew."""
+    files = Contents().of(case)
+    return "-".join([case.key(), *(files or {}).values()])
+
+
 def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:
     with boundary(f"model {case.model!r} cannot be built with {case.scheme}"):
         return TrainingLoop(case, group)
@@ -184,12 +191,13 @@ def train_here(text: str) -> str:
     """
     asked = PlacedRun.model_validate_json(text)
     with ExitStack() as held:
+        name = _run_name(asked.case)
         try:
-            held.enter_context(locked(Path(f"{asked.folder}-{asked.case.key()}")))
+            held.enter_context(locked(Path(f"{asked.folder}-{name}")))
         except StoreError as error:  # a task that was taken for lost goes on with it, or the folder cannot be written
             return Failure(reason="unavailable", message=f"its checkpoints: {error}").model_dump_json()
         if asked.anew is not None:
-            CheckpointFolder(Path(asked.folder) / asked.case.key()).begin(asked.anew)
+            CheckpointFolder(Path(asked.folder) / name).begin(asked.anew)
         training = Training(Path(asked.folder), False, asked.checkpoint_seconds, Progress())
         ((_, outcome),) = training.outcomes([asked.case])
     return outcome.model_dump_json()

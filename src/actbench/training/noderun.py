@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from pydantic import Field, TypeAdapter
 
 from actbench import errors
+from actbench.caches import user_cache
 from actbench.errors import MeasurementError
 from actbench.experiments.cluster import node
 from actbench.experiments.runner.isolated import IsolatedProcess
@@ -75,7 +75,7 @@ class PlacedRun(RunRequest):
 
 
 def _root(shared: str | None) -> Path:
-    return platformdirs.user_cache_path("actbench") / "checkpoints" if shared is None else Path(shared)
+    return user_cache() / "checkpoints" if shared is None else Path(shared)
 
 
 def _read(answer: bytes) -> Trained | Failure:

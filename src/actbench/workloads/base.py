@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
-from actbench.results.records import DTYPE, Case
+from actbench.results.modelspecs import DTYPE
+from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
 from actbench.workloads.optimizers import make_optimizer
 

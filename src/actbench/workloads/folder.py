@@ -20,7 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from actbench.errors import ModelError, first_line
+from actbench.paths import read_bytes
 from actbench.results.records import WeightsChoice
+from actbench.units import MIB
 
 PROBE_SECONDS = 3.0
 CONFIG = ("config.json",)
@@ -196,9 +198,12 @@ def _indexed_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
+_MOST_BYTES = 64 * MIB  # an index has some 100 bytes a tensor
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):

@@ -17,7 +17,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
 from actbench.errors import ModelError, boundary
-from actbench.results.records import Attention, Built, Case, Task, brings_dtype
+from actbench.results.modelspecs import brings_dtype
+from actbench.results.records import Attention, Built, Case, Task
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import architectures, base, batches, folder, losses, sources, text
 from actbench.workloads.base import construct, float_type

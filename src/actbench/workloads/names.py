@@ -26,7 +26,8 @@ from typing import Any, Literal
 from actbench.declared import unknown_model
 from actbench.errors import ModelError
 from actbench.paths import from_home
-from actbench.results.records import Task, is_function
+from actbench.results.modelspecs import is_function
+from actbench.results.records import Task
 from actbench.units import COUNT_LIMIT
 from actbench.workloads import folder
 from actbench.workloads.graphs import NETWORKS

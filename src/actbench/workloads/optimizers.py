@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from actbench.errors import UsageError
-from actbench.results.records import OPTIMIZER, Optimizer
+from actbench.results.modelspecs import OPTIMIZER
+from actbench.results.records import Optimizer
 from actbench.setup import MakeOptimizer, refuse_frozen
 
 # Usual learning rates of fine-tuning; neither bytes nor seconds depend on them.

@@ -210,3 +210,22 @@ def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tm
 
     assert len(found[0][1]) > 5
     assert found[0] == found[1]
+
+
+VERBS = {
+    "sweep": ("sweep", "tiny-roberta", "-s", "exact", "-b", "1", "--sequence-length", "8", "-o", "out"),
+    "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
+    "fit": (
+        *("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "1", "--sequence-length", "16"),
+        *("-s", "checkpoint", "--jobs", "1", "--budget", "10"),
+    ),
+}
+
+
+def test_no_node_runs_code_of_the_folder_that_a_command_is_typed_in(host: Host, witness: Path) -> None:
+    script = Path(sys.executable).with_name("actbench")
+    for arguments in VERBS.values():
+        ended = subprocess.run([script, *arguments, "--cluster", host.address], capture_output=True, text=True)
+
+        assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
+        assert ended.returncode == 0, ended.stdout + ended.stderr

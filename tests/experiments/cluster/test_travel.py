@@ -43,7 +43,7 @@ def test_presets_and_files_of_the_nodes_do_not_travel(folder: Path) -> None:
     ("name", "content", "naming"),
     [
         ("../above.py", b"", "outside of the current folder"),
-        ("large.py", b"#" * (2**20 + 1), "1,048,577 bytes"),
+        ("large.py", b"#" * (2**20 + 1), "more than 1.00 MiB"),
         ("broken.py", b"\xff\xfe", "is no text"),
     ],
 )

@@ -82,8 +82,14 @@ BAD = {
         RECIPE + "[[scheme]]\nspec = 'x'\npublished = [{paper = 'x'}]",
         "scheme[0].published[0].paper: unknown key; allowed: quantity, value, setting, source",
     ),
-    "broken TOML": (RECIPE + "[measure", "not valid TOML: Expected ']' at the end of a table declaration (at "),
-    "TOML key twice": (RECIPE + 'model = "b"\n', "not valid TOML: Cannot overwrite a value (at line 7, column "),
+    "broken TOML": (
+        RECIPE + "[measure",
+        "the recipe is not valid TOML: Expected ']' at the end of a table",
+    ),
+    "TOML key twice": (
+        RECIPE + 'model = "b"\n',
+        "the recipe is not valid TOML: Cannot overwrite a value (at line 7",
+    ),
 }
 
 

@@ -115,7 +115,7 @@ def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gib = ", "no TOML"),
+        ("gib = ", "is not valid TOML"),
         ("fp32 = 3\n", "gib"),
         ("gib = 4\nspeed = 3\n", "speed"),
         ("gib = 4\nfp32 = 3\n", "belong together; it has fp32"),
@@ -130,6 +130,17 @@ def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> N
         (RATES + HOST + "[operators.relu]\nfp32 = [[8, 1], [8, 2]]\n", "grow from pair to pair"),
         (RATES + HOST + "[operators.relu]\nfp32 = []\n", "operators.relu.fp32"),
         (RATES + HOST + "[operators.relu]\nfp64 = [[8, 1]]\n", "fp64"),
+        *((f"gib = {number}\n", "gib: ") for number in ("1e300", "1e12", "1e-300", "inf", "nan", "true", "-1", "0")),
+        *((RATES.replace("= 20", f"= {number}"), "fp32: ") for number in ("inf", "1e-300", "1e300", "true")),
+        (RATES.replace("launch = 3", "launch = inf"), "launch: "),
+        (RATES.replace("[8, 6]", "[true, 6]"), "compute_capability"),
+        (RATES + "devices = true\n", "devices: "),
+        (RATES + HOST.replace("view = 1", "view = 1e-300"), "host.view: "),
+        (RATES + HOST + "[operators.relu]\nfp32 = [[1e300, 1]]\n", "operators.relu.fp32"),
+        (f"gib = {'9' * 5000}\n", "5000 digits"),
+        (f"gib = 0x{'f' * 20_000}\n", "thousands of digits"),
+        (f"gib = {'[' * 5000}\n", "nested too deeply"),
+        (f"gib{'.a' * 5000} = 1\n", "nested too deeply"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from actbench.results import lines, store
 from actbench.results.linefile import LineFile
-from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Site
 from actbench.results.store import Store
 
@@ -52,6 +52,27 @@ def test_a_record_in_memory_is_little_larger_than_its_line(tmp_path: Path, make_
     assert many - few < 2 * (many_bytes - few_bytes)
 
 
+def test_records_to_compare_take_half_of_the_memory(tmp_path: Path, make_record: MakeRecord) -> None:
+    path, parts = tmp_path / "box.jsonl", dict.fromkeys(PeakParts.model_fields, 2**40)
+    outcome = {"peak_parts": PeakParts(**parts), "untimed": "No step time is estimated. " * 9, "warnings": ("w" * 200,)}
+    written(path, *(make_record(seed=seed, **outcome) for seed in range(400)))
+
+    def held_bytes(without: tuple[str, ...], *, twice: bool = False) -> int:
+        like, _ = store.read_all([path], without) if twice else ([], [])
+        tracemalloc.start()
+        try:
+            records, _ = store.read_all([path], without, like)
+            assert len(records) == 400
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    held_bytes(())  # what is loaded once
+    whole = held_bytes(())
+    assert held_bytes(store.UNCOMPARED) < 0.75 * whole
+    assert held_bytes(store.UNCOMPARED, twice=True) < 0.55 * whole
+
+
 def test_records_share_what_they_have_in_common(tmp_path: Path, make_record: MakeRecord) -> None:
     sites = (Site(path="a", was="nn.GELU", becomes="3-bit GELU", bytes_before=8, bytes_after=1),)
     there = make_record(machine="there", sites=sites, seed=1)
@@ -81,7 +102,7 @@ def test_records_can_be_read_without_their_sites(tmp_path: Path, make_record: Ma
     path = tmp_path / "box.jsonl"
     written(path, make_record(sites=(Site(path="a", was="nn.GELU", becomes="3-bit GELU"),)))
     (whole,), _ = store.read_all([path])
-    (lean,), _ = store.read_all([path], sites=False)
+    (lean,), _ = store.read_all([path], store.UNTABLED)
     assert isinstance(whole.outcome, Measurement)
     assert isinstance(lean.outcome, Measurement)
 

@@ -64,6 +64,48 @@ def test_a_failed_case_is_done(tmp_path: Path, make_record: MakeRecord) -> None:
         assert not opened.failed(record.case)
 
 
+NAMING = {
+    "card.toml": {"device_profile": "card.toml"},
+    "own.py": {"model": "own.py:build"},
+    "folder/config.json": {"model": "./folder@num_hidden_layers=2"},
+    "steps.py": {"scheme": "checkpoint+fewbit:3,functions=relu/steps.py:act/own.py:act"},
+}
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_a_case_is_run_again_after_a_change_of_a_file_that_it_names(
+    tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for each in NAMING:
+        Path(each).parent.mkdir(exist_ok=True)
+        Path(each).write_text("as it was")
+    path, record, other = tmp_path / "box.jsonl", make_record(**NAMING[name]), make_record(device_profile="t4")
+    write(path, record, other)
+
+    with Store.opened(path, MeasuredRecord) as opened:
+        assert opened.done(record.case)
+        Path(name).write_text("changed")
+        opened.append(record)  # it was measured while the file changed: what it was before counts
+    for _ in range(2):
+        with Store.opened(path, MeasuredRecord) as opened:
+            assert opened.done(other.case)
+            assert not opened.done(record.case)
+    write(path, record)
+    with Store.opened(path, MeasuredRecord) as opened:
+        assert opened.done(record.case)
+
+
+def test_older_records_count_where_their_cases_name_no_file(make_record: MakeRecord, tmp_path: Path) -> None:
+    (tmp_path / "card.toml").write_text("")
+    older = [make_record(device_profile=profile) for profile in ("t4", str(tmp_path / "card.toml"))]
+    path = tmp_path / "box.jsonl"
+    path.write_text("".join(record.model_dump_json(exclude={"files"}) + "\n" for record in older))
+
+    with Store.opened(path, MeasuredRecord) as opened:
+        assert [opened.done(record.case) for record in older] == [True, False]
+
+
 def test_a_case_that_was_unavailable_is_tried_again(tmp_path: Path, make_record: MakeRecord) -> None:
     path, record = tmp_path / "box.jsonl", make_record(meter="cuda")
     lacking = record.model_copy(update={"outcome": Failure(reason="unavailable", message="there is no GPU")})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from actbench.results import tables
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.tables.entries import Entry, join
 
@@ -26,6 +27,21 @@ def test_the_exact_model_of_another_machine_meter_or_seed_does_not_count(make_re
     others = [make_record(machine="other"), make_record(meter="cpu"), make_record(seed=1), make_record(dtype="float16")]
 
     assert named(join([*others, make_record("fewbit:3")]))["fewbit:3"].exact is None
+
+
+def test_the_exact_model_on_a_device_that_was_described_otherwise_does_not_count(make_record: MakeRecord) -> None:
+    before, after = (
+        [
+            make_record(scheme, device_profile="mine.toml").model_copy(update={"files": {"mine.toml": digest}})
+            for scheme in ("exact", "fewbit:3")
+        ]
+        for digest in ("1234567890", "abcdefghij")
+    )
+    entries = {(entry.record.files or {})["mine.toml"]: entry for entry in join([before[0], *after])}
+
+    assert entries["abcdefghij"].exact is after[0].outcome
+    assert [entry.exact for entry in join([before[0], after[1]])] == [before[0].outcome, None]
+    assert "content" in [column.key for column in tables.results_table([*before, *after]).columns]
 
 
 def test_a_failed_exact_model_is_nothing_to_read_against(make_record: MakeRecord) -> None:

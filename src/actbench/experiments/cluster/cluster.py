@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from actbench.errors import UsageError, first_line
+from actbench.paths import away_from_here
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class Cluster:
             import ray
         except ImportError:
             raise UsageError("--cluster needs Ray: pip install 'actbench[cluster]'") from None
+        settings: Any = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+            with away_from_here():  # Ray puts the current folder first on the workers' import path
+                ray.init(address=self.address, **settings)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             why = first_line(error)
             raise UsageError(

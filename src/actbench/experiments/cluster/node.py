@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-import platformdirs
-
 import actbench
+from actbench.caches import user_cache
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
-from actbench.paths import write_whole
+from actbench.paths import MOST_BYTES, read_bytes, write_whole
 from actbench.results.machine import machine, provenance, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
@@ -101,6 +100,7 @@ def prepare(text: str) -> None:
             f"the node {socket.gethostname()} has another actbench ({actbench.__version__} in "
             f"{Path(actbench.__file__).parent}) than the machine that asks it: install the same on all nodes"
         )
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what cases start imports nothing from that folder
     _place(shared.files)
 
 
@@ -168,7 +168,7 @@ def _place(files: dict[str, str]) -> None:
         MeasurementError: The folder cannot be made.
     """
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
-    root = platformdirs.user_cache_path("actbench") / "cluster" / digest
+    root = user_cache() / "cluster" / digest
     try:
         root.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -187,9 +187,6 @@ def _put(file: Path, content: bytes) -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, content)
-
-
-_MOST_BYTES = 2**20
 
 
 def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
@@ -229,11 +226,10 @@ def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]
 def _text(name: str) -> str:
     if not Path(name).resolve().is_relative_to(Path.cwd().resolve()):
         raise UsageError(f"--cluster: {name} is outside of the current folder, and does not travel to the nodes")
-    content = Path(name).read_bytes()
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"--cluster: {name} has {len(content):,} bytes; files of at most 1 MiB travel to nodes")
     try:
-        return content.decode()
+        return read_bytes(Path(name), MOST_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"--cluster: {name} does not travel to the nodes: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--cluster: {name} is no text ({error.reason}), and does not travel to the nodes") from None
 

@@ -17,12 +17,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import SchemeRow, as_tuple
-from actbench.paths import read_bytes
+from actbench.paths import read_toml
 from actbench.results.records import Data, Published
-from actbench.units import MIB
 from actbench.validation import Location, dotted, explain
-
-_MOST_BYTES = MIB
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,11 @@ class RecipeFiles:
 
     def read(self, source: str | Path) -> dict[str, Any]:
         """Read a file, or a shipped recipe by name; a RecipeError if it is missing, no TOML or of another kind."""
-        file = self._file(source)
-        try:
-            content = read_bytes(file, _MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
-            data = tomllib.loads(content.decode("utf-8-sig"))
-        except OSError as error:
-            raise RecipeError(f"{source}: the recipe cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{source}: the recipe is not UTF-8 text (byte {error.start})") from None
-        except RecursionError:
-            raise RecipeError(f"{source}: not valid TOML: it is nested too deeply") from None
-        except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError
-            raise RecipeError(f"{source}: not valid TOML: {error}") from None
+        if self.ships(source):
+            file, data = self._shipped(str(source)), tomllib.loads(self.source(str(source)))
+        else:
+            file = self._file(source)
+            data = read_toml(file, f"{source}: the recipe", RecipeError)
         for other in _KINDS:
             if other.section in data and self.section not in data:
                 raise other._is_here(source)
@@ -74,10 +64,8 @@ class RecipeFiles:
         """Whether the recipe is a shipped one."""
         return str(source) in self.names()
 
-    def _file(self, source: str | Path) -> Traversable:
+    def _file(self, source: str | Path) -> Path:
         text = str(source)
-        if self.ships(source):
-            return self._shipped(text)
         if not text.strip():
             raise RecipeError("the name of the recipe is empty")
         path = Path(source)

@@ -19,8 +19,9 @@ from actbench.experiments.runner.columns import CountColumn, LeftColumn
 from actbench.experiments.runner.pace import Pace
 from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.measured import Measurement, Outcome
+from actbench.results.modelspecs import optimizer_for
 from actbench.results.plain import plain
-from actbench.results.records import Case, Failure, optimizer_for
+from actbench.results.records import Case, Failure
 from actbench.results.runs import Trained, TrainingCase
 from actbench.units import format_bytes, format_seconds
 

@@ -8,20 +8,28 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.declared import unknown_device_profile
 from actbench.errors import UsageError
 from actbench.measuring.cost.rates import Efficiencies, Rates, efficiencies, published, rates
+from actbench.paths import read_toml
 from actbench.results.machine import memory_bytes
 from actbench.results.records import Data
 from actbench.units import GIB
 from actbench.validation import explain
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1.5)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # true is none
+# What no device is near, and nothing computed from which overflows or vanishes.
+Gib = Annotated[_Number, Field(ge=2**-10, le=2**20)]
+Rate = Annotated[_Number, Field(ge=1e-6, le=1e6)]
+Microseconds = Annotated[_Number, Field(ge=1e-6, le=1e9)]
+Delay = Annotated[_Number, Field(ge=0, le=1e9)]
+Share = Annotated[_Number, Field(ge=1e-6, le=1.5)]
+Amount = Annotated[_Number, Field(ge=1e-6, le=1e18)]
+Version = Annotated[int, Field(strict=True, ge=0, lt=1000)]
 
 
 class KindTable(Data):
@@ -32,13 +40,13 @@ class KindTable(Data):
     half: Share | None = None
     fp8: Share | None = None
     memory: Share
-    ramp: Annotated[float, Field(ge=0)]
+    ramp: Delay
 
 
 _TIMED = ("fp32", "bandwidth", "link", "launch", "peer", "network", "devices")
 """What says something of times alone."""
 
-Point = tuple[Positive, Positive] | tuple[Positive, Positive, Positive]
+Point = tuple[Amount, Microseconds] | tuple[Amount, Amount, Microseconds]
 
 
 def _alike(points: list[Point]) -> list[Point]:
@@ -64,30 +72,30 @@ class OperatorTable(Data):
 class HostTable(Data):
     """The host's time for an operator in microseconds, and its memory's bandwidth in GB/s."""
 
-    forward: Positive
-    backward: Positive
-    optimizer: Positive | None = None  # None: as forward
-    view: Positive
-    packing: Positive
-    listed: Positive
-    bandwidth: Positive
+    forward: Microseconds
+    backward: Microseconds
+    optimizer: Microseconds | None = None  # None: as forward
+    view: Microseconds
+    packing: Microseconds
+    listed: Microseconds
+    bandwidth: Rate
 
 
 class DeviceTable(Data):
     """A device; see ``measuring/meters/devices.toml``. A file of one device may have its own efficiencies."""
 
-    gib: Positive
-    compute_capability: tuple[int, int] | None = None
-    fp32: Positive | None = None
-    tf32: Positive | None = None
-    half: Positive | None = None
-    fp8: Positive | None = None
-    bandwidth: Positive | None = None
-    link: Positive | None = None
-    launch: Annotated[float, Field(ge=0)] | None = None
-    peer: Positive | None = None  # that of link
-    devices: Annotated[int, Field(gt=0)] = 8
-    network: Positive = 12.5
+    gib: Gib
+    compute_capability: tuple[Version, Version] | None = None
+    fp32: Rate | None = None
+    tf32: Rate | None = None
+    half: Rate | None = None
+    fp8: Rate | None = None
+    bandwidth: Rate | None = None
+    link: Rate | None = None
+    launch: Delay | None = None
+    peer: Rate | None = None  # that of link
+    devices: Annotated[int, Field(strict=True, gt=0, le=2**20)] = 8
+    network: Rate = 12.5
     machine: str = ""
     sustained: Share = 1.0
     source: str = ""
@@ -111,13 +119,9 @@ def shipped() -> dict[str, DeviceTable]:
 def read(path: Path) -> DeviceTable:
     """Return the device of a user's file; a UsageError if it cannot be read, or describes no possible device."""
     flag = f"--device-profile {str(path)!r}"
+    found = read_toml(path, flag, UsageError)
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         table = DeviceTable.model_validate(found)
-    except OSError as error:
-        raise UsageError(f"{flag} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{flag} is no TOML: {error}") from None
     except ValidationError as error:
         sections: dict[str, type[Data]] = {
             "": DeviceTable,

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from actbench.errors import UsageError
+from actbench.paths import away_from_here
 from actbench.results.plain import plain
 from actbench.results.runs import Trained, TrainingRun
 from actbench.results.tables.training import mean_and_deviation
@@ -220,7 +221,8 @@ def check(kinds: Sequence[str]) -> None:
 def require() -> tuple[Any, Any]:
     """Return matplotlib and its figures, which need no display; a UsageError if it is not installed."""
     try:
-        return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+        with away_from_here():  # it reads a matplotlibrc of the current folder, before that of MATPLOTLIBRC
+            return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:
         raise UsageError(
             "curves as PNG or SVG are drawn by matplotlib, which is not installed: 'pip install matplotlib'; on a "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
+from actbench.leftovers import file_beside
 from actbench.paths import check_makeable
 
 Text = str | bytes | Iterable[str]
@@ -50,26 +51,17 @@ def export(texts: Mapping[Path, Text]) -> None:
     staged: list[tuple[Path, Path]] = []
     target = Path()
     try:
-        for target, text in zip(targets, texts.values(), strict=True):
-            if target in streams:
-                _write(target, text)
-            else:
-                staged.append((_staged(target, text), target))
-        for temporary, target in staged:
-            temporary.replace(target)
+        with ExitStack() as held:
+            for target, text in zip(targets, texts.values(), strict=True):
+                if target in streams:
+                    with target.open("wb") as file:
+                        file.writelines(_encoded(text))
+                else:
+                    staged.append((_staged(target, text, held), target))
+            for temporary, target in staged:
+                temporary.replace(target)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error.strerror}") from None
-    finally:
-        for temporary, _ in staged:
-            temporary.unlink(missing_ok=True)
-
-
-def _write(target: Path, text: Text, sync: bool = False) -> None:
-    with target.open("wb") as file:
-        file.writelines(_encoded(text))
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _encoded(text: Text) -> Iterator[bytes]:
@@ -85,15 +77,13 @@ def _is_a_folder(target: Path) -> str:
     return f"{target} is a folder: name a file in it, such as {target / 'table.md'}"
 
 
-def _staged(target: Path, text: Text) -> Path:
-    """Write a text beside its target and sync it."""
+def _staged(target: Path, text: Text, held: ExitStack) -> Path:
+    """Write a text beside its target and sync it; ``held`` removes it in the end."""
     if target.is_dir():
         raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:32]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        _write(temporary, text, sync=True)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary, file = held.enter_context(file_beside(target))
+    file.writelines(_encoded(text))
+    file.flush()
+    os.fsync(file.fileno())
     return temporary

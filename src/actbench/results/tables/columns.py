@@ -12,6 +12,7 @@ from typing import Any
 
 from actbench.errors import UsageError
 from actbench.results.advice import over_limit_bytes
+from actbench.results.contents import shown_content
 from actbench.results.measured import FIRST_DIAGNOSTICS
 from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
@@ -107,6 +108,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("optimizer", "Optimizer", "text", lambda entry: entry.own("optimizer")),
     setting("weights", "Weights"),
     setting("device_profile", "Device profile"),
+    Column("content", "Content of files", "text", lambda entry: shown_content(entry.record)),
     setting("memory_limit_bytes", "Memory limit", "bytes"),
     setting("seed", "Seed", "count"),
 )

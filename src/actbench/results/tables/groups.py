@@ -10,11 +10,12 @@ from typing import Any
 
 from actbench import spec
 from actbench.errors import SpecError
+from actbench.results.contents import content_of
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 
 Group = tuple[Any, ...]
-"""The machine, its GPU, and the values of ``FIELDS``."""
+"""The machine, its GPU, the values of ``FIELDS``, and what the files of the model and of the device profile held."""
 
 _HOW_MEASURED = (
     "device_profile",
@@ -39,11 +40,12 @@ _values = attrgetter(*FIELDS)
 
 def group_of(record: MeasuredRecord) -> Group:
     """Return the group of a record."""
-    return (record.machine.name, record.machine.gpu or "", *_values(record.case))
+    return (record.machine.name, record.machine.gpu or "", *_values(record.case), *content_of(record))
 
 
 def _of(names: Iterable[str]) -> Callable[[Group], Any]:
-    return itemgetter(*(2 + FIELDS.index(name) for name in names))
+    """Return a function from a group to the values of some fields and what the file of the model held."""
+    return itemgetter(*(2 + FIELDS.index(name) for name in names), 2 + len(FIELDS))
 
 
 what_is_measured = _of(name for name in FIELDS if name != "meter" and name not in _HOW)

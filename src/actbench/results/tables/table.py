@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from actbench.results.advice import about_limits, about_peak, names_of
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
-from actbench.results.records import OPTIMIZER, Published
+from actbench.results.modelspecs import OPTIMIZER
+from actbench.results.records import Published
 from actbench.results.sentences import ALL, failures, names_of_cases, warnings
 from actbench.results.tables.columns import (
     BATCH,

@@ -10,8 +10,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from actbench.results.contents import content_of
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.sentences import failures, warnings
@@ -68,9 +69,10 @@ def difference(row: Row, of: Score) -> Spread | None:
 
 def rows_of(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
     """Return the rows of the table, in its order."""
-    groups: dict[tuple[tuple[str, str | None], TrainingCase], list[TrainingRun]] = {}
+    groups: dict[tuple[tuple[Any, ...], TrainingCase], list[TrainingRun]] = {}
     for run in runs:
-        groups.setdefault((run.machine.identity, run.case.model_copy(update={"seed": 0})), []).append(run)
+        place = (*run.machine.identity, content_of(run))
+        groups.setdefault((place, run.case.model_copy(update={"seed": 0})), []).append(run)
     rows = []
     for (where, case), members in groups.items():
         exact = groups.get((where, case.model_copy(update={"scheme": "exact"})), [])

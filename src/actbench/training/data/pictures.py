@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 import torch
 from torch import Tensor
 
+from actbench.caches import user_cache
 from actbench.errors import UsageError
 from actbench.training.data import DataSet, Samples
 
@@ -91,7 +91,7 @@ def load_cifar(classes: int) -> DataSet:
 def data_folder() -> Path:
     """Return the folder of fetched data sets."""
     given = os.environ.get(FOLDER_VARIABLE)
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("actbench") / "data"
+    return Path(given).expanduser() if given else user_cache() / "data"
 
 
 def moved_and_mirrored(images: Tensor, random: torch.Generator) -> Tensor:

@@ -18,12 +18,9 @@ from typing import Any
 from actbench.results.plain import plain
 from actbench.results.render.formats import Cells, cells, readable, unbroken, values_of
 from actbench.results.render.page import library
-from actbench.results.render.page.pictures import Beside, Details, Group, shown
+from actbench.results.render.page.pictures import MOST_DETAILED, Beside, Details, Group
 from actbench.results.tables import Table
 from actbench.results.tables.values import Column, Value
-
-MOST_DETAILED = 5000
-"""Most rows with settings and commands; a larger table has none, so that the file stays small."""
 
 
 def html_page(tables: Sequence[Table], title: str, beside: Beside | None = None) -> str:
@@ -38,8 +35,8 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     still be read.
     """
     beside = beside or Beside()
-    details = beside.details if len(beside.details) <= MOST_DETAILED else ()
-    groups = shown(beside.groups) if library.is_installed() else ()
+    details = beside.details
+    groups = beside.groups if library.is_installed() else ()
     scripts = [_resource("page.js"), *([library.script(), _resource("charts.js")] if groups else [])]
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
@@ -50,7 +47,7 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
         yield _CHARTS
     elif beside.has_charts:
         yield f"<p class=missing>This page has no charts: the library that draws them is missing. {_INSTALL}</p>\n"
-    if len(details) < len(beside.details):
+    if beside.lacks_details:
         yield f"<p class=missing>Rows of tables with more than {MOST_DETAILED:,} have no settings to open here.</p>\n"
     for place, table in enumerate(tables):
         yield from section(table, details if place == 0 else (), heading=table.title != title)

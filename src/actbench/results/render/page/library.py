@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
-
+from actbench.caches import user_cache
 from actbench.errors import UsageError
 from actbench.results.render import exports
 from actbench.results.render.page.pictures import SCHEMA, Picture
@@ -35,7 +34,7 @@ def script() -> str:
     vl-convert takes several seconds to bundle it, so the script is stored in the user's cache, if that can be written.
     """
     version = importlib.metadata.version("vl-convert-python")
-    kept = platformdirs.user_cache_path("actbench") / f"vega-embed-{version}.js"
+    kept = user_cache() / f"vega-embed-{version}.js"
     with suppress(OSError, UnicodeDecodeError):
         if text := kept.read_text(encoding="utf-8"):
             return text

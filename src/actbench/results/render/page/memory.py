@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from actbench.results.advice import over_limit_bytes
@@ -17,6 +18,7 @@ from actbench.results.render.page.pictures import (
     Picture,
     Scale,
     Values,
+    beside,
     byte_scale,
     stacked_bars,
     texts_of,
@@ -47,7 +49,7 @@ MOST_TIMELINES = 12
 def beside_measured(records: Sequence[MeasuredRecord]) -> Beside:
     """Return charts and details of the rows of :func:`actbench.results.tables.results_table`."""
     entries = join(records)
-    return Beside(tuple(groups_of(entries)), tuple(_details(entry.record) for entry in entries))
+    return beside(groups_of(entries), entries, lambda entry: _details(entry.record))
 
 
 def _details(record: MeasuredRecord) -> Details:
@@ -55,17 +57,16 @@ def _details(record: MeasuredRecord) -> Details:
     return Details(texts_of(record), is_estimated=time is not None and time.is_estimated)
 
 
-def groups_of(entries: Sequence[Entry]) -> list[Group]:
-    """Return a group of charts for each model, batch and device; only rows within a group can be compared."""
+def groups_of(entries: Sequence[Entry]) -> Iterator[Group]:
+    """Yield a group of charts for each model, batch and device; only rows within a group can be compared."""
     found: dict[Any, list[MeasuredRecord]] = {}
     for entry in entries:
         if entry.measured is not None:
             found.setdefault(_comparable(entry.record), []).append(entry.record)
     names = [_names(records) for records in found.values()]
-    return [
-        Group(_title(records[0], names, place), _pictures(records), _remarks(records))
-        for place, records in enumerate(found.values())
-    ]
+    counts = [Counter(same) for same in zip(*names, strict=True)]
+    for place, records in enumerate(found.values()):
+        yield Group(_title(names[place], counts, place), _pictures(records), _remarks(records))
 
 
 def _device(record: MeasuredRecord) -> str:
@@ -95,12 +96,12 @@ def _names(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
     return short, whole, f"{whole}; {record.machine.name}"
 
 
-def _title(record: MeasuredRecord, names: Sequence[tuple[str, ...]], place: int) -> str:
-    """Return the shortest name that no other group has."""
-    for kind, name in enumerate(names[place]):
-        if sum(other[kind] == name for other in names) == 1:
+def _title(names: Sequence[str], counts: Sequence[Counter[str]], place: int) -> str:
+    """Return the shortest name that no other group has; ``counts`` says of each kind of name how many have it."""
+    for name, count in zip(names, counts, strict=True):
+        if count[name] == 1:
             return plain(name)
-    return plain(f"{names[place][-1]} ({place + 1})")
+    return plain(f"{names[-1]} ({place + 1})")
 
 
 def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:

@@ -6,14 +6,15 @@ Charts are Vega-Lite: scales of bytes and seconds, tooltips, bars and lines.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from actbench.results.plain import plain
 from actbench.results.records import Failure, Record
 from actbench.units import GIB, KIB, MIB, format_bytes
 
+Row = TypeVar("Row")
 Values = Sequence[Mapping[str, Any]]
 """The data of a chart: raw values in base units, with the values to draw and the texts to show."""
 
@@ -47,10 +48,16 @@ class Details:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a page shows beside the tables; ``details`` belong to the rows of the first table, in their order."""
+    """What a page shows beside the tables.
+
+    Attributes:
+        details: Of the rows of the first table, in their order, or none.
+        lacks_details: Whether there are none because the rows are more than :data:`MOST_DETAILED`.
+    """
 
     groups: tuple[Group, ...] = ()
     details: tuple[Details, ...] = ()
+    lacks_details: bool = False
 
     @property
     def has_charts(self) -> bool:
@@ -58,17 +65,36 @@ class Beside:
         return any(group.pictures for group in self.groups)
 
 
+MOST_DETAILED = 5000
+"""Most rows with settings and commands; a larger table has none, so that the file stays small."""
+
+
+def beside(groups: Iterable[Group], rows: Sequence[Row], details: Callable[[Row], Details]) -> Beside:
+    """Return what a page shows beside a table of rows."""
+    has_many = len(rows) > MOST_DETAILED
+    return Beside(shown(groups), () if has_many else tuple(map(details, rows)), has_many)
+
+
 MOST_GROUPS = 40
 """Most groups with charts on a page: a file of a few MB opens at once."""
 
 
-def shown(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups for a page, those with the most charts first."""
-    drawn = sorted((group for group in groups if group.pictures), key=lambda group: -len(group.pictures))
-    if len(drawn) <= MOST_GROUPS:
+def shown(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """Return the groups for a page, those with the most charts first; no others are held meanwhile."""
+    drawn: list[Group] = []
+    left_out = 0
+    for group in groups:
+        if not group.pictures:
+            continue
+        drawn.append(group)
+        drawn.sort(key=lambda each: -len(each.pictures))  # of equal ones the first stays
+        if len(drawn) > MOST_GROUPS:
+            left_out += 1
+            drawn.pop()
+    if not left_out:
         return tuple(drawn)
-    left_out = f"{len(drawn) - MOST_GROUPS} more groups of rows have no charts here: make a report of fewer records."
-    return tuple(Group(group.name, group.pictures, (*group.remarks, left_out)) for group in drawn[:MOST_GROUPS])
+    remark = f"{left_out} more groups of rows have no charts here: make a report of fewer records."
+    return tuple(Group(group.name, group.pictures, (*group.remarks, remark)) for group in drawn)
 
 
 def texts_of(record: Record[Any, Any]) -> dict[str, str]:

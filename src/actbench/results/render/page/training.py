@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from actbench.results.plain import plain
 from actbench.results.render.charts import Chart, curves_of
-from actbench.results.render.page.pictures import Beside, Details, Group, Picture, axis, spec, texts_of, tooltip
+from actbench.results.render.page.pictures import Beside, Details, Group, Picture, axis, beside, spec, texts_of, tooltip
 from actbench.results.runs import TrainingRun
 from actbench.results.tables.training import Row, rows_of
 
@@ -16,7 +16,7 @@ _FEW = 4  # the bands of deviation of more schemes could not be told apart
 
 def beside_trained(runs: Sequence[TrainingRun]) -> Beside:
     """Return charts and details of the rows of :func:`actbench.results.tables.training.accuracy_table`."""
-    return Beside(tuple(groups_of(runs)), tuple(map(_details, rows_of(runs))))
+    return beside(groups_of(runs), rows_of(runs), _details)
 
 
 def _details(row: Row) -> Details:
