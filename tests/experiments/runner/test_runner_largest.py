@@ -27,11 +27,14 @@ class Rows:
     def failed(self, case):
         return any(record.case == case and record.outcome.kind == "failed" for record in self.records)
 
+    def find(self, case):
+        return next((record for record in reversed(self.records) if record.case == case), None)
+
     def append(self, record):
         self.records.append(record)
 
     def outcome(self, scheme):
-        return next(record.outcome for record in self.records if record.case.scheme == scheme)
+        return [record.outcome for record in self.records if record.case.scheme == scheme][-1]
 
 
 def cases(log, *schemes, **settings):

@@ -33,14 +33,10 @@ class Ran:
 
     def likens(self, other: Ran) -> bool:
         """Whether another step allocates and frees the same storages in the same order, whatever their sizes."""
-        return self.streams == other.streams and [_forms(part) for part in self.parts] == list(
-            map(_forms, other.parts)
-        )
+        return self.streams == other.streams and [_forms(part) for part in self.parts] == list(map(_forms, other.parts))
 
 
-def needed_bytes(
-    first: tuple[int, Ran], second: tuple[int, Ran], *, limit_bytes: int
-) -> Callable[[int], int] | None:
+def needed_bytes(first: tuple[int, Ran], second: tuple[int, Ran], *, limit_bytes: int) -> Callable[[int], int] | None:
     """Return a function from a batch to the bytes that its step may need: the larger of peak and reserved bytes.
 
     ``first`` and ``second`` are steps with their batches. None where they differ in more than sizes.
