@@ -46,7 +46,8 @@ class _Search:
             self._probe(guess or 1)
             if self._foretell():
                 break
-            guess = search.predict(*self._nearest(), self._limit)
+            first, second = self._nearest()
+            guess = search.predict(first, second, self._limit)
         found = search.largest(self._try, memory_limit_bytes=self._limit, known=dict(self._trials))
         seconds = self._seconds.get(found.batch_size)
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})

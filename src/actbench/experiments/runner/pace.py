@@ -41,10 +41,11 @@ class Pace:
             self._since = now if self._since is None else self._since
 
     def case_ended(self, case: Hashable) -> None:
-        """Note that the case ended."""
+        """Note that the case ended; again, it changes nothing."""
         with self._lock:
             now = time.monotonic()
-            self._seconds[case] = now - self._started.pop(case, now)
+            if case in self._started or case not in self._seconds:
+                self._seconds[case] = now - self._started.pop(case, now)
 
     def seconds_left(self, total: int) -> float | None:
         """Return about how long the rest of ``total`` cases takes; None if nothing is known of their time.

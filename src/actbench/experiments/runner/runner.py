@@ -97,8 +97,9 @@ def run(
 def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Measurement | None:
     """Return what an interrupted sweep measured of a case before the search for its largest batch."""
     record = store.find(case)
-    waits = isinstance(record, MeasuredRecord) and record.awaits_search
-    return record.outcome if waits and isinstance(record.outcome, Measurement) else None
+    if isinstance(record, MeasuredRecord) and record.awaits_search and isinstance(record.outcome, Measurement):
+        return record.outcome
+    return None
 
 
 @dataclass(frozen=True)
