@@ -120,7 +120,7 @@ def fit(
 
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
 
-    actbench fit llama-3.1-8b --device-profile h100 --batch-size 4 --cluster ray://head:10001
+    actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
     """
     from actbench.fitting import fit as find
     from actbench.results.render.formats import json_lines
