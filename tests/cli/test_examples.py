@@ -93,7 +93,7 @@ def _parsed(words: list[str], *, is_mention: bool) -> dict[str, Any]:
     except _Gap:
         if not is_mention:
             raise
-        return dict(verb.make_context(words[0], [*words[1:], "x"], parent=parent, resilient_parsing=True).params)
+        return dict(verb.make_context(words[0], [*words[1:], "./x"], parent=parent, resilient_parsing=True).params)
 
 
 def check_name(name: str) -> None:
