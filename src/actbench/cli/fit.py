@@ -122,7 +122,7 @@ def fit(
 
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
 
-    actbench fit llama-3.1-8b --device-profile h100 --batch-size 4 --cluster ray://head:10001
+    actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
     """
     cluster = nodes.chosen
     case, asked = _asked(model, flags, max_slowdown, exact)

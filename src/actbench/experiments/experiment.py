@@ -18,6 +18,7 @@ from actbench.results.kernels import KernelCase
 from actbench.results.kinds import Kind
 from actbench.results.lines import RecordT
 from actbench.results.machine import now
+from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case, Data, Failure, Record
 from actbench.results.runs import TrainingCase
 from actbench.results.store import Store
@@ -61,6 +62,9 @@ class RecordSink(Protocol[AnyRecord]):
 
     def failed(self, case: Data) -> bool:
         """Whether the case is done and failed."""
+
+    def find(self, case: Data) -> Record[Any, Any] | None:
+        """Return the record that counts for a case."""
 
     def append(self, record: AnyRecord) -> None:
         """Store a record for good."""
@@ -123,7 +127,9 @@ def keep(
     recipe: str,
     origin: Callable[[CaseT], Mapping[str, Any]],
 ) -> Summary:
-    """Store a record of each outcome as soon as it comes; ``origin`` returns the provenance fields of a case's record.
+    """Store a record of each outcome as soon as it comes, twice where a search follows the measurement.
+
+    ``origin`` returns the provenance fields of a case's record.
 
     Raises:
         StoreError: A record cannot be stored.
@@ -133,7 +139,11 @@ def keep(
     for case, outcome in outcomes:
         entry = planned[case]
         said = {"recipe": recipe, "label": entry.label, "published": entry.published, "recorded_at": now()}
-        store.append(kind(case=case, outcome=outcome, **said, **origin(case)))
+        record = kind(case=case, outcome=outcome, **said, **origin(case))
+        store.append(record)
+        if isinstance(record, MeasuredRecord) and record.awaits_search:
+            progress.measured(record.case, record.outcome)
+            continue
         progress.finished(case, outcome)
         measured, failed = measured + (not isinstance(outcome, Failure)), failed + isinstance(outcome, Failure)
     return Summary(measured, failed, len(planned) - measured - failed)

@@ -86,6 +86,10 @@ class _AsFits:
         """Whether the case is done and failed."""
         return self.store.failed(case)
 
+    def find(self, case: Data) -> FitRecord | None:
+        """Return the record that counts for a case."""
+        return self.store.find(case)
+
     def append(self, record: MeasuredRecord) -> None:
         """Store a record with the request of the fit and how its stack changes training."""
         beside = self.simulated[record.case]

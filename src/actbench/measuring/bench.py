@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
-from actbench.measuring import inspection, meters, ranks, search
+from actbench.measuring import inspection, meters, ranks
 from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, mean, relative_error_and_cosine, whole
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
+from actbench.measuring.simulatedsearch import Tried, largest_batch
 from actbench.nn.parallel.mesh import TENSOR
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
-from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
+from actbench.results.measured import Diagnostic, Measurement, Mesh
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
@@ -33,13 +34,19 @@ schemes.names()  # imports all schemes before processes are forked, each of whic
 class Session:
     """One case measured in this process; ``timeline`` adds its memory over the step.
 
+    Attributes:
+        tried: Told of each trial of a simulated search for the largest batch.
+
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` makes the record's failure.
     """
 
+    _inspects: ClassVar[bool] = True
+
     def __init__(self, case: Case, *, timeline: bool = False) -> None:
         self.case = case
         self._wants_timeline = timeline
+        self.tried: Tried = lambda batch_size, fits: None
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
         if self.scheme.untraceable and not self.meter.materialize:
@@ -55,7 +62,7 @@ class Session:
         exact = replace(self.meter.adopt(exact), mesh=self._mesh)
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
-        before = self._trace(exact) if self.scheme.changes else None
+        before = self._trace(exact) if self.scheme.changes and self._inspects else None
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
@@ -79,9 +86,10 @@ class Session:
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
         with ranks.settled(self._mesh):
-            reading = self.meter.memory(step, watch)
-        searches = self.case.find_largest_batch and not self.meter.materialize
-        searched = self._largest_batch(reading) if searches else None
+            reading = self._read(step, watch)
+        searched = None
+        if self.case.find_largest_batch and isinstance(self.meter, meters.SimulatedMeter):
+            searched = largest_batch(self.meter, self._new_step, self.case.batch_size, reading, self.tried)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
@@ -123,6 +131,9 @@ class Session:
         parts = TENSOR in self.scheme.mesh_axes
         compared = self.case.scheme != "exact" and self._others is not None and not parts
         return self.case.gradient_quality and self.meter.materialize and compared
+
+    def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
+        return self.meter.memory(step, watch)
 
     def _new_step(self, batch_size: int) -> TrainStep:
         with self.meter.active():
@@ -187,19 +198,24 @@ class Session:
     def _batch(self) -> Batch:
         return self.meter.place(self.workload.batch(self.case.batch_size, seed=self._batch_seed))
 
-    def _largest_batch(self, reading: meters.MemoryReading) -> LargestBatch:
-        """Return the largest batch that fits, of which the reading of the case's batch tells already."""
-        seconds: dict[int, float] = {}
 
-        def trial(batch_size: int, known: meters.MemoryReading | None = None) -> search.Trial:
-            found = known or self.meter.memory(self._new_step(batch_size))
-            if found.estimated is not None:
-                seconds[batch_size] = found.estimated.step_seconds
-            return search.Trial(found.over_limit_bytes is None, found.peak_bytes)
+class Trial(Session):
+    """A case of which nothing but the bytes is read, to tell whether it fits: what modules save is not looked into."""
 
-        known = {self.case.batch_size: trial(self.case.batch_size, reading)}
-        found = search.largest(trial, memory_limit_bytes=self.meter.memory_bytes, known=known)
-        return found.model_copy(update={"estimated_step_seconds": seconds.get(found.batch_size)})
+    _inspects = False
+
+    def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
+        """Read the step, on a CPU after a first run of a small part of the batch: large steps take minutes there."""
+        size = max(_LEAST_FIRST, self.case.batch_size // 8)
+        if not isinstance(self.meter, meters.CpuMeter) or size >= self.case.batch_size:
+            return super()._read(step, watch)
+        with self.meter.active():
+            first = self.meter.place(self.workload.batch(size, seed=self._batch_seed))
+        return self.meter.memory(step, watch, first=first)
+
+
+_LEAST_FIRST = 2
+"""Samples in the first run of a trial; batch normalization refuses one of a single value."""
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:

@@ -16,14 +16,23 @@ _PATIENCE = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether the step at one batch size fits, and its peak, if known."""
+    """Whether the step at one batch size fits, and its peak, if known.
+
+    ``reserved_bytes`` is what an allocator takes for the step, where that decides too; it is at least the peak.
+    """
 
     fits: bool
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """The bytes that decide whether the step fits, if known."""
+        return None if self.peak_bytes is None else max(self.peak_bytes, self.reserved_bytes or 0)
 
 
 def predict(first: tuple[int, int], second: tuple[int, int], memory_limit_bytes: int) -> int | None:
-    """Return the largest batch within the limit on the line through two ``(batch, peak_bytes)``; None if it falls.
+    """Return the largest batch within the limit on the line through two ``(batch, bytes)``; None if it falls.
 
     A training step's peak is close to ``weights + batch * per_sample``, so two readings predict the answer.
     """
@@ -127,7 +136,7 @@ class _Search:
 
     def _line(self) -> int | None:
         """Return the batch where the line through the two peaks nearest to the limit meets it, or None."""
-        trials = ((batch, trial.fits, trial.peak_bytes) for batch, trial in self._trials.items())
+        trials = ((batch, trial.fits, trial.needed_bytes) for batch, trial in self._trials.items())
         # An allocator that refused a step may report the bytes so far, which are not the peak that the step needs.
         peaks = [(b, peak) for b, fits, peak in trials if peak is not None and fits == (peak <= self._limit_bytes)]
         nearest = sorted(peaks, key=lambda point: abs(self._limit_bytes - point[1]))[:2]

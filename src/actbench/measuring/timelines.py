@@ -13,7 +13,7 @@ from actbench.results.records import Case, Data
 
 Session = partial(bench.Session, timeline=True)
 """A case whose measurement also has a timeline."""
-Trial = bench.Session
+Trial = bench.Trial
 """A trial for the largest batch, without a timeline, which nobody would see."""
 
 

@@ -278,7 +278,19 @@ def _moved(name: str, value: Any) -> Diagnostic:
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
 
 
+UNKNOWN_LARGEST = "the largest batch is unknown"
+"""How the warning begins of a row whose search for the largest batch came to nothing."""
+
+
 class MeasuredRecord(Record[Case, Outcome]):
     """One line of the results file of a sweep."""
 
     migrations: ClassVar[Migrations] = {}
+
+    @property
+    def awaits_search(self) -> bool:
+        """Whether all is measured but the largest batch: its search was still to come, or was interrupted."""
+        found = self.outcome
+        if not self.case.find_largest_batch or isinstance(found, Failure) or found.largest_batch is not None:
+            return False
+        return not any(warning.startswith(UNKNOWN_LARGEST) for warning in found.warnings)

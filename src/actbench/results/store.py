@@ -85,9 +85,12 @@ class Store(Generic[RecordT]):
     def done(self, case: Data) -> bool:
         """Whether the file holds a record, measured or failed, of a case.
 
-        An ``unavailable`` case is not done: the missing device or library may be there now.
+        An ``unavailable`` case is not done: the missing device or library may be there now. Nor is one whose largest
+        batch is yet to be searched.
         """
         record = self.find(case)
+        if isinstance(record, MeasuredRecord) and record.awaits_search:
+            return False
         return record is not None and not (_failed(record) and record.outcome.reason == "unavailable")
 
     def failed(self, case: Data) -> bool:

@@ -297,3 +297,12 @@ def test_a_flag_makes_any_recipe_cumulative(tmp_path: Path) -> None:
 def test_what_cannot_be_shown_is_refused(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         loaded(tmp_path, f"{line}\n{RECIPE}")
+
+
+def test_the_quickstart_searches_the_processor_within_little_memory_and_changes_no_case_without_a_search():
+    recipe = recipes.load("quickstart")
+    assert {planned.case.memory_limit_bytes for planned in recipe.cases()} == {None}
+    searched = [planned.case for planned in recipe.with_flags(measure={"largest_batch": True}).cases()]
+    assert {(case.meter, case.memory_limit_bytes) for case in searched} == {("simulated", None), ("cpu", 384 * 2**20)}
+    limited = recipe.with_flags(measure={"largest_batch": True, "memory_limit": 2**30}).cases()
+    assert {planned.case.memory_limit_bytes for planned in limited} == {2**30}

@@ -30,6 +30,9 @@ class Outcomes(dict):
 
     failed = done
 
+    def find(self, case):
+        return next((record for record in reversed(self.records) if record.case == case), None)
+
     def append(self, record):
         self[record.case.scheme] = record.outcome
 

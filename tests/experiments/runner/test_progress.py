@@ -224,3 +224,52 @@ def test_all_that_is_told_can_be_shown(terminal):
         told.tried(case, 1, True)
         told.message("text")
         told.finished(case, MEASURED)
+
+
+def test_without_a_terminal_each_trial_is_a_line_and_nothing_is_promised_of_searches_before_one_has_ended(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    where = console(terminal=False)
+    first, second = (
+        case.model_copy(update={"meter": "cpu", "find_largest_batch": True, "device_profile": None})
+        for case in cases(2)
+    )
+    with shown(where) as lines:
+        lines.planned([first, second])
+        for case in (first, second):
+            lines.started(case)
+        now = 20.0
+        for case in (first, second):
+            lines.measured(case, MEASURED)
+        for case in (first, second):
+            lines.searching(case)
+            now += 5.0
+            lines.tried(case, 9, True)
+            now += 5.0
+            lines.tried(case, 10, False)
+            lines.finished(case, MEASURED.model_copy(update={"largest_batch": 9}))
+    assert where.file.getvalue().splitlines()[2:] == [
+        "measured: model0, fewbit:3, batch 8 (cpu): peak 3.00 GiB; the search for its largest batch follows",
+        "measured: model1, fewbit:3, batch 8 (cpu): peak 3.00 GiB; the search for its largest batch follows",
+        "searches: model0, fewbit:3, batch 8 (cpu)",
+        "model0, fewbit:3, batch 8 (cpu): batch 9 fits (after 25 s)",
+        "model0, fewbit:3, batch 8 (cpu): batch 10 does not fit (after 30 s)",
+        "[1/2] model0, fewbit:3, batch 8 (cpu): peak 3.00 GiB, largest batch 9 (after 30 s, about 10 s left)",
+        "searches: model1, fewbit:3, batch 8 (cpu)",
+        "model1, fewbit:3, batch 8 (cpu): batch 9 fits (after 35 s, about 5 s left)",
+        "model1, fewbit:3, batch 8 (cpu): batch 10 does not fit (after 40 s)",
+        "[2/2] model1, fewbit:3, batch 8 (cpu): peak 3.00 GiB, largest batch 9 (after 40 s)",
+    ]
+
+
+def test_simulated_cases_promise_nothing_of_those_on_a_device(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    where = console(terminal=False)
+    first, second = cases(2)
+    with shown(where) as lines:
+        lines.planned([first, second.model_copy(update={"meter": "cpu"})])
+        lines.started(first)
+        now = 20.0
+        lines.finished(first, MEASURED)
+    assert where.file.getvalue().splitlines()[1].endswith("3.00 GiB (after 20 s)")

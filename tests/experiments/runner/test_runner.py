@@ -29,6 +29,9 @@ class Rows:
     def failed(self, case):
         return any(record.case == case and record.outcome.kind == "failed" for record in self.records)
 
+    def find(self, case):
+        return next((record for record in reversed(self.records) if record.case == case), None)
+
     def append(self, record):
         self.records.append(record)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import psutil
+import pytest
 
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.sections import Planned
+from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import Trials, run
 from actbench.measuring import timelines
 from actbench.results.measured import MeasuredRecord
@@ -27,11 +29,14 @@ class Rows:
     def failed(self, case):
         return any(record.case == case and record.outcome.kind == "failed" for record in self.records)
 
+    def find(self, case):
+        return next((record for record in reversed(self.records) if record.case == case), None)
+
     def append(self, record):
         self.records.append(record)
 
     def outcome(self, scheme):
-        return next(record.outcome for record in self.records if record.case.scheme == scheme)
+        return [record.outcome for record in self.records if record.case.scheme == scheme][-1]
 
 
 def cases(log, *schemes, **settings):
@@ -140,3 +145,57 @@ def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(l
     rows, _ = sweep(cases(log, "exact", find_largest_batch=True))
     found = rows.outcome("exact").largest_batch_search
     assert (found.batch_size, found.memory_limit_bytes, found.next_outcome) == (72, 1725, "over-limit")
+
+
+class StopsAtTrial(Progress):
+    """Ends the sweep, as Ctrl-C does, after some trials."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def tried(self, case, batch_size, fits):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_sweep_that_is_stopped_in_a_search_goes_on_with_the_searches_that_are_left(log, trials):
+    plan = cases(log, "exact", "name:a", find_largest_batch=True, memory_limit_bytes=1725)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(plan, rows := Kept(), progress=StopsAtTrial(trials))
+    stored = [record.awaits_search for record in rows.records]
+    assert stored == ([True, True] if trials == 1 else [True, True, False])
+    measured = {scheme: rows.outcome(scheme).step_seconds for scheme in ("exact", "name:a")}
+    timed, tried = len(timings(log)), len(events(log, "trial"))
+
+    _, summary = sweep(plan, rows)
+
+    assert summary == Summary(measured=3 - len(stored) + 1, skipped=len(stored) - 2)
+    assert len(timings(log)) == timed
+    assert len(events(log, "trial")) - tried == 3 * summary.measured
+    for scheme, seconds in measured.items():
+        assert rows.outcome(scheme).step_seconds == seconds
+        assert rows.outcome(scheme).largest_batch == 72
+    assert sweep(plan, rows)[1] == Summary(skipped=2)
+
+
+def test_force_measures_a_case_anew_whose_search_is_left(log):
+    plan = cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(plan, rows := Kept(), progress=StopsAtTrial(1))
+    timed = len(timings(log))
+    sweep(plan, rows, force=True)
+    assert len(timings(log)) == 2 * timed
+
+
+def timings(log):
+    return [line for line in log.read_text().splitlines() if line.split()[2] == "time"]
+
+
+class Kept(Rows):
+    """Counts as a file does."""
+
+    def done(self, case):
+        found = self.find(case)
+        return found is not None and not found.awaits_search

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from actbench import schemes
+from actbench.codecs.sketch import samples, transforms
 from actbench.measuring.calibration.stopwatch import Stopwatch
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.ops.simulation import one_for_all, repeated_by
+from actbench.ops.simulation import few_for_all, one_for_all, repeated_by
 from actbench.optim.storage import CHUNK
 from actbench.setup import TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode
@@ -93,3 +94,38 @@ def test_only_a_fake_tensor_has_one_piece_for_all() -> None:
         assert list(one_for_all("", of=fake)) == []
     assert told == [3]
     assert list(one_for_all("abc", of=fake)) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_three_pieces_of_a_sketch_need_and_count_what_all_of_them_do(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(pieces):
+        ran: list[int] = []
+
+        def counted(starts, of):
+            for start in pieces(starts, of):
+                ran.append(start)
+                yield start
+
+        monkeypatch.setattr(transforms, "few_for_all", counted)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        exact = TrainingSetup(
+            model,
+            lambda module, batch: module(batch["x"]).sum(),
+            lambda module: torch.optim.SGD(module.parameters()),
+        )
+        meter = SimulatedMeter(profiles.get("t4"))
+        step = meter.adopt(schemes.build(f"randomized:0.2,sketch={kind}").apply(exact))
+        with meter.active():
+            reading = meter.memory(TrainStep(step, meter.place({"x": torch.ones(ROWS * 10, 64)})))
+        return reading, Counter(each.work.label for each in meter.done), len(ran)
+
+    monkeypatch.setattr(transforms, "CHUNK_BYTES", samples.CHUNK_BYTES // 8)
+    few, counted, ran = read(few_for_all)
+    whole, all_counted, all_ran = read(lambda starts, of: iter(starts))
+
+    assert ran < all_ran
+    assert counted == all_counted
+    assert (few.peak_bytes, few.reserved_bytes) == (whole.peak_bytes, whole.reserved_bytes)
+    assert few.estimated.step_seconds == pytest.approx(whole.estimated.step_seconds)

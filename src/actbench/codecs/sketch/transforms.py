@@ -23,6 +23,8 @@ from torch import Tensor
 from actbench.codecs.sketch import samples
 from actbench.codecs.sketch.samples import CHUNK_BYTES, working_type
 from actbench.ops import sketch
+from actbench.ops.library import traced
+from actbench.ops.simulation import few_for_all
 from actbench.ops.sketch import sketch_rows
 
 _LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than the products are worth
@@ -36,7 +38,8 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     dtype = working_type(matrix)
     total = matrix.new_zeros(size, matrix.shape[1], dtype=dtype)
     step = max(CHUNK_BYTES // (size * dtype.itemsize), _LEAST_ROWS)
-    for first in range(0, matrix.shape[0], step):
+    starts = range(0, matrix.shape[0], step)
+    for first in starts if traced() else few_for_all(starts, of=matrix):
         part = matrix[first : first + step]
         entries = sketch_rows(seed, first, part.shape[0], size, kind, dtype, matrix.device)
         total.addmm_(entries.t(), part.to(dtype), alpha=size**-0.5)

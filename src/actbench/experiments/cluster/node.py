@@ -83,7 +83,7 @@ def measure(text: str, shared: str) -> str:
     with serving(request.bench, request.preload) as server:
         known = request.known_exact
         sweep = Sweep(server, where.machine, lambda case: known, 1, request.timeout_seconds, Progress())
-        outcomes = tuple(sweep.outcomes(request.cases))
+        outcomes = tuple(dict(sweep.outcomes(request.cases)).items())  # of each case the last
     return CasesReply(outcomes=outcomes, **dict(where)).model_dump_json()
 
 

@@ -117,13 +117,17 @@ class Recipe(BaseRecipe):
         # The largest batch does not depend on the batch size, so only the smallest of the grid asks for it.
         measure, smallest = self.measure, min(grid.batch_size)
         for point, meter, seed in itertools.product(grid.points(), self._meters(grid), measure.seed):
+            searched = measure.largest_batch and point["batch_size"] == smallest
+            settings = measure.settings(meter)
+            if searched and grid.largest_batch_within is not None:
+                settings.setdefault("memory_limit_bytes", grid.largest_batch_within)
             for row in self._rows_on(point["model"], meter):
                 case = Case(
                     **point,
-                    **measure.settings(meter),
+                    **settings,
                     scheme=row.spec,
                     meter=meter,
-                    find_largest_batch=measure.largest_batch and point["batch_size"] == smallest,
+                    find_largest_batch=searched,
                     seed=seed,
                 )
                 yield Planned(case, row.label, row.published)

@@ -135,7 +135,8 @@ else:
 class WorkloadGrid(SettingsGrid):
     """The models and how they are trained, with a list of values of each field of :class:`WorkloadSettings`.
 
-    ``meters`` replaces those of ``[measure]``.
+    ``meters`` replaces those of ``[measure]``, and ``largest_batch_within`` is the memory limit of the case that is
+    searched for its largest batch, where ``[measure]`` has none.
     """
 
     model: Axis[Annotated[str, Field(min_length=1)]]
@@ -145,6 +146,7 @@ class WorkloadGrid(SettingsGrid):
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
     meters: Axis[MeterName] | None = None
+    largest_batch_within: Annotated[Count | None, read_by(parse_bytes)] = None
 
     @property
     def points_of_a_model(self) -> int:
@@ -152,7 +154,7 @@ class WorkloadGrid(SettingsGrid):
         return math.prod(len(values) for name, values in self._axes().items() if name != "model")
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
-        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "meters"}
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in _OF_NO_CASE}
         given = {name: value for name, value in fields.items() if value is not None}
         axes = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
         return {"model": axes.pop("model"), **axes, "batch_size": axes.pop("batch_size")}
@@ -163,6 +165,9 @@ class WorkloadGrid(SettingsGrid):
         for values in itertools.product(*axes.values()):
             point = dict(zip(axes, values, strict=True))
             yield {name: None if value == "none" else value for name, value in point.items()}
+
+
+_OF_NO_CASE = ("meters", "largest_batch_within")
 
 
 class Measure(Data):

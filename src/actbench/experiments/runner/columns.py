@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
-from actbench.experiments.runner.pace import Pace
+from actbench.experiments.runner.pace import Paces
 
 
 class CountColumn(ProgressColumn):
@@ -22,7 +23,7 @@ class CountColumn(ProgressColumn):
 class LeftColumn(ProgressColumn):
     """The time that is left, if that is known."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Paces[Any]) -> None:
         super().__init__()
         self._pace = pace
 
@@ -30,6 +31,6 @@ class LeftColumn(ProgressColumn):
         """Return the cell of a bar."""
         if task.total is None:
             return Text()
-        seconds = self._pace.seconds_left(int(task.total))
+        seconds = self._pace.seconds_left()
         known = "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
         return Text(f"left: {known}", "progress.remaining")

@@ -28,7 +28,7 @@ from actbench.experiments.runner.processes import (
     deadline_after,
     left_until,
 )
-from actbench.experiments.runner.worker import AnyReply, CaseRequest, GarbledError, Lost, Seconds
+from actbench.experiments.runner.worker import AnyReply, CaseRequest, GarbledError, Lost, Seconds, Tried
 from actbench.results.machine import memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -133,7 +133,8 @@ class IsolatedProcess(_Limited):
 class CaseSession(_Limited):
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    Where one of several fails, so does the case, and the others are killed.
+    Where one of several fails, so does the case, and the others are killed. ``tried`` is told of each trial of a
+    simulated search for the largest batch.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class CaseSession(_Limited):
         super().__init__("case", timeout_seconds)
         self._members = members
         self._requests = requests
+        self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
@@ -188,6 +190,9 @@ class CaseSession(_Limited):
             for rank, member in list(waiting.items()):
                 report = member.read(deadline) if any(source in ready for source in member.sources) else None
                 if report is None:
+                    continue
+                if isinstance(report.reply, Tried):
+                    self.tried(report.reply.batch_size, report.reply.fits)
                     continue
                 del waiting[rank]
                 self._note(rank, report)

@@ -110,7 +110,7 @@ class LocalMember:
             if text is None:
                 return None
             reply = REPLIES.validate_json(text)
-            if reply.kind not in (self._question.answer, "failed", "lost"):
+            if reply.kind not in (self._question.answer, "failed", "lost", "tried"):
                 raise GarbledError("the answer to another question")
         except ProcessDiedError as death:
             failure = failure_of_death(death, self._kills_before, "case", "give --retry-failed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Generic, TypeVar
 
 
 class Pace:
@@ -40,10 +41,11 @@ class Pace:
             self._since = now if self._since is None else self._since
 
     def case_ended(self, case: Hashable) -> None:
-        """Note that the case ended."""
+        """Note that the case ended; again, it changes nothing."""
         with self._lock:
             now = time.monotonic()
-            self._seconds[case] = now - self._started.pop(case, now)
+            if case in self._started or case not in self._seconds:
+                self._seconds[case] = now - self._started.pop(case, now)
 
     def seconds_left(self, total: int) -> float | None:
         """Return about how long the rest of ``total`` cases takes; None if nothing is known of their time.
@@ -61,4 +63,71 @@ class Pace:
             return 0.0
         mean = sum(seconds) / len(seconds)
         work = mean * max(0, left - len(at_work)) + sum(max(0.0, mean - spent) for spent in at_work)
-        return work / min(left, busy / (now - since))
+        return work / max(1.0, min(left, busy / (now - since)))
+
+
+CaseT = TypeVar("CaseT", bound=Hashable)
+
+
+class Paces(Generic[CaseT]):
+    """The paces of cases of several kinds, which come one kind after the other, and of searches for largest batches.
+
+    Args:
+        kind: Of a case: those of one kind take about as long.
+        is_searched: Whether a search of its own follows when a case is measured.
+    """
+
+    def __init__(self, kind: Callable[[CaseT], Hashable], is_searched: Callable[[CaseT], bool]) -> None:
+        self._kind, self._is_searched = kind, is_searched
+        self._measuring: dict[Hashable, tuple[Pace, int]] = {}
+        self._searching, self._searches = Pace(), 0
+        self._ended: set[CaseT] = set()
+
+    @property
+    def ended(self) -> int:
+        """How many cases ended, with their searches."""
+        return len(self._ended)
+
+    def planned(self, cases: Sequence[CaseT]) -> None:
+        """Forget cases that are not among these; without any, begin anew."""
+        self._ended &= set(cases)
+        of: dict[Hashable, list[CaseT]] = {kind: [] for kind in self._measuring}
+        for case in cases:
+            of.setdefault(self._kind(case), []).append(case)
+        for kind, those in of.items():
+            pace = self._pace(kind)
+            pace.planned(those)
+            self._measuring[kind] = pace, len(those)
+        searched = list(filter(self._is_searched, cases))
+        self._searching.planned(searched)
+        self._searches = len(searched)
+
+    def started(self, case: CaseT) -> None:
+        """Note that the case starts, or starts afresh."""
+        self._pace(self._kind(case)).case_started(case)
+
+    def measured(self, case: CaseT) -> None:
+        """Note that nothing is left of the case but its search."""
+        self._pace(self._kind(case)).case_ended(case)
+
+    def searching(self, case: CaseT) -> None:
+        """Note that the search of a case starts."""
+        self.measured(case)
+        self._searching.case_started(case)
+
+    def finished(self, case: CaseT) -> None:
+        """Note that the case ended."""
+        self._ended.add(case)
+        if self._is_searched(case):
+            self._searching.case_ended(case)
+        else:
+            self.measured(case)
+
+    def seconds_left(self) -> float | None:
+        """Return about how long the rest takes; None while none of a kind, or no search, has ended."""
+        all_paces = [*self._measuring.values(), (self._searching, self._searches)]
+        left = [pace.seconds_left(total) for pace, total in all_paces if total]
+        return None if None in left or not left else sum(filter(None, left))
+
+    def _pace(self, kind: Hashable) -> Pace:
+        return self._measuring.setdefault(kind, (Pace(), 0))[0]

@@ -16,17 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from actbench.experiments.runner.columns import CountColumn, LeftColumn
-from actbench.experiments.runner.pace import Pace
-from actbench.results.kernels import KernelCase, KernelTimes
+from actbench.experiments.runner.said import AnyCase, AnyOutcome, cells, ending, fits_text, name_of, paces
+from actbench.results.kernels import KernelTimes
 from actbench.results.measured import Measurement, Outcome
-from actbench.results.modelspecs import optimizer_for
 from actbench.results.plain import plain
 from actbench.results.records import Case, Failure
-from actbench.results.runs import Trained, TrainingCase
 from actbench.units import format_bytes, format_seconds
-
-AnyCase = Case | TrainingCase | KernelCase
-AnyOutcome = Outcome | Trained | KernelTimes
 
 
 class Progress:
@@ -49,6 +44,12 @@ class Progress:
 
     def round_timed(self, case: Case, steps: int) -> None:
         """One more round of the case was timed; ``steps`` counts its steps so far."""
+
+    def measured(self, case: Case, outcome: Outcome) -> None:
+        """The record of the case is stored, and the search for its largest batch is to come."""
+
+    def searching(self, case: Case) -> None:
+        """The search for the case's largest batch starts, with a prediction."""
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """The search for the case's largest batch tried one."""
@@ -94,7 +95,7 @@ class Lines(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._total: int | None = 0
-        self._pace = Pace()
+        self._pace = paces()
         self._began = time.monotonic()
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
@@ -107,22 +108,36 @@ class Lines(Progress):
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Write that the case starts."""
-        self._pace.case_started(case)
-        self.message(f"starts: {_name(case)}")
+        self._pace.started(case)
+        self.message(f"starts: {name_of(case)}")
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
-        self._pace.case_ended(case)
+        self._pace.finished(case)
         ended = self._pace.ended
         count = ended if self._total is None else f"{ended}/{self._total}"
-        self.message(f"[{count}] {_name(case)}: {_ending(outcome)}{self._times()}")
+        self.message(f"[{count}] {name_of(case)}: {ending(outcome)}{self._times()}")
+
+    def measured(self, case: Case, outcome: Outcome) -> None:
+        """Write what was measured."""
+        self._pace.measured(case)
+        self.message(f"measured: {name_of(case)}: {ending(outcome)}; the search for its largest batch follows")
+
+    def searching(self, case: Case) -> None:
+        """Write that the search starts."""
+        self._pace.searching(case)
+        self.message(f"searches: {name_of(case)}")
+
+    def tried(self, case: Case, batch_size: int, fits: bool) -> None:
+        """Write how the trial ended."""
+        self.message(f"{name_of(case)}: batch {batch_size} {fits_text(fits)}{self._times()}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
         spent = time.monotonic() - self._began
         if spent < _WORTH_TELLING_SECONDS:
             return ""
-        left = None if self._total is None else self._pace.seconds_left(self._total)
+        left = None if self._total is None else self._pace.seconds_left()
         about = f", about {format_seconds(left)} left" if left and left >= 1 else ""
         return f" (after {format_seconds(spent)}{about})"
 
@@ -148,8 +163,8 @@ class _RunBar(Lines):
         self._task = self.bar.add_task("", total=None, loss="")
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
-        self._pace.case_started(case)
-        self.bar.reset(self._task, total=steps, completed=done, description=plain(_name(case)), loss="")
+        self._pace.started(case)
+        self.bar.reset(self._task, total=steps, completed=done, description=plain(name_of(case)), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
         self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
@@ -184,7 +199,7 @@ class LiveTable(Progress):
         self._console = console
         self._rows: dict[AnyCase, _Row] = {}
         self._lock = threading.Lock()
-        self._pace = Pace()
+        self._pace = paces()
         self._bar = Bar(CountColumn(), BarColumn(), TimeElapsedColumn(), LeftColumn(self._pace), console=console)
         self._task = self._bar.add_task("cases", total=0)
 
@@ -199,7 +214,7 @@ class LiveTable(Progress):
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Show the case at work."""
-        self._pace.case_started(case)
+        self._pace.started(case)
         row = self._rows[case]
         row.state, row.started = "memory" if isinstance(case, Case) else "at work", time.monotonic()
 
@@ -212,13 +227,24 @@ class LiveTable(Progress):
         """Show how many steps were timed."""
         self._rows[case].state = f"{steps} steps timed"
 
+    def measured(self, case: Case, outcome: Outcome) -> None:
+        """Show that the case waits for its search."""
+        self._pace.measured(case)
+        self._rows[case].state = "waiting for its search"
+
+    def searching(self, case: Case) -> None:
+        """Show the case at work."""
+        self._pace.searching(case)
+        row = self._rows[case]
+        row.state, row.started = "predicts", row.started or time.monotonic()
+
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Show the batch that was tried last."""
-        self._rows[case].state = f"batch {batch_size} {'fits' if fits else 'does not fit'}"
+        self._rows[case].state = f"batch {batch_size} {fits_text(fits)}"
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Show how the case ended."""
-        self._pace.case_ended(case)
+        self._pace.finished(case)
         row = self._rows[case]
         row.ended = time.monotonic()
         over = isinstance(outcome, Measurement) and not outcome.fits
@@ -236,30 +262,12 @@ class LiveTable(Progress):
         with self._lock:
             rows = list(self._rows.items())
         table = Table(expand=True)
-        for heading in (*(_cells(rows[0][0]) if rows else ()), "state", "peak", "time"):
+        for heading in (*(cells(rows[0][0]) if rows else ()), "state", "peak", "time"):
             table.add_column(heading, no_wrap=True, justify="right" if heading in _NUMBERS else "left")
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
-            cells = (*_cells(case).values(), row.state, row.peak, row.elapsed)
-            table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
+            shown_cells = (*cells(case).values(), row.state, row.peak, row.elapsed)
+            table.add_row(*(Text(plain(cell)) for cell in shown_cells), style=row.style)
         return Group(table, self._bar)
-
-
-def _cells(case: AnyCase) -> dict[str, str]:
-    """Return what tells a case from others, by heading."""
-    if isinstance(case, KernelCase):
-        return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
-    device = case.meter if isinstance(case, Case) else case.device
-    return {"model": case.model, "scheme": _changed(case), "batch": str(case.batch_size), "meter": device}
-
-
-def _name(case: AnyCase) -> str:
-    """Return the name of a case, with its optimizer if it is not the usual one."""
-    return case.model_copy(update={"scheme": _changed(case)}).name if isinstance(case, Case) else case.name
-
-
-def _changed(case: Case | TrainingCase) -> str:
-    usual = isinstance(case, TrainingCase) or case.optimizer == optimizer_for(case.model)
-    return case.scheme if usual else f"{case.scheme}, {case.optimizer}"
 
 
 def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
@@ -267,18 +275,3 @@ def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase
     at = next((index for index, (_, row) in enumerate(rows) if row.ended is None), len(rows))
     start = max(0, min(at - height // 3, len(rows) - height))
     return rows[start : start + height]
-
-
-def _ending(outcome: AnyOutcome) -> str:
-    if isinstance(outcome, Failure):
-        return f"failed, {outcome.reason}"  # the message stands below the table
-    if isinstance(outcome, Measurement):
-        largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
-        over = f", over the limit by {format_bytes(outcome.over_limit_bytes)}" if outcome.over_limit_bytes else ""
-        return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
-    if isinstance(outcome, KernelTimes):
-        return f"{outcome.bytes_per_second / 1e9:.3g} GB/s, {100 * outcome.copy_share:.0f} % of a copy's"
-    accuracy = outcome.final.accuracy
-    score = f"correlation {outcome.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
-    diverged = "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"
-    return f"{score}, loss {outcome.final.loss:.4g}{diverged}"

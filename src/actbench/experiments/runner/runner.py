@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Generic, TypeVar
@@ -19,8 +20,8 @@ from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.experiments.runner.trials import Trials
 from actbench.results.machine import Gpu, available_memory_bytes, find_gpus, provenance
-from actbench.results.measured import MeasuredRecord, Outcome
-from actbench.results.records import Case, Machine, MeterName
+from actbench.results.measured import MeasuredRecord, Measurement, Outcome
+from actbench.results.records import Case, Failure, Machine, MeterName
 
 BENCH = "actbench.measuring.bench"
 PRELOAD = (
@@ -87,16 +88,26 @@ def run(
     if launched.team is not None:
         launched.team.begin(bench, preload)
     with ForkServer(bench, preload) as server:
-        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched)
+        measured = (lambda case: None) if force else partial(_measured, store)
+        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched, measured)
         with closing(sweep.outcomes(todo)) as outcomes:
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
+
+
+def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Measurement | None:
+    """Return what an interrupted sweep measured of a case before the search for its largest batch."""
+    record = store.find(case)
+    if isinstance(record, MeasuredRecord) and record.awaits_search and isinstance(record.outcome, Measurement):
+        return record.outcome
+    return None
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Measures cases on this machine: simulated ones side by side, then timing groups one after the other on each GPU.
 
-    ``gpus`` and ``launched`` are as in :func:`run`.
+    ``gpus`` and ``launched`` are as in :func:`run`; ``measured`` returns what is known of a case of which the largest
+    batch alone is to be found.
     """
 
     server: ForkServer
@@ -107,24 +118,29 @@ class Sweep:
     progress: Progress
     gpus: Sequence[str | None] = (None,)
     launched: Launched = ALONE
+    measured: Callable[[Case], Measurement | None] = lambda case: None
 
     def _sessions(self, gpu: str | None = None) -> Sessions:
         return Sessions(self.server, self.timeout_seconds, self.launched, gpu)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
-        """Yield each case with its outcome as soon as it ends."""
+        """Yield each case with its outcome as soon as it ends, and before its search without its largest batch."""
         misfits = {case: failure for case in cases if (failure := self.launched.misfit(case)) is not None}
         for case, failure in misfits.items():
             self.progress.started(case)
             yield case, failure
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        groups = timing_groups([case for case in cases if case.meter != "simulated" and case not in misfits])
+        on_devices = [case for case in cases if case.meter != "simulated" and case not in misfits]
+        before = {case: known for case in on_devices if (known := self.measured(case)) is not None}
+        groups = timing_groups([case for case in on_devices if case not in before])
         if len(self.gpus) > 1:  # what runs on the CPU has nothing beside it
             on_gpus = [group for group in groups if group[0].meter == "cuda"]
             groups = [group for group in groups if group[0].meter != "cuda"]
             yield from side_by_side(self._measure, on_gpus, self.gpus, self.server.close)
         for group in groups:
             yield from self._measure(group, self.gpus[0])
+        for case, outcome in before.items():
+            yield case, self._with_largest_batch(case, outcome, self.gpus[0])
 
     def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -140,15 +156,22 @@ class Sweep:
     def _simulate_one(self, case: Case) -> Outcome:
         self.progress.started(case)
         with self._sessions().open(case) as session:
+            session.tried = partial(self.progress.tried, case)
             return session.memory()
 
     def _measure(self, group: Sequence[Case], gpu: str | None) -> Iterator[tuple[Case, Outcome]]:
         memory_bytes = self._memory_bytes(group[0].meter)
         rounds = TimingGroup(self._sessions(gpu), memory_bytes or math.inf, self.progress)
         exact = exact_of(group[0])
-        is_known = exact not in group and self.done(exact)
+        is_known = exact not in group and (self.done(exact) or self.measured(exact) is not None)
+        searched: list[tuple[Case, Outcome]] = []
         for case, outcome in rounds.measure(group, exact if is_known else None):
-            yield case, self._with_largest_batch(case, outcome, gpu) if needs_search(case, outcome) else outcome
+            if needs_search(case, outcome):
+                searched.append((case, outcome))
+            if not (needs_search(case, outcome) and isinstance(outcome, Failure)):
+                yield case, outcome
+        for case, outcome in searched:  # now that no other case is alive
+            yield case, self._with_largest_batch(case, outcome, gpu)
 
     def _with_largest_batch(self, case: Case, outcome: Outcome, gpu: str | None) -> Outcome:
         memory = self._memory_bytes(case.meter)

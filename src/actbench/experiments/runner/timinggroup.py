@@ -158,22 +158,16 @@ class TimingGroup:
         Each reads its memory in turn and then waits while the next does; then all are timed in rounds. A case whose
         peak is too much beside those that wait, or that may have failed for want of room, is put off: it starts afresh
         when they have ended. ``exact`` is the exact model, if it has a record but is not among the cases: it is timed
-        again beside them if there is room, because only interleaved steps can be compared. A case whose largest batch
-        is yet to be found is yielded when the processes of its round have ended.
+        again beside them if there is room, because only interleaved steps can be compared.
         """
         known, waiting = None if exact is None else _ExactModel(exact), list(cases)
         while waiting:
             turns = _Turns()
-            last: list[tuple[Case, Outcome]] = []
             with ExitStack() as held:
                 for case, outcome in self._outcomes(waiting, turns, known, held):
                     if case.scheme == "exact" and isinstance(outcome, Measurement):
                         known = _ExactModel(case, needed_bytes(outcome))
-                    if needs_search(case, outcome):
-                        last.append((case, outcome))
-                    else:
-                        yield case, outcome
-            yield from last
+                    yield case, outcome
             waiting = turns.put_off
 
     def _outcomes(

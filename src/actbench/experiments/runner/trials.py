@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import search
-from actbench.results.measured import LargestBatch, Measurement, Outcome
+from actbench.results.measured import UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
 
 
@@ -29,10 +29,11 @@ class Trials:
         A measurement, one over its limit too, gets it as a number, or a warning. A case that ran out of memory stays
         failed, with the largest batch that fits in its message.
         """
+        self.progress.searching(case)
         try:
             found = self._search(case, outcome)
         except _UndecidedError as undecided:
-            why = f"the largest batch is unknown: {undecided}"
+            why = f"{UNKNOWN_LARGEST}: {undecided}"
             if isinstance(outcome, Failure):
                 return _explained(outcome, why)
             return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
@@ -85,7 +86,9 @@ class Trials:
 
 
 def _trial(outcome: Outcome) -> search.Trial:
-    return search.Trial(isinstance(outcome, Measurement) and outcome.fits, outcome.peak_bytes)
+    if isinstance(outcome, Failure):
+        return search.Trial(False, outcome.peak_bytes)
+    return search.Trial(outcome.fits, outcome.peak_bytes, outcome.reserved_bytes)
 
 
 def _explained(failure: Failure, why: str) -> Failure:

@@ -111,13 +111,23 @@ class Lost(Data):
     message: str
 
 
-AnyReply = Measurement | Failure | Seconds | Lost
+class Tried(Data):
+    """News, before the answer, of a trial of a simulated search for the largest batch."""
+
+    kind: Literal["tried"] = "tried"
+    batch_size: int
+    fits: bool
+
+
+AnyReply = Measurement | Failure | Seconds | Lost | Tried
 Reply = Annotated[AnyReply, Field(discriminator="kind")]
 REPLIES: TypeAdapter[AnyReply] = TypeAdapter(Reply)
 
 
 class Session(Protocol):
-    """One case being measured, in this process."""
+    """One case being measured, in this process; ``tried`` is told of each trial of a simulated search."""
+
+    tried: Callable[[int, bool], object]
 
     def memory(self) -> Measurement:
         """Read everything but time."""
@@ -160,8 +170,8 @@ class Bench(Protocol):
 def work(frames: Frames, bench: Bench) -> None:
     """Measure the case that comes, and answer until the other end closes the connection.
 
-    A case is answered with a ``Measurement``, a number of steps with ``Seconds``, an error with a ``Failure``, or with
-    ``Lost`` where it comes of that of another rank.
+    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search, a number of steps with
+    ``Seconds``, an error with a ``Failure``, or with ``Lost`` where it comes of that of another rank.
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
@@ -175,6 +185,7 @@ def work(frames: Frames, bench: Bench) -> None:
             bench.join(asked.meeting, case)
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         session = open_session(case)
+        session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
         _answer(frames, session.memory())
         for steps in _requests(frames):
             _answer(frames, Seconds(steps=session.time(steps)))

@@ -12,7 +12,7 @@ from actbench.measuring.meters.snapshot import pickled
 from actbench.measuring.meters.watch import Watch
 from actbench.results.records import Case, MeterName
 
-__all__ = ["MemoryReading", "Meter", "Watch", "check", "open_meter", "pickled", "types"]
+__all__ = ["CpuMeter", "MemoryReading", "Meter", "SimulatedMeter", "Watch", "check", "open_meter", "pickled", "types"]
 
 
 def check(name: MeterName) -> None:

@@ -49,16 +49,28 @@ class CpuMeter(Meter):
         """Bring the batch to the CPU."""
         return moved(batch, "cpu")
 
-    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
+    def memory(self, step: TrainStep, watch: Watch | None = None, *, first: Batch | None = None) -> MemoryReading:
         """Run the step twice and read the allocator's events of the second run.
 
-        The first run is traced too, so that the bytes that it leaves, such as optimizer state, are known exactly.
+        The first run is traced too, so that the bytes that it leaves, such as optimizer state, are known exactly. It
+        may be of another batch, ``first``, that takes less time: unless the second run then leaves as many bytes as it
+        found, both are run again with the whole batch.
         """
+        reading, is_steady = self._read(step, watch, first)
+        return reading if is_steady or first is None else self._read(step, watch, None)[0]
+
+    def _read(self, step: TrainStep, watch: Watch | None, first: Batch | None) -> tuple[MemoryReading, bool]:
         held = tracedstep.held_before(step)
         trace = AllocationTrace(made_node=watch.made_node if watch else None)
         traced = TracedStep(trace, step)
         with self.active(step), trace, watch.watching(trace.around_module) if watch else nullcontext():
-            step()
+            if first is None:
+                step()
+            else:
+                whole, step.batch = step.batch, first
+                step()
+                step.batch = whole
+                assert step.micro_batches  # cut before the run that counts, as by a first run
             gc.collect()
             traced.begin()
             step.around_forward = traced.turn
@@ -77,7 +89,7 @@ class CpuMeter(Meter):
         peak_at = traced.peak_at
         if watch:
             watch.events = traced.events(held)
-        return MemoryReading(
+        reading = MemoryReading(
             weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
             gradients_bytes=gradients_bytes,
             optimizer_bytes=footprint.stored_bytes(footprint.optimizer_state(step.optimizer)),
@@ -86,7 +98,9 @@ class CpuMeter(Meter):
             peak_phase=traced.moments.phase(peak_at),
             peak_parts=Moments.parts(trace.events, peak_at, traced.kinds, base),
             loss=loss.item(),
-        ).against(self.memory_bytes)
+        )
+        is_steady = trace.live_bytes("end") == trace.live_bytes("begin")
+        return reading.against(self.memory_bytes), is_steady
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...]:
         """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""

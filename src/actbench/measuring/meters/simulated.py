@@ -22,6 +22,7 @@ from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.reserved import reserved_bytes
+from actbench.measuring.meters.scaled import Ran
 from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
@@ -47,6 +48,7 @@ class SimulatedMeter(Meter):
     Attributes:
         done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
             device is.
+        ran: The step that was read last.
     """
 
     name: MeterName = "simulated"
@@ -58,6 +60,7 @@ class SimulatedMeter(Meter):
         self._mode = fake_mode()
         self._is_active = False
         self.done: Sequence[Done] = ()
+        self.ran: Ran | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -117,11 +120,11 @@ class SimulatedMeter(Meter):
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch)
+        grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
-            grows = step.setup.expandable_segments
-            streams = tracker.communicated.streams
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
             reading = replace(reading, reserved_bytes=reserved)
+        self.ran = Ran(reading, run, streams, grows)
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
         kind: Literal["cpu", "cuda"] = "cuda" if self.profile.is_cuda else "cpu"

@@ -1,0 +1,51 @@
+"""The largest batch of a simulated case takes a handful of steps, whatever the scheme, and is proved."""
+
+from __future__ import annotations
+
+import pytest
+
+from actbench.measuring import bench
+from actbench.results.records import Case
+from actbench.units import MIB
+
+
+def case(scheme: str, **settings: object) -> Case:
+    given = {
+        "model": "tiny-llama",
+        "sequence_length": 64,
+        "batch_size": 2,
+        "meter": "simulated",
+        "device_profile": "cuda-16gib",
+        "memory_limit_bytes": 300 * MIB,
+        **settings,
+    }
+    return Case(scheme=scheme, **given)
+
+
+@pytest.mark.parametrize("scheme", ["exact", "checkpoint", "randomized:0.2", "offload"])
+def test_it_takes_at_most_five_steps_and_the_next_batch_does_not_fit(scheme: str) -> None:
+    told: list[tuple[int, bool]] = []
+    session = bench.Session(case(scheme, find_largest_batch=True))
+    session.tried = lambda batch_size, fits: told.append((batch_size, fits))
+    found = session.memory().largest_batch_search
+
+    assert found.trials == len(told) <= 5
+    assert bench.measure(case(scheme, batch_size=found.batch_size)).fits
+    assert not bench.measure(case(scheme, batch_size=found.batch_size + 1)).fits
+    assert (found.batch_size + 1, False) in told
+
+
+@pytest.mark.parametrize("limit", [1, 12])
+def test_where_little_or_nothing_fits_it_ends_too(limit: int) -> None:
+    found = bench.measure(case("exact", find_largest_batch=True, memory_limit_bytes=limit * MIB)).largest_batch_search
+
+    assert found.next_outcome in ("over-limit", "out-of-memory")
+    assert found.batch_size == 0 or limit == 12
+
+
+@pytest.mark.parametrize("scheme", ["exact", "fewbit:3", "checkpoint", "randomized:0.2", "actnn:L3"])
+def test_a_trial_on_the_cpu_reads_the_peak_that_the_case_has(scheme: str) -> None:
+    real = case(scheme, meter="cpu", device_profile=None, batch_size=24, memory_limit_bytes=None)
+    trial = bench.Trial(real.model_copy(update={"gradient_quality": False})).memory()
+
+    assert trial.peak_bytes == bench.Session(real).memory().peak_bytes
