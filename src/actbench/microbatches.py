@@ -63,9 +63,8 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
         return [MicroBatch(batch, slice(None), 1.0)]
     rows = rows_of(batch)
     if rows is None:
-        shapes = ", ".join(f"{name} {_shape(value)}" for name, value in batch.items())
         raise UsageError(
-            f"a batch of {shapes} cannot be cut into {parts} micro-batches: all of its tensors and lists must have a "
+            f"a batch of {shapes(batch)} cannot be cut into {parts} micro-batches: all of its tensors and lists must have a "
             "row for each sample; leave accumulate (gradient_accumulation) out"
         )
     size, larger = divmod(rows, min(rows, parts))
@@ -74,6 +73,11 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
     cuts = [{name: _taken(value, place, rows) for name, value in batch.items()} for place in places]
     of = share or label_share
     return [MicroBatch(part, place, of(part, batch)) for part, place in zip(cuts, places, strict=True)]
+
+
+def shapes(batch: Batch) -> str:
+    """Return the names and shapes of what a batch holds, for messages."""
+    return ", ".join(f"{name} {_shape(value)}" for name, value in batch.items())
 
 
 def _shape(value: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
-from actbench.errors import MeasurementError, ModelError
+from actbench.errors import MeasurementError, ModelError, UsageError
 from actbench.microbatches import Batch as Batch
 from actbench.microbatches import MicroBatch, Share, cut
 from actbench.optim.checks import innermost, refuse_unsteppable
@@ -59,6 +59,7 @@ class TrainingSetup:
         micro_batches: How many parts a step cuts a batch into; fewer if the batch has fewer rows.
         share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
         uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
+        uncut: Returns why batches cannot be cut by their rows; empty if they can, as far as is known.
         untraceable: Why fake tensors do not show what a step saves; empty if they do.
         unsharded: What of it FSDP2 does not go with, and why; empty if it does.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
@@ -82,6 +83,7 @@ class TrainingSetup:
     micro_batches: int = 1
     share: Share | None = None
     uncuttable: str = ""
+    uncut: Callable[[], str] = lambda: ""
     untraceable: str = ""
     unsharded: str = ""
     expandable_segments: bool = False
@@ -149,8 +151,13 @@ class TrainingSetup:
         """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
 
         Raises:
-            UsageError: The batch must be cut, and its tensors differ in their number of rows.
+            UsageError: The batch must be cut, and its tensors differ in their number of rows, or in that of samples.
         """
+        if self.micro_batches > 1 and (why := self.uncut()):
+            raise UsageError(
+                f"{why}, so it cannot be cut into {self.micro_batches} micro-batches: make tensors with a row for each "
+                "sample and join them in the loss, or leave accumulate (gradient_accumulation) out"
+            )
         return cut(batch, self.micro_batches, self.share)
 
     def _autocast(self) -> AbstractContextManager[Any]:
