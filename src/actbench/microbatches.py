@@ -64,8 +64,8 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
     rows = rows_of(batch)
     if rows is None:
         raise UsageError(
-            f"a batch of {shapes(batch)} cannot be cut into {parts} micro-batches: all of its tensors and lists must have a "
-            "row for each sample; leave accumulate (gradient_accumulation) out"
+            f"a batch of {shapes(batch)} cannot be cut into {parts} micro-batches: all of its tensors and lists must "
+            "have a row for each sample; leave accumulate (gradient_accumulation) out"
         )
     size, larger = divmod(rows, min(rows, parts))
     ends = [part * size + min(part, larger) for part in range(min(rows, parts) + 1)]
@@ -73,6 +73,14 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
     cuts = [{name: _taken(value, place, rows) for name, value in batch.items()} for place in places]
     of = share or label_share
     return [MicroBatch(part, place, of(part, batch)) for part, place in zip(cuts, places, strict=True)]
+
+
+def uncut_message(why: str, parts: int) -> str:
+    """Return the message of a UsageError for a batch whose rows are no samples."""
+    return (
+        f"{why}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and join them "
+        "in the loss, or leave accumulate (gradient_accumulation) out"
+    )
 
 
 def shapes(batch: Batch) -> str:

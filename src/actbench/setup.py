@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError, ModelError, UsageError
 from actbench.microbatches import Batch as Batch
-from actbench.microbatches import MicroBatch, Share, cut
+from actbench.microbatches import MicroBatch, Share, cut, uncut_message
 from actbench.optim.checks import innermost, refuse_unsteppable
 from actbench.optim.checks import refuse_frozen as refuse_frozen
 from actbench.optim.wrapped import HoldsGradients as HoldsGradients
@@ -151,13 +151,10 @@ class TrainingSetup:
         """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
 
         Raises:
-            UsageError: The batch must be cut, and its tensors differ in their number of rows, or in that of samples.
+            UsageError: The batch must be cut, and its tensors have not the same number of rows, of a sample each.
         """
         if self.micro_batches > 1 and (why := self.uncut()):
-            raise UsageError(
-                f"{why}, so it cannot be cut into {self.micro_batches} micro-batches: make tensors with a row for each "
-                "sample and join them in the loss, or leave accumulate (gradient_accumulation) out"
-            )
+            raise UsageError(uncut_message(why, self.micro_batches))
         return cut(batch, self.micro_batches, self.share)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from actbench.workloads import base, losses
 from actbench.workloads.base import seeded
 from actbench.workloads.fake import fake_mode, to_fake, without_memory
 from actbench.workloads.optimizers import make_optimizer
-from actbench.workloads.overrides import full_rows
+from actbench.workloads.overrides import full_rows, values_read
 from actbench.workloads.userfile import UserFile
 
 CONTRACT = (
@@ -41,9 +41,10 @@ class FunctionWorkload(base.Workload):
     """The model that a function in the user's own Python file builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
-    ``make_batch(n) -> dict`` with n samples (in any shapes; a step that cuts its batch needs n rows of each tensor), ``loss(module, batch) -> scalar tensor``; and, optionally, an optimizer
-    of the module's parameters, or a function from the module to one. All are called under torch seeds. If only
-    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.fake`) and have no values::
+    ``make_batch(n) -> dict`` with n samples in any shapes, ``loss(module, batch) -> scalar tensor``; and, optionally,
+    an optimizer of the module's parameters, or a function from the module to one. All are called under torch seeds. A
+    step that cuts its batch needs n rows of each tensor. If only shapes are wanted, large tensors are fake (see
+    :mod:`actbench.workloads.fake`) and have no values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -177,7 +178,7 @@ class FunctionWorkload(base.Workload):
 
         def checked(module: nn.Module, batch: Batch) -> Tensor:
             try:
-                with full_rows(batch):
+                with full_rows(batch), values_read(module):
                     value: Any = loss(module, batch)
             except KeyError as error:
                 if not _lacks(batch, error) or not self._file.raised(error):

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench.errors import ModelError
 from actbench.ops import hostmemory, noise
+from actbench.workloads import known
 
 _internals: Any = torch._C
 layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -32,6 +33,9 @@ _PLAIN = frozenset(
 
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 """Tags of operators whose results depend on values, or that change the shape of an argument."""
+
+_OF_VALUES = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+"""Tags of operators that look at values."""
 
 _LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
 """Operators that may return a tensor whose value torch's mode knows."""
@@ -59,7 +63,6 @@ _OF_METADATA = frozenset(
 """Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
 
 _DEVICE = torch.ops.prim.device.default
-_NUMBER = _aten._local_scalar_dense.default
 _UNSEEN = object()
 
 
@@ -116,22 +119,31 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
-        if func is _NUMBER and type(args[0]) is FakeTensor and args[0].constant is not None:
-            with _internals._DisableTorchDispatch():
-                return func(args[0].constant)
         kwargs = kwargs or {}
+        if not _OF_VALUES.isdisjoint(func.tags):
+            found = known.computed(func, args, kwargs)
+            if found is not None:
+                return known.made_fake(self, found)
+            func, args = known.without_masks(func, args)
         tensors: list[FakeTensor] = []
         key = self._key(func, args, kwargs, tensors)
         make: Any = None if key is None else self._known.get(key, _UNSEEN)
         if make is not None and make is not _UNSEEN:
-            return make(tensors)
+            return known.followed(func, args, kwargs, make(tensors), tensors)
         if func in _PRODUCTS:
             _check_one_type(func, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
             self._known[key] = None if changed else _recipe(result, tensors)
-        return result
+        return known.followed(func, args, kwargs, result, tensors)
+
+    def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
+        """Make a real tensor fake; a small one of integers or booleans keeps its values."""
+        made = super().from_tensor(tensor, **options)
+        if made is not tensor and not tensor.is_floating_point():
+            known.keep(made, tensor)
+        return made
 
     def _key(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[FakeTensor]
@@ -246,7 +258,7 @@ def _twin(leaf: FakeTensor, source: int | None) -> Make:
     It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
     """
     shape, stride, offset, dtype = leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
-    device, attributes = leaf.fake_device, dict(vars(leaf))
+    device, attributes = leaf.fake_device, _attributes(leaf)
     on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
     allows = leaf.fake_mode._allow_unsafe_data_ptr_access
     guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
@@ -270,7 +282,12 @@ def _twin(leaf: FakeTensor, source: int | None) -> Make:
 
 def _is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
     keys = _internals._dispatch_key_set
-    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == vars(leaf)
+    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
+
+
+def _attributes(leaf: FakeTensor) -> dict[str, Any]:
+    """Return the attributes that torch's mode gives a tensor; values are followed for each result anew."""
+    return {name: value for name, value in vars(leaf).items() if name != known.NAME}
 
 
 def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:

@@ -120,7 +120,7 @@ def _under(tell: Callable[..., OpRule], function: Callable[..., Any], *args: Any
 
 
 def _ctc_loss(*args: Any, of: Callable[..., Any] = F.ctc_loss, **kwargs: Any) -> Any:
-    """Run a CTC loss inside the function modes around the hooks: one of them may simulate it, which has no fake form."""
+    """Run a CTC loss inside the function modes around the hooks: one may simulate it, as it has no fake form."""
     with torch._C._EnableTorchFunction():
         return _under(_of_paths, of, *args, **kwargs)
 
