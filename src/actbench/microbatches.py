@@ -48,19 +48,25 @@ def _heights(value: Any) -> Iterator[int]:
         yield len(value)
 
 
-def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch]:
+def cut(batch: Batch, parts: int, share: Share | None = None, uncut: str = "") -> list[MicroBatch]:
     """Cut a batch as ``torch.tensor_split`` does, the larger parts first; copy nothing.
 
     Args:
         batch: Tensors and lists with a row for each sample.
         parts: Number of micro-batches; a batch with fewer rows gives one for each row.
         share: None for :func:`label_share`.
+        uncut: Why rows of the batch are no samples; empty if they are.
 
     Raises:
-        UsageError: ``parts`` is not 1, and the tensors differ in their number of rows.
+        UsageError: ``parts`` is not 1, and the tensors differ in their number of rows, or rows are no samples.
     """
     if parts == 1:
         return [MicroBatch(batch, slice(None), 1.0)]
+    if uncut:
+        raise UsageError(
+            f"{uncut}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and join "
+            "them in the loss, or leave accumulate (gradient_accumulation) out"
+        )
     rows = rows_of(batch)
     if rows is None:
         raise UsageError(
@@ -73,14 +79,6 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
     cuts = [{name: _taken(value, place, rows) for name, value in batch.items()} for place in places]
     of = share or label_share
     return [MicroBatch(part, place, of(part, batch)) for part, place in zip(cuts, places, strict=True)]
-
-
-def uncut_message(why: str, parts: int) -> str:
-    """Return the message of a UsageError for a batch whose rows are no samples."""
-    return (
-        f"{why}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and join them "
-        "in the loss, or leave accumulate (gradient_accumulation) out"
-    )
 
 
 def shapes(batch: Batch) -> str:

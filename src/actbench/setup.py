@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
-from actbench.errors import MeasurementError, ModelError, UsageError
+from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
-from actbench.microbatches import MicroBatch, Share, cut, uncut_message
+from actbench.microbatches import MicroBatch, Share, cut
 from actbench.optim.checks import innermost, refuse_unsteppable
 from actbench.optim.checks import refuse_frozen as refuse_frozen
 from actbench.optim.wrapped import HoldsGradients as HoldsGradients
@@ -153,9 +153,7 @@ class TrainingSetup:
         Raises:
             UsageError: The batch must be cut, and its tensors have not the same number of rows, of a sample each.
         """
-        if self.micro_batches > 1 and (why := self.uncut()):
-            raise UsageError(uncut_message(why, self.micro_batches))
-        return cut(batch, self.micro_batches, self.share)
+        return cut(batch, self.micro_batches, self.share, self.uncut())
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
@@ -167,7 +165,7 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
-    ``phase`` is the pass that began last. ``around_forward`` is called before and after each forward pass.
+    ``phase`` began last. ``around_forward`` is called before and after each forward pass. ``notes`` are a meter's warnings.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
@@ -183,6 +181,7 @@ class TrainStep:
         self.around_forward: Callable[[], None] = lambda: None
         self.optimizer = setup.make_optimizer(setup.module)
         refuse_unsteppable(self.optimizer, setup.module)
+        self.notes: tuple[str, ...] = ()
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []
 
@@ -226,7 +225,8 @@ class TrainStep:
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this batch."""
         asked, found = self.setup.micro_batches, len(self.micro_batches)
-        return () if found == asked else (f"the batch has {found} rows: it is cut into {found} parts, not {asked}",)
+        cut_into = f"the batch has {found} rows: it is cut into {found} parts, not {asked}"
+        return self.notes if found == asked else (cut_into, *self.notes)
 
     def forward(self) -> Tensor:
         """Return the loss of the batch, or the weighted loss of its first micro-batch: a scalar with its graph.
@@ -264,7 +264,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def abandon(self) -> None:
-        """Free the gradients and the loss, and end the step here."""
+        """Free the gradients and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         self._losses = []
 

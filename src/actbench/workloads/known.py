@@ -154,7 +154,7 @@ def without_masks(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     That is what the operator does itself.
     """
     if func is _aten.masked_select.default:
-        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
         func, args = _aten.index.Tensor, (args[0].expand(shape), [args[1].expand(shape)])
     if func is not _aten.index.Tensor:
         return func, args

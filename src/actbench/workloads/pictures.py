@@ -35,6 +35,7 @@ def token_count(config: Any, cls: Any, size: tuple[int, int], spec: str) -> int:
     if config.model_type in _IN_TILES:
         return 1
     random, mode = base.generator(0), fake_mode()
+    model: Any
     with boundary(f"model {spec!r} cannot be built from its config", ModelError):
         model = to_fake(
             base.construct(lambda: cls._from_config(copy.deepcopy(config)), materialize=False, seed=0), mode

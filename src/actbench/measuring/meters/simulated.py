@@ -17,7 +17,7 @@ from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
-from actbench.measuring.meters.base import MemoryReading, Meter, at_once
+from actbench.measuring.meters.base import MemoryReading, Meter, at_once, held_by_cycles
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -184,6 +184,7 @@ def _read(
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
+    cyclic = _collected(tracker)
     made = at_first = _make_optimizer_state(step, tracker)
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     if watch:
@@ -193,8 +194,10 @@ def _read(
     step.update()
     events = tracker.events
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
-    if tracker.peak_bytes > peak_bytes + made:
-        peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
+    in_cycles = 0
+    if tracker.peak_bytes + cyclic > peak_bytes + made:
+        peak_bytes, peak_at, made, in_cycles = tracker.peak_bytes + cyclic, tracker.peak_at, 0, cyclic
+    step.notes = held_by_cycles(cyclic, peak_bytes + made)
     moments = Moments(begun, passes.forwards(begun), updating)
     phase_peaks = moments.peaks(events, repeating, at_first)
     kinds = moments.kinds(
@@ -216,7 +219,9 @@ def _read(
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
         phase_peaks=phase_peaks,
-        peak_parts=moments.parts(events, peak_at, kinds, PeakParts(optimizer_bytes=max(made, 0))),
+        peak_parts=moments.parts(
+            events, peak_at, kinds, PeakParts(optimizer_bytes=max(made, 0), temporary_bytes=in_cycles)
+        ),
     )
     step_taken, update = events[begun:updating], events[repeating:]
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
@@ -250,6 +255,13 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     made = footprint.made_tensors(step.setup.module)
     tracker.add(made)
     return footprint.stored_bytes(made)
+
+
+def _collected(tracker: StorageTracker) -> int:
+    """Let Python's collector free what the passes left in reference cycles, and return its bytes."""
+    before = tracker.live_bytes
+    gc.collect()
+    return before - tracker.live_bytes
 
 
 def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
