@@ -64,8 +64,8 @@ def cut(batch: Batch, parts: int, share: Share | None = None, uncut: str = "") -
         return [MicroBatch(batch, slice(None), 1.0)]
     if uncut:
         raise UsageError(
-            f"{uncut}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and join "
-            "them in the loss, or leave accumulate (gradient_accumulation) out"
+            f"{uncut}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and "
+            "join them in the loss, or leave accumulate (gradient_accumulation) out"
         )
     rows = rows_of(batch)
     if rows is None:

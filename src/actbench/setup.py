@@ -165,7 +165,7 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
-    ``phase`` began last. ``around_forward`` is called before and after each forward pass. ``notes`` are a meter's warnings.
+    ``phase`` began last. ``around_forward`` is called before and after each forward pass. ``notes`` are a meter's.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.

@@ -184,8 +184,8 @@ def _read(
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
-    cyclic = _collected(tracker)
-    made = at_first = _make_optimizer_state(step, tracker)
+    made, cyclic = _make_optimizer_state(step, tracker)
+    at_first = made
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     if watch:
         simulatedstep.own(watch, tracker, watching.state(step))
@@ -194,9 +194,10 @@ def _read(
     step.update()
     events = tracker.events
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
-    in_cycles = 0
+    more = PeakParts(optimizer_bytes=max(made, 0))
     if tracker.peak_bytes + cyclic > peak_bytes + made:
-        peak_bytes, peak_at, made, in_cycles = tracker.peak_bytes + cyclic, tracker.peak_at, 0, cyclic
+        peak_bytes, peak_at, made = tracker.peak_bytes + cyclic, tracker.peak_at, 0
+        more = PeakParts(temporary_bytes=cyclic)
     step.notes = held_by_cycles(cyclic, peak_bytes + made)
     moments = Moments(begun, passes.forwards(begun), updating)
     phase_peaks = moments.peaks(events, repeating, at_first)
@@ -219,9 +220,7 @@ def _read(
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
         phase_peaks=phase_peaks,
-        peak_parts=moments.parts(
-            events, peak_at, kinds, PeakParts(optimizer_bytes=max(made, 0), temporary_bytes=in_cycles)
-        ),
+        peak_parts=moments.parts(events, peak_at, kinds, more),
     )
     step_taken, update = events[begun:updating], events[repeating:]
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
@@ -257,19 +256,15 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     return footprint.stored_bytes(made)
 
 
-def _collected(tracker: StorageTracker) -> int:
-    """Let Python's collector free what the passes left in reference cycles, and return its bytes."""
-    before = tracker.live_bytes
-    gc.collect()
-    return before - tracker.live_bytes
-
-
-def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
-    """Step the optimizer once, and return the bytes by which its state grows."""
-    before = tracker.live_bytes
+def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> tuple[int, int]:
+    """Step the optimizer once; return the bytes by which its state grows, and those that cycles held until then."""
+    before, passed = tracker.live_bytes, len(tracker.events)
     step.optimizer.step()
+    stepped = len(tracker.events)
     _settle_state(step, tracker)
-    return tracker.live_bytes - before
+    older = alive(tracker.events[:passed])
+    cyclic = sum(older.get(name, 0) for name, amount in tracker.events[stepped:] if not amount)
+    return tracker.live_bytes - before + cyclic, cyclic
 
 
 def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
