@@ -48,25 +48,30 @@ def _heights(value: Any) -> Iterator[int]:
         yield len(value)
 
 
-def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch]:
+def cut(batch: Batch, parts: int, share: Share | None = None, uncut: str = "") -> list[MicroBatch]:
     """Cut a batch as ``torch.tensor_split`` does, the larger parts first; copy nothing.
 
     Args:
         batch: Tensors and lists with a row for each sample.
         parts: Number of micro-batches; a batch with fewer rows gives one for each row.
         share: None for :func:`label_share`.
+        uncut: Why rows of the batch are no samples; empty if they are.
 
     Raises:
-        UsageError: ``parts`` is not 1, and the tensors differ in their number of rows.
+        UsageError: ``parts`` is not 1, and the tensors differ in their number of rows, or rows are no samples.
     """
     if parts == 1:
         return [MicroBatch(batch, slice(None), 1.0)]
+    if uncut:
+        raise UsageError(
+            f"{uncut}, so it cannot be cut into {parts} micro-batches: make tensors with a row for each sample and "
+            "join them in the loss, or leave accumulate (gradient_accumulation) out"
+        )
     rows = rows_of(batch)
     if rows is None:
-        shapes = ", ".join(f"{name} {_shape(value)}" for name, value in batch.items())
         raise UsageError(
-            f"a batch of {shapes} cannot be cut into {parts} micro-batches: all of its tensors and lists must have a "
-            "row for each sample; leave accumulate (gradient_accumulation) out"
+            f"a batch of {shapes(batch)} cannot be cut into {parts} micro-batches: all of its tensors and lists must "
+            "have a row for each sample; leave accumulate (gradient_accumulation) out"
         )
     size, larger = divmod(rows, min(rows, parts))
     ends = [part * size + min(part, larger) for part in range(min(rows, parts) + 1)]
@@ -74,6 +79,11 @@ def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch
     cuts = [{name: _taken(value, place, rows) for name, value in batch.items()} for place in places]
     of = share or label_share
     return [MicroBatch(part, place, of(part, batch)) for part, place in zip(cuts, places, strict=True)]
+
+
+def shapes(batch: Batch) -> str:
+    """Return the names and shapes of what a batch holds, for messages."""
+    return ", ".join(f"{name} {_shape(value)}" for name, value in batch.items())
 
 
 def _shape(value: Any) -> str:

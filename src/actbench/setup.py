@@ -59,6 +59,7 @@ class TrainingSetup:
         micro_batches: How many parts a step cuts a batch into; fewer if the batch has fewer rows.
         share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
         uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
+        uncut: Returns why batches cannot be cut by their rows; empty if they can, as far as is known.
         untraceable: Why fake tensors do not show what a step saves; empty if they do.
         unsharded: What of it FSDP2 does not go with, and why; empty if it does.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
@@ -82,6 +83,7 @@ class TrainingSetup:
     micro_batches: int = 1
     share: Share | None = None
     uncuttable: str = ""
+    uncut: Callable[[], str] = lambda: ""
     untraceable: str = ""
     unsharded: str = ""
     expandable_segments: bool = False
@@ -149,9 +151,9 @@ class TrainingSetup:
         """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
 
         Raises:
-            UsageError: The batch must be cut, and its tensors differ in their number of rows.
+            UsageError: The batch must be cut, and its tensors have not the same number of rows, of a sample each.
         """
-        return cut(batch, self.micro_batches, self.share)
+        return cut(batch, self.micro_batches, self.share, self.uncut())
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
@@ -163,7 +165,7 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
-    ``phase`` is the pass that began last. ``around_forward`` is called before and after each forward pass.
+    ``phase`` began last. ``around_forward`` is called before and after each forward pass. ``notes`` are a meter's.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
@@ -179,6 +181,7 @@ class TrainStep:
         self.around_forward: Callable[[], None] = lambda: None
         self.optimizer = setup.make_optimizer(setup.module)
         refuse_unsteppable(self.optimizer, setup.module)
+        self.notes: tuple[str, ...] = ()
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []
 
@@ -222,7 +225,8 @@ class TrainStep:
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this batch."""
         asked, found = self.setup.micro_batches, len(self.micro_batches)
-        return () if found == asked else (f"the batch has {found} rows: it is cut into {found} parts, not {asked}",)
+        cut_into = f"the batch has {found} rows: it is cut into {found} parts, not {asked}"
+        return self.notes if found == asked else (cut_into, *self.notes)
 
     def forward(self) -> Tensor:
         """Return the loss of the batch, or the weighted loss of its first micro-batch: a scalar with its graph.
@@ -260,7 +264,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def abandon(self) -> None:
-        """Free the gradients and the loss, and end the step here."""
+        """Free the gradients and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         self._losses = []
 

@@ -118,8 +118,8 @@ CONFIGS: dict[str, Config] = {
         "text_config": {**TEXT, "eos_token_id": 98, "pad_token_id": 1},
     },
     "Blip": {"model_type": "blip", "vision_config": IMAGES, "text_config": READING},
-    "Llava": {"model_type": "llava"},
-    "Gemma3": {"model_type": "gemma3"},
+    "LlavaNext": {"model_type": "llava_next"},
+    "Gemma3n": {"model_type": "gemma3n"},
     "Qwen2Audio": {"model_type": "qwen2_audio"},
 }
 """A config for the classes whose names begin so."""

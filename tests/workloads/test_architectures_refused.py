@@ -79,17 +79,17 @@ def test_a_config_that_names_no_class_is_guessed_aloud(
 
 
 def test_a_model_that_could_see_is_given_text_alone_only_when_asked(write_config: Write) -> None:
-    folder = write_config("Gemma3ForConditionalGeneration")
+    folder = write_config("Gemma3nForConditionalGeneration")
 
-    with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration, .*cannot make batches.*causal-lm as well"):
+    with pytest.raises(ModelError, match=r"Gemma3nForConditionalGeneration, .*cannot make batches.*causal-lm as well"):
         load(folder)
-    assert "Gemma3ForConditionalGeneration is given no pixel_values" in load(folder, task="causal-lm").warnings[0]
+    assert "Gemma3nForConditionalGeneration is given no pixel_values" in load(folder, task="causal-lm").warnings[0]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
         "Qwen2AudioForConditionalGeneration",
         "Wav2Vec2ForPreTraining",
         "CLIPTextModelWithProjection",

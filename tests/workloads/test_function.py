@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from actbench import workloads
-from actbench.errors import ModelError
+from actbench.errors import ModelError, UsageError
 from actbench.measuring.bench import Session
+from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.workloads.fake import fake_mode, to_fake
 
@@ -178,3 +179,63 @@ def test_the_build_of_the_documentation_is_simulated_as_it_is_measured(tmp_path:
         assert (measured.dtype, measured.optimizer) == ("bfloat16", "SGD")
         assert measured.weights_bytes == measured.optimizer_bytes == 2 * (128 * 10 + 10)
     assert found[0].activation_bytes == found[1].activation_bytes
+
+
+BATCHES = {
+    "pairs": '{"x": torch.randn(2 * n, 64), "y": torch.ones(2 * n)}',
+    "packed": '{"x": torch.randn(1, 16 * n, 64), "y": torch.ones(1, 16 * n)}',
+    "graphs": '{"x": torch.randn(5 * n, 64), "edges": torch.zeros(2, 12 * n, dtype=torch.int64)}',
+    "crops": '{"views": [torch.randn(2 * n, 64), torch.randn(6 * n, 64)]}',
+}
+ONE_LOSS = 'model(batch["x"]).square().mean()'
+LOSSES = {"crops": 'sum(model(view).square().mean() for view in batch["views"])'}
+
+
+def measured(folder: Path, kind: str, **fields: object) -> Measurement:
+    made = f"lambda n: {BATCHES[kind]}"
+    loss = f"lambda model, batch: {LOSSES.get(kind, ONE_LOSS)}"
+    text = f"""
+        import torch
+        from torch import nn
+        def build():
+            model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 1))
+            return model, {made}, {loss}, torch.optim.SGD(model.parameters(), lr=0.1)
+    """
+    settings = {"batch_size": 8, "device_profile": "cpu", "gradient_quality": False, **fields}
+    return Session(Case.model_validate({"model": write(folder, text), **settings})).memory()
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_has_the_rows_that_the_function_makes(tmp_path: Path, kind: str) -> None:
+    cpu, simulated = (measured(tmp_path, kind, meter=meter) for meter in ("cpu", "simulated"))
+
+    assert simulated.peak_bytes == cpu.peak_bytes
+    assert simulated.activation_bytes == cpu.activation_bytes
+    assert measured(tmp_path, kind, meter="simulated", batch_size=16).activation_bytes > 1.9 * cpu.activation_bytes
+
+
+def test_the_largest_batch_is_in_the_samples_of_the_function(tmp_path: Path) -> None:
+    limit = {"meter": "simulated", "memory_limit_bytes": 2**20, "find_largest_batch": True, "batch_size": 1}
+    pairs, packed = (measured(tmp_path, kind, **limit).largest_batch for kind in ("pairs", "packed"))
+
+    assert pairs is not None
+    assert packed is not None
+    assert pairs / packed == pytest.approx(8, rel=0.1)  # 16 rows a sample in place of 2
+
+
+@pytest.mark.parametrize("meter", ["cpu", "simulated"])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_whose_rows_are_no_samples_is_not_cut(tmp_path: Path, kind: str, meter: str) -> None:
+    with pytest.raises(UsageError, match=r"make_batch\(8\) returns .*, not 8 rows of each, so it cannot be cut into 2"):
+        measured(tmp_path, kind, meter=meter, scheme="accumulate:2")
+
+
+def test_a_batch_that_is_the_same_for_every_number_is_refused(tmp_path: Path) -> None:
+    parts = "nn.Linear(2, 1), lambda n: {'x': torch.ones(6, 2)}, lambda m, b: 0"
+    text = f"import torch\nfrom torch import nn\ndef build():\n    return {parts}\n"
+    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=3))
+
+    with pytest.raises(ModelError, match=r"make_batch\(3\) and make_batch\(1\) both return x \(6, 2\); .* n samples"):
+        workload.batch(3, seed=0)
+    with pytest.raises(ModelError, match=r"make_batch\(1\) and make_batch\(2\)"):
+        workload.batch(1, seed=0)

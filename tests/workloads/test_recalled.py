@@ -199,3 +199,25 @@ def test_a_tensor_that_is_resized_has_its_new_bytes(mode: RecallingMode) -> None
 
         assert x.view(2, 2).untyped_storage().nbytes() == 64
         assert y.view(2, 2).untyped_storage().nbytes() == 16
+
+
+def test_rows_of_a_loop_are_recalled_with_their_own_places() -> None:
+    mode = RecallingMode()
+    with mode:
+        x = torch.empty(2, 9, 4)
+        whole = torch.empty(3, 2, 9, 4)
+        rows = [part.select(1, row) for part in (x, whole[1], whole[2]) for row in range(9)]
+        known = len(mode._known)
+        later = [part[:, row].flatten() for part in (x, whole[1], whole[2]) for row in range(2, 9)]
+        back = [torch.ops.aten.select_backward(rows[0], [2, 9, 4], 1, row) for row in range(9)]
+        with pytest.raises(IndexError):
+            x.select(1, 9)
+
+    real = torch.empty(3, 2, 9, 4)
+    offsets = [part.select(1, row).storage_offset() for part in (real[0], real[1], real[2]) for row in range(9)]
+    assert [row.storage_offset() for row in rows] == offsets
+    assert {row.stride() for row in rows} == {real[0, :, 0].stride()}
+    assert rows[9].untyped_storage() is whole.untyped_storage()
+    assert len({id(row.untyped_storage()) for row in back}) == 9
+    assert len(mode._known) - known <= 8  # four operators on each of two storages, and not one for each row
+    assert later[0].shape == (8,)

@@ -124,7 +124,7 @@ def rounding_variance(
         length = sum(_square(gradient) for gradient in exact.values())
         if not length:
             return None
-        of_batch = _variance_of_parts([_gradients(setup, part, weights, seed, 0) for part in _cut(batch, parts)])
+        of_batch = _variance_of_parts([_gradients(setup, part, weights, seed, 0) for part in _cut(setup, batch, parts)])
     observed = _observed(setup, batch, exact, seed, repeats)
     return RoundingVariance(observed / length, None if of_batch is None else of_batch / length)
 
@@ -160,9 +160,9 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
             packer.codec = codec
 
 
-def _cut(batch: Batch, parts: int) -> list[Batch]:
-    """Return parts of the rows of a batch; none if its values have different rows, or too few."""
-    rows = rows_of(batch) or 0
+def _cut(setup: TrainingSetup, batch: Batch, parts: int) -> list[Batch]:
+    """Return parts of the rows of a batch; none if its values have different rows, or too few, or rows no samples."""
+    rows = 0 if setup.uncut() else rows_of(batch) or 0
     return [part.batch for part in cut(batch, parts)] if rows >= 2 * parts else []
 
 

@@ -11,6 +11,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from actbench.errors import ModelError, boundary
 from actbench.results.records import Task
+from actbench.workloads.pictures import AMONG_TOKENS
 from actbench.workloads.sources import Source
 
 # Each task with the transformers class that loads it. If several load a model's class, its task is the first of them.
@@ -35,9 +36,8 @@ AUTO_CLASSES: dict[Task, str] = {
     "next-sentence-prediction": "AutoModelForNextSentencePrediction",
     "pretraining": "AutoModelForPreTraining",
 }
-# Classes for images and text are only usable if they take one image per sample and no image tokens in the text;
-# classes for pretraining only if their labels are among these.
-_CAPTIONING = ("blip", "git", "vision-encoder-decoder")
+# Classes for images and text are usable if their kind of model is among these, classes for pretraining by their labels.
+_CAPTIONING = ("blip", "git", "vision-encoder-decoder", *AMONG_TOKENS)
 _PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
 _PRETRAINING = ("electra", "funnel", "vit_mae", "hiera")
 # Inputs of the encoders of models that read more than text.

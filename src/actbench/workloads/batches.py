@@ -16,7 +16,7 @@ from torch import Tensor
 from actbench.errors import ModelError
 from actbench.results.records import Case, Task
 from actbench.setup import Batch
-from actbench.workloads import base, text
+from actbench.workloads import base, pictures, text
 
 _IMAGES_ALONE: set[Task] = {
     *("image-classification", "semantic-segmentation", "depth-estimation", "object-detection"),
@@ -34,12 +34,14 @@ class Sizes:
     Attributes:
         length: Tokens.
         image: Height and width in pixels.
+        picture: Tokens that stand for a picture among those of the sample.
         audio: ``(samples,)`` of a waveform, or the shape of its features.
     """
 
     length: int | None = None
     image: tuple[int, int] | None = None
     audio: tuple[int, ...] | None = None
+    picture: int | None = None
 
 
 def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
@@ -61,7 +63,17 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
     image = image_size(config, case.image_size) if sees else None
     if image is not None and min(image) < 1:
         raise ModelError(f"model {case.model!r}: its config says images of {image[0]} x {image[1]} px")
-    return Sizes(length, image, heard)
+    if image is None or config.model_type not in pictures.AMONG_TOKENS:
+        return Sizes(length, image, heard)
+    tokens = pictures.token_count(config, cls, image, case.model)
+    if case.sequence_length is None:
+        length = text.sequence_length(config, None, case.model) + tokens
+    elif case.sequence_length <= tokens:
+        raise ModelError(
+            f"--sequence-length {case.sequence_length}: the picture of {image[0]} x {image[1]} px takes {tokens} "
+            "tokens of a sequence; ask for more, or for a smaller --image-size"
+        )
+    return Sizes(length, image, heard, tokens)
 
 
 def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype: torch.dtype, seed: int) -> Batch:
@@ -80,6 +92,8 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
         return text.batch(config, task, batch_size, sizes.length, random)
     if sizes.length is None:
         return image_batch(config, task, batch_size, sizes.image, dtype, random)
+    if sizes.picture is not None:
+        return pictures.batch(config, cls, sizes.picture, batch_size, sizes.length, sizes.image, dtype, random)
     written = text.captions(config, task, cls, batch_size, sizes.length, random)
     return {"pixel_values": pixels(config, batch_size, sizes.image, dtype, random), **written}
 
@@ -112,23 +126,21 @@ def image_batch(
         list with ``class_labels (8,)`` int64 and ``boxes (8, 4)``, centers and sizes as shares of the image, for each
         image. Masked images have ``bool_masked_pos (batch, patches)`` in place of labels.
     """
-    pictures: dict[str, Any] = {"pixel_values": pixels(config, batch_size, size, dtype, random)}
+    made: dict[str, Any] = {"pixel_values": pixels(config, batch_size, size, dtype, random)}
     match task:
         case "semantic-segmentation":
-            pictures["labels"] = torch.randint(max(2, config.num_labels), (batch_size, *size), generator=random)
+            made["labels"] = torch.randint(max(2, config.num_labels), (batch_size, *size), generator=random)
         case "depth-estimation":
-            pictures["labels"] = 1 + torch.rand(batch_size, *size, generator=random).to(dtype)
+            made["labels"] = 1 + torch.rand(batch_size, *size, generator=random).to(dtype)
         case "object-detection":
-            pictures["labels"] = [_objects(config.num_labels, dtype, random) for _ in range(batch_size)]
+            made["labels"] = [_objects(config.num_labels, dtype, random) for _ in range(batch_size)]
         case "masked-image-modeling":
-            pictures["bool_masked_pos"] = (
-                torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
-            )
+            made["bool_masked_pos"] = torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
         case "pretraining":
             pass  # these models draw their own mask
         case _:
-            pictures["labels"] = base.class_labels(config, batch_size, random)
-    return pictures
+            made["labels"] = base.class_labels(config, batch_size, random)
+    return made
 
 
 def pixels(config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, optim
 from torch._guards import active_fake_mode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.errors import ModelError, UntraceableError
+from actbench.microbatches import rows_of, shapes
 from actbench.nn.refusals import refuse_lazy
 from actbench.paths import from_home
 from actbench.results.records import Case
@@ -20,7 +21,7 @@ from actbench.workloads import base, losses
 from actbench.workloads.base import seeded
 from actbench.workloads.fake import fake_mode, to_fake, without_memory
 from actbench.workloads.optimizers import make_optimizer
-from actbench.workloads.overrides import full_rows
+from actbench.workloads.overrides import full_rows, values_read
 from actbench.workloads.userfile import UserFile
 
 CONTRACT = (
@@ -40,9 +41,10 @@ class FunctionWorkload(base.Workload):
     """The model that a function in the user's own Python file builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
-    ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, optionally, an optimizer
-    of the module's parameters, or a function from the module to one. All are called under torch seeds. If only
-    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.fake`) and have no values::
+    ``make_batch(n) -> dict`` with n samples in any shapes, ``loss(module, batch) -> scalar tensor``; and, optionally,
+    an optimizer of the module's parameters, or a function from the module to one. All are called under torch seeds. A
+    step that cuts its batch needs n rows of each tensor. If only shapes are wanted, large tensors are fake (see
+    :mod:`actbench.workloads.fake`) and have no values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -67,6 +69,7 @@ class FunctionWorkload(base.Workload):
         self._file = UserFile(from_home(path), self.spec)
         self._build = self._file.function(function)
         self._make_batch: Callable[[int], Batch] | None = None
+        self._uncut = ""
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Call the function, with fake large tensors if only shapes are wanted.
@@ -82,6 +85,7 @@ class FunctionWorkload(base.Workload):
             loss=self._checked(parts.loss),
             make_optimizer=make,
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+            uncut=lambda: self._uncut,
             **losses.in_parts(parts.module),
         )
 
@@ -89,7 +93,7 @@ class FunctionWorkload(base.Workload):
         """Call ``make_batch``; all tensors go to the CPU, and floating ones get the case's dtype, if it names one.
 
         Raises:
-            ModelError: ``make_batch`` fails or returns no mapping.
+            ModelError: ``make_batch`` fails, returns no mapping, or returns the same shapes for every n.
             UntraceableError: ``make_batch`` reads values of fake tensors.
         """
         make_batch = self._make_batch or self._batches(seed)
@@ -98,14 +102,26 @@ class FunctionWorkload(base.Workload):
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
             raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
-        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor) and value.dim()}
-        if tensors and all(value.shape[0] != batch_size for value in tensors.values()):
-            shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
-            raise ModelError(
-                f"{self.spec}: make_batch({batch_size}) returned {shapes}; at least one tensor must hold {batch_size} "
-                "samples along its first dimension"
-            )
+        batch = dict(batch.items())
+        if rows_of(batch) != batch_size:
+            if not self._uncut:
+                self._check_size(batch, make_batch, batch_size, seed)
+            self._uncut = f"make_batch({batch_size}) returns {shapes(batch)}, not {batch_size} rows of each"
         return {key: tree_map(self._input, value) for key, value in batch.items()}
+
+    def _check_size(self, batch: Batch, make_batch: Callable[[int], Batch], batch_size: int, seed: int) -> None:
+        """Raise a ModelError if a batch of another size has the same shapes: then nobody knows what n means."""
+        found = _sizes(batch)
+        if not found or any(batch_size in size for size in found):
+            return
+        other = batch_size // 2 or 2
+        with seeded(seed):
+            again = self._file.run(lambda: make_batch(other), fakes=active_fake_mode() is not None)
+        if _sizes(dict(again.items())) == found:
+            raise ModelError(
+                f"{self.spec}: make_batch({batch_size}) and make_batch({other}) both return {shapes(batch)}; "
+                "make_batch(n) must make a batch of n samples"
+            )
 
     @property
     def _dtype(self) -> torch.dtype | None:
@@ -162,7 +178,7 @@ class FunctionWorkload(base.Workload):
 
         def checked(module: nn.Module, batch: Batch) -> Tensor:
             try:
-                with full_rows(batch):
+                with full_rows(batch), values_read(module):
                     value: Any = loss(module, batch)
             except KeyError as error:
                 if not _lacks(batch, error) or not self._file.raised(error):
@@ -181,6 +197,10 @@ class FunctionWorkload(base.Workload):
             return value
 
         return checked
+
+
+def _sizes(batch: Batch) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
 
 
 def _lacks(batch: Batch, error: KeyError) -> bool:

@@ -21,7 +21,8 @@ from actbench.microbatches import Share, label_share, rows_of
 from actbench.results.records import Task
 from actbench.setup import Batch, Loss
 from actbench.workloads.fake import shapes_only
-from actbench.workloads.overrides import chances, full_rows, numbers_drawn, steady
+from actbench.workloads.overrides import chances, full_rows, numbers_drawn, steady, values_read
+from actbench.workloads.pictures import AMONG_TOKENS
 
 
 class ForDetection(TorchFunctionMode):
@@ -102,6 +103,7 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         with ExitStack() as stack:
             stack.enter_context(full_rows(batch))
+            stack.enter_context(values_read(module))
             if left_out:
                 stack.enter_context(steady(module))
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(dict(batch))):
@@ -143,7 +145,8 @@ def _of_rows(part: Batch, batch: Batch) -> float:
 def _options(module: nn.Module) -> dict[str, bool]:
     known = {"use_cache": False, "return_loss": True}
     taken = inspect.signature(module.forward).parameters
-    return {name: value for name, value in known.items() if name in taken}
+    among = getattr(module.config, "model_type", None) in AMONG_TOKENS  # some pass it on to their decoder
+    return {name: value for name, value in known.items() if name in taken or (among and name == "use_cache")}
 
 
 @contextmanager

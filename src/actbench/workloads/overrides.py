@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 
 @contextmanager
@@ -65,6 +67,40 @@ def _not_padded(ask: Callable[..., bool]) -> Callable[..., bool]:
         return ask(None if isinstance(padding_mask, FakeTensor) else padding_mask, *args, **kwargs)
 
     return asked
+
+
+_LOOK_FOR_PADDING = tuple(
+    f"transformers.models.{name}." for name in ("idefics2", "idefics3", "modernvbert", "smolvlm", "ultravbert")
+)
+_EQUAL = (Tensor.__eq__, Tensor.eq, torch.eq)
+
+
+class _PicturesShown(TorchFunctionMode):
+    """Let no element of a fake batch of pictures be zero: models leave out pictures of zeros alone, as padding."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _EQUAL and isinstance(args[0], FakeTensor) and type(args[1]) is float and not args[1]:
+            return torch.zeros(args[0].shape, dtype=torch.bool)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def values_read(module: nn.Module) -> Iterator[None]:
+    """Inside the block, let models that look for pictures of zeros, which are padding, find none among fake ones.
+
+    ``torch.tensor`` takes fake numbers whose values are known.
+    """
+
+    def taking(tensor: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda data, **options: tensor(tree_map(_number, data), **options)
+
+    looks = any(type(part).__module__.startswith(_LOOK_FOR_PADDING) for part in module.modules())
+    with replaced(torch, "tensor", taking), _PicturesShown() if looks else nullcontext():
+        yield
+
+
+def _number(leaf: Any) -> Any:
+    return leaf.item() if isinstance(leaf, FakeTensor) and not leaf.dim() else leaf
 
 
 def numbers_drawn() -> AbstractContextManager[None]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from actbench.errors import ModelError
 from actbench.ops import hostmemory, noise
+from actbench.workloads import known, products, rows
 
 _internals: Any = torch._C
 layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -22,8 +22,8 @@ layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ign
 
 _make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
 
-Make = Callable[[Sequence[FakeTensor]], Any]
-"""From the tensors among an operator's arguments to its result, or to one leaf of the result."""
+Make = Callable[[Sequence[FakeTensor], int], Any]
+"""From the tensors among an operator's arguments, and the elements before the row that it selects, to its result."""
 
 _PLAIN = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -33,25 +33,13 @@ _PLAIN = frozenset(
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 """Tags of operators whose results depend on values, or that change the shape of an argument."""
 
+_OF_VALUES = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+"""Tags of operators that look at values."""
+
 _LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
 """Operators that may return a tensor whose value torch's mode knows."""
 
 _aten = torch.ops.aten
-_PRODUCTS = frozenset(
-    overload.default
-    for overload in (
-        _aten.mm,
-        _aten.addmm,
-        _aten.bmm,
-        _aten.baddbmm,
-        _aten.mv,
-        _aten.addmv,
-        _aten.dot,
-        _aten.convolution,
-    )
-)
-"""Operators whose tensors must have one dtype, which their fake forms do not check."""
-
 _OF_METADATA = frozenset(
     getattr(torch.ops.actbench, operator.__name__).default
     for operator in (hostmemory.to_host, hostmemory.from_host, noise.fresh_seed)
@@ -59,7 +47,6 @@ _OF_METADATA = frozenset(
 """Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
 
 _DEVICE = torch.ops.prim.device.default
-_NUMBER = _aten._local_scalar_dense.default
 _UNSEEN = object()
 
 
@@ -116,22 +103,31 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
-        if func is _NUMBER and type(args[0]) is FakeTensor and args[0].constant is not None:
-            with _internals._DisableTorchDispatch():
-                return func(args[0].constant)
         kwargs = kwargs or {}
+        if not _OF_VALUES.isdisjoint(func.tags):
+            found = known.computed(func, args, kwargs)
+            if found is not None:
+                return known.made_fake(self, found)
+            func, args = known.without_masks(func, args)
         tensors: list[FakeTensor] = []
         key = self._key(func, args, kwargs, tensors)
         make: Any = None if key is None else self._known.get(key, _UNSEEN)
         if make is not None and make is not _UNSEEN:
-            return make(tensors)
-        if func in _PRODUCTS:
-            _check_one_type(func, args)
+            return known.followed(func, args, kwargs, make(tensors, rows.before_row(func, args)), tensors)
+        if func in products.PRODUCTS:
+            products.check_one_type(func, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
-            self._known[key] = None if changed else _recipe(result, tensors)
-        return result
+            self._known[key] = None if changed else _recipe(result, tensors, rows.before_row(func, args))
+        return known.followed(func, args, kwargs, result, tensors)
+
+    def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
+        """Make a real tensor fake; a small one of integers or booleans keeps its values."""
+        made = super().from_tensor(tensor, **options)
+        if made is not tensor and not tensor.is_floating_point():
+            known.keep(made, tensor)
+        return made
 
     def _key(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[FakeTensor]
@@ -143,9 +139,12 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not eligible or torch.is_inference_mode_enabled():
             return None
         key: list[Any] = [func, torch.get_default_dtype(), _internals._get_default_device(), *kwargs]
-        if not (self._describe(args, key, tensors) and self._describe(kwargs.values(), key, tensors)):
+        described = args if not rows.is_row(func, args) else args[:-1]
+        if not (self._describe(described, key, tensors) and self._describe(kwargs.values(), key, tensors)):
             return None
         key += _shared([id(tensor.untyped_storage()) for tensor in tensors]) + _shared([*map(id, tensors)])
+        if func.is_view and func not in rows.RELATIVE:
+            key += [tensor.storage_offset() for tensor in tensors]
         return tuple(key)
 
     def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
@@ -155,7 +154,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if kind is FakeTensor:
                 if value.fake_mode is not self or value.constant is not None or not _is_plain(value):
                     return False
-                key += _metadata(value)
+                key += _form(value)
                 tensors.append(value)
             elif kind in _PLAIN:
                 key += (kind, value)
@@ -166,15 +165,6 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             else:
                 return False
         return True
-
-
-def _check_one_type(func: Any, args: Sequence[Any]) -> None:
-    found = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if isinstance(x, Tensor)))
-    if len(found) > 1:
-        raise ModelError(
-            f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; cast one of "
-            "them, make batches of the dtype of the weights, or set --dtype or --autocast"
-        )
 
 
 def _is_eligible(func: Any) -> bool:
@@ -190,11 +180,14 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
+    return (tensor.storage_offset(), *_form(tensor))
+
+
+def _form(tensor: FakeTensor) -> tuple[Any, ...]:
     return (
         tensor.dtype,
         tensor.shape,
         tensor.stride(),
-        tensor.storage_offset(),
         tensor.fake_device,
         tensor.untyped_storage().nbytes(),
         tensor.requires_grad,
@@ -213,50 +206,54 @@ def _shared(owners: list[int]) -> list[int]:
     return [places.setdefault(owner, place) for place, owner in enumerate(owners)]
 
 
-def _recipe(result: Any, tensors: Sequence[FakeTensor]) -> Make | None:
+def _recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
     """Return a function that makes the result again from alike arguments, or None if there is none."""
     kind = type(result)
-    parts = [_part(leaf, tensors) for leaf in result] if kind in (list, tuple) else [_part(result, tensors)]
+    parts = (
+        [_part(leaf, tensors, before) for leaf in result] if kind in (list, tuple) else [_part(result, tensors, before)]
+    )
     makes = [make for make in parts if make is not None]
     if len(makes) < len(parts) or _share_storages(result, tensors):
         return None
     if kind in (list, tuple):
-        return lambda given: kind([make(given) for make in makes])
+        return lambda given, before: kind([make(given, before) for make in makes])
     return makes[0]
 
 
-def _part(leaf: Any, tensors: Sequence[FakeTensor]) -> Make | None:
+def _part(leaf: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
     """Return a function that makes one tensor or plain value of a result again."""
     if type(leaf) in _PLAIN:
-        return lambda given: leaf
+        return lambda given, before: leaf
     if type(leaf) is not FakeTensor or leaf.constant is not None or not _is_plain(leaf):
         return None
     for index, tensor in enumerate(tensors):
         if leaf is tensor:
-            return lambda given: given[index]
+            return lambda given, before: given[index]
     storage = leaf.untyped_storage()
     sources = [index for index, tensor in enumerate(tensors) if tensor.untyped_storage() is storage]
-    make = _twin(leaf, sources[0] if sources else None)
-    return make if _is_alike(make(tensors), leaf) else None
+    first = int(leaf.storage_offset()) - before - (int(tensors[sources[0]].storage_offset()) if sources else 0)
+    make = _twin(leaf, sources[0] if sources else None, first)
+    return make if _is_alike(make(tensors, before), leaf) else None
 
 
-def _twin(leaf: FakeTensor, source: int | None) -> Make:
+def _twin(leaf: FakeTensor, source: int | None, first: int) -> Make:
     """Return a function that makes tensors like ``leaf``, over the storage of argument ``source`` or with a new one.
 
     It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
     """
-    shape, stride, offset, dtype = leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
-    device, attributes = leaf.fake_device, dict(vars(leaf))
+    shape, stride, dtype = leaf.shape, leaf.stride(), leaf.dtype
+    device, attributes = leaf.fake_device, _attributes(leaf)
     on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
     allows = leaf.fake_mode._allow_unsafe_data_ptr_access
     guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
 
-    def twin(given: Sequence[FakeTensor]) -> FakeTensor:
+    def twin(given: Sequence[FakeTensor], before: int) -> FakeTensor:
         with _internals._DisableTorchDispatch():
             if source is None:
                 bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             else:
                 bare = torch.empty(0, dtype=dtype, device="meta")
+                offset = given[source].storage_offset() + first + before
                 bare.set_(given[source].untyped_storage(), offset, shape, stride)
         made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
         guard(made)
@@ -270,7 +267,12 @@ def _twin(leaf: FakeTensor, source: int | None) -> Make:
 
 def _is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
     keys = _internals._dispatch_key_set
-    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == vars(leaf)
+    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
+
+
+def _attributes(leaf: FakeTensor) -> dict[str, Any]:
+    """Return the attributes that torch's mode gives a tensor; values are followed for each result anew."""
+    return {name: value for name, value in vars(leaf).items() if name != known.NAME}
 
 
 def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -98,9 +99,9 @@ def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, ra
     return {reads: ids, "labels": ids.clone()}
 
 
-def draw(config: Any, batch_size: int, length: int, random: torch.Generator) -> Tensor:
-    """Draw token ids ``(batch_size, length)`` int64 without padding and end tokens."""
-    excluded = [*special_ids(config, "pad_token_id"), *special_ids(config, "eos_token_id")]
+def draw(config: Any, batch_size: int, length: int, random: torch.Generator, special: Iterable[int] = ()) -> Tensor:
+    """Draw token ids ``(batch_size, length)`` int64 without padding, end and further special tokens."""
+    excluded = [*special, *special_ids(config, "pad_token_id"), *special_ids(config, "eos_token_id")]
     return base.tokens(batch_size, length, config.get_text_config().vocab_size, excluded, random)
 
 

@@ -47,6 +47,22 @@ class MemoryReading:
         return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
 
 
+_SHARE = 100
+"""Memory that reference cycles hold is told from a hundredth of the peak."""
+
+
+def held_by_cycles(held_bytes: int, peak_bytes: int) -> tuple[str, ...]:
+    """Return a warning about memory that a step leaves in reference cycles, if it is much of the peak."""
+    if held_bytes * _SHARE < peak_bytes:
+        return ()
+    warning = (
+        f"reference cycles hold {format_bytes(held_bytes)} after each step until Python's collector runs, which may be "
+        "steps later, and a peak until then is as much higher: let torch.autograd.Function keep tensors by "
+        "ctx.save_for_backward, and not as attributes of ctx"
+    )
+    return (warning,)
+
+
 def at_once() -> None:
     """Begin a step without waiting for others."""
 

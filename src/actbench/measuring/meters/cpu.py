@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from actbench.measuring.meters import footprint, tracedstep
-from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
 from actbench.measuring.meters.peak import Moments
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
@@ -85,16 +85,21 @@ class CpuMeter(Meter):
             step.update()
             traced.end()
             loss = step.loss
+            trace.mark("released")
+            gc.collect()
+            trace.mark("collected")
         base = tracedstep.parts_of(held)
         peak_at = traced.peak_at
         if watch:
             watch.events = traced.events(held)
+        peak_bytes = sum(base.model_dump().values()) + trace.peak_bytes("begin", "end")
+        step.notes = held_by_cycles(trace.live_bytes("released") - trace.live_bytes("collected"), peak_bytes)
         reading = MemoryReading(
             weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
             gradients_bytes=gradients_bytes,
             optimizer_bytes=footprint.stored_bytes(footprint.optimizer_state(step.optimizer)),
             activation_bytes=trace.live_bytes("forward") - trace.live_bytes("begin") - gathered_bytes,
-            peak_bytes=sum(base.model_dump().values()) + trace.peak_bytes("begin", "end"),
+            peak_bytes=peak_bytes,
             peak_phase=traced.moments.phase(peak_at),
             peak_parts=Moments.parts(trace.events, peak_at, traced.kinds, base),
             loss=loss.item(),

@@ -16,7 +16,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles, tracedstep
-from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.stepevents import HostEvent, Origin
 from actbench.measuring.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
@@ -199,6 +199,10 @@ def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
         process_bytes=_process_bytes(),
         loss=step.loss.item(),
     )
+    del loss
+    kept = torch.cuda.memory_allocated()
+    gc.collect()
+    step.notes = held_by_cycles(kept - torch.cuda.memory_allocated(), reading.peak_bytes)
     return replace(reading, peak_parts=_parts(reading, before)) if phase == "optimizer" else reading
 
 

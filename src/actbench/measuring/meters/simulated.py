@@ -17,7 +17,7 @@ from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
-from actbench.measuring.meters.base import MemoryReading, Meter, at_once
+from actbench.measuring.meters.base import MemoryReading, Meter, at_once, held_by_cycles
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -187,7 +187,8 @@ def _read(
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
-    made = at_first = _make_optimizer_state(step, tracker)
+    made, cyclic = _make_optimizer_state(step, tracker)
+    at_first = made
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     if watch:
         simulatedstep.own(watch, tracker, watching.state(step))
@@ -196,8 +197,11 @@ def _read(
     step.update()
     events = tracker.events
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
-    if tracker.peak_bytes > peak_bytes + made:
-        peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
+    more = PeakParts(optimizer_bytes=max(made, 0))
+    if tracker.peak_bytes + cyclic > peak_bytes + made:
+        peak_bytes, peak_at, made = tracker.peak_bytes + cyclic, tracker.peak_at, 0
+        more = PeakParts(temporary_bytes=cyclic)
+    step.notes = held_by_cycles(cyclic, peak_bytes + made)
     moments = Moments(begun, passes.forwards(begun), updating)
     phase_peaks = moments.peaks(events, repeating, at_first)
     kinds = moments.kinds(
@@ -219,7 +223,7 @@ def _read(
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
         phase_peaks=phase_peaks,
-        peak_parts=moments.parts(events, peak_at, kinds, PeakParts(optimizer_bytes=max(made, 0))),
+        peak_parts=moments.parts(events, peak_at, kinds, more),
     )
     step_taken, update = events[begun:updating], events[repeating:]
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
@@ -255,12 +259,15 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     return footprint.stored_bytes(made)
 
 
-def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
-    """Step the optimizer once, and return the bytes by which its state grows."""
-    before = tracker.live_bytes
+def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> tuple[int, int]:
+    """Step the optimizer once; return the bytes by which its state grows, and those that cycles held until then."""
+    before, passed = tracker.live_bytes, len(tracker.events)
     step.optimizer.step()
+    stepped = len(tracker.events)
     _settle_state(step, tracker)
-    return tracker.live_bytes - before
+    older = alive(tracker.events[:passed])
+    cyclic = sum(older.get(name, 0) for name, amount in tracker.events[stepped:] if not amount)
+    return tracker.live_bytes - before + cyclic, cyclic
 
 
 def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:

@@ -1,0 +1,166 @@
+"""Values of small fake tensors of integers and booleans, for code that reads them.
+
+Models count image tokens, and split by sizes of pictures, by values. Such values are never computed from weights, so
+each operator on them runs a second time, on real tensors that hold the values. These are no memory of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
+
+MOST_BYTES = 64 * 2**20
+"""Bytes of the largest storage of integers or booleans whose values are kept."""
+
+MOST_FLOATING_BYTES = 64 * 2**10
+"""The same for floats, which are kept only if they follow from integers."""
+
+NAME = "_actbench_known"
+"""The attribute of a fake tensor whose values are known."""
+
+_aten = torch.ops.aten
+_EMPTY = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+"""Operators whose results have no values yet; fake forms of others write no values into them."""
+
+_disabled: Any = torch._C._DisableTorchDispatch
+
+
+class _Known:
+    """The value of a fake tensor; its views share ``valid``, a list of one truth value."""
+
+    __slots__ = ("valid", "value")
+
+    def __init__(self, value: Tensor, valid: list[bool]) -> None:
+        self.value, self.valid = value, valid
+
+
+def keep(fake: FakeTensor, value: Tensor, valid: list[bool] | None = None) -> None:
+    """Keep the value of a fake tensor, if it is small."""
+    if value.device.type == "cpu" and _may_be_kept(value):
+        vars(fake)[NAME] = _Known(value, [True] if valid is None else valid)
+
+
+def value_of(tensor: Any) -> Tensor | None:
+    """Return the value of a tensor, as a real tensor not to be changed; None if nobody knows it."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor if isinstance(tensor, Tensor) and type(tensor) is Tensor and not tensor.is_meta else None
+    found: _Known | None = vars(tensor).get(NAME)
+    if found is not None:
+        return found.value if found.valid[0] else None
+    return tensor.constant
+
+
+def computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of an operator on known values; None if one of them is unknown."""
+    values, unknown = _values((args, kwargs))
+    if unknown:
+        return None
+    with _disabled():
+        return func(*values[0], **values[1])
+
+
+def followed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return the result of an operator, with its values if they follow from those of ``tensors``, its arguments."""
+    floats = type(result) is FakeTensor and result.dtype.is_floating_point
+    if not floats or func._schema.is_mutable or any(NAME in vars(tensor) for tensor in tensors):
+        _follow(func, args, kwargs, result)
+    return result
+
+
+def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Keep the values of what an operator returned, if they follow from known ones; forget values that it changed."""
+    if func._schema.name in _EMPTY:
+        return
+    writes = func._schema.is_mutable
+    outputs = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]
+    if not (_all_known((args, kwargs)) if writes else any(map(_may_be_kept, outputs))):
+        return
+    found = computed(func, args, kwargs)
+    if found is None:
+        if writes:
+            _forget(func, args, kwargs)
+        return
+    shared = {known.value.untyped_storage()._cdata: known.valid for known in _all_known((args, kwargs))}
+    for output, value in zip(outputs, [leaf for leaf in _flat(found) if isinstance(leaf, Tensor)], strict=True):
+        if NAME not in vars(output):
+            keep(output, value, shared.get(value.untyped_storage()._cdata))
+
+
+def _may_be_kept(tensor: Tensor) -> bool:
+    most = MOST_FLOATING_BYTES if tensor.is_floating_point() else MOST_BYTES
+    return tensor.layout is torch.strided and not tensor.is_complex() and tensor.untyped_storage().nbytes() <= most
+
+
+def _forget(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Forget the values that an operator changes in a way that nobody follows."""
+    named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    for each in func._schema.arguments:
+        if each.alias_info is not None and each.alias_info.is_write:
+            for known in _all_known(named.get(each.name)):
+                known.valid[0] = False
+
+
+def _flat(values: Any) -> list[Any]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [leaf for value in values for leaf in _flat(value)]
+    return [leaf for value in values.values() for leaf in _flat(value)] if isinstance(values, dict) else []
+
+
+def _all_known(values: Any) -> list[_Known]:
+    return [vars(leaf)[NAME] for leaf in _flat(values) if isinstance(leaf, FakeTensor) and NAME in vars(leaf)]
+
+
+def _values(values: Any) -> tuple[Any, bool]:
+    """Return arguments with the values of their tensors, and whether one is unknown."""
+    unknown: list[Tensor] = []
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        found = value_of(leaf)
+        if found is None:
+            unknown.append(leaf)
+        return found
+
+    return tree_map(value, values), bool(unknown)
+
+
+def made_fake(mode: FakeTensorMode, result: Any) -> Any:
+    """Return a result of :func:`computed` with its tensors fake, and their values kept."""
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        with mode:
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+        keep(made, leaf)  # type: ignore[arg-type]
+        return made
+
+    return tree_map(fake, result)
+
+
+def without_masks(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return an operator and arguments that choose by index what these choose by masks whose values are known.
+
+    That is what the operator does itself.
+    """
+    if func is _aten.masked_select.default:
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+        func, args = _aten.index.Tensor, (args[0].expand(shape), [args[1].expand(shape)])
+    if func is not _aten.index.Tensor:
+        return func, args
+    indices: list[Any] = []
+    for index in args[1]:
+        value = value_of(index) if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) else None
+        with _disabled():
+            indices += [index] if value is None else value.nonzero().unbind(1)
+    return func, (args[0], indices)
