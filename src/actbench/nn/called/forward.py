@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import ConversionError
 from actbench.nn.called.code import functions_called
-from actbench.nn.called.functions import FUNCTIONS, Call, Called
+from actbench.nn.called.functions import FUNCTIONS, Call, Called, Settings
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.refusals import is_compiled
 from actbench.nn.wrapped import checkpoint_hook, has_own_functions
@@ -43,6 +44,7 @@ class CalledForward(ReboundForward):
         self.stand_in = stand_in
         self._layers: dict[Any, nn.Module | None] = {}
         self._fake: dict[Any, nn.Module | None] = {}
+        self._early = SimpleNamespace()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
@@ -55,8 +57,11 @@ class CalledForward(ReboundForward):
         x = call.input
         if not isinstance(x, FakeTensor):
             key = (called.kind, call.settings, x.device)
-            if key not in self._layers:
-                self._layers[key] = self._made(called, call)
+            if key in self._layers:
+                return self._layers[key]
+            if torch.compiler.is_compiling():
+                return getattr(self._early, self._made_early(called, call.settings, x.device))
+            self._layers[key] = self._made(called, call)
             return self._layers[key]
         in_mode = (called.kind, call.settings, x.device, x.fake_mode)
         if in_mode not in self._fake:
@@ -68,12 +73,16 @@ class CalledForward(ReboundForward):
         """Return the layers of a fake tensor mode, without those of modes that have ended."""
         return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
 
+    @torch.compiler.assume_constant_result
+    def _made_early(self, called: Called, settings: Settings, device: torch.device) -> str:
+        """Make the layer that computes a call while ``torch.compile`` traces it; return its name in ``_early``."""
+        name = f"{called.kind.__name__} {settings} {device}".replace(".", "_")  # torch takes no points
+        if not hasattr(self._early, name):
+            with _disable_current_modes():
+                setattr(self._early, name, self._made(called, Call(torch.empty(0, device=device), settings)))
+        return name
+
     def _made(self, called: Called, call: Call) -> nn.Module | None:
-        if torch.compiler.is_compiling():
-            raise ConversionError(
-                f"{called.name} is called with arguments that no earlier call had, and torch.compile cannot make the "
-                "layer for it; run a training step of the converted model once before it is compiled as one graph"
-            )
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)
 
