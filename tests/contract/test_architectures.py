@@ -28,11 +28,16 @@ from actbench.workloads.torchvision import names
 
 GROUPS = (
     ("fewbit:3+randomized:1", "fewbit:3"),
-    ("invact+lora:4", "invact", "lora:4"),
-    ("regelu2+checkpoint", "resilu2+checkpoint", "regelu2", "resilu2", "checkpoint"),
-    ("selective:half",),
+    (
+        *("invact+lora:4+selective:half", "invact+selective:half", "invact+lora:4", "invact"),
+        *("lora:4+selective:half", "selective:half", "lora:4"),
+    ),
+    (
+        *("regelu2+qlora:4+checkpoint", "resilu2+qlora:4+checkpoint", "regelu2+checkpoint", "resilu2+checkpoint"),
+        *("regelu2", "resilu2", "qlora:4+checkpoint", "checkpoint"),
+    ),
 )
-"""Schemes that are compiled together, and those that take their place where not all find something to convert."""
+"""Schemes that are compiled together, and what takes their place where not all find something to convert."""
 
 FUSED, PLAIN = efficientnet.FusedMBConvConfig, efficientnet.MBConvConfig
 NARROW = mobilenetv3.InvertedResidualConfig
@@ -80,6 +85,7 @@ NARROWED = {
     "depths": [1, 1, 1, 1],
     "hidden_sizes": [8, 16, 24, 32],
     "max_source_positions": 50,
+    "vocab_size": 500,
 }
 
 Setup = Callable[[], tuple[TrainingSetup, Batch]]
@@ -89,6 +95,7 @@ def narrowed(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         key: narrowed(value) if isinstance(value, dict) else NARROWED.get(key, value) for key, value in config.items()
     }
+    found |= {key: min(value, 499) for key, value in found.items() if key.endswith("_token_id")}
     return found | ({"image_size": max(32, 4 * config["patch_size"])} if "image_size" in config else {})
 
 
