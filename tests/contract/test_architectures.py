@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torchvision.models import convnext, densenet, efficientnet, maxvit, mobilenetv3, regnet, resnet, swin_transformer
 
 from actbench import schemes, workloads
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError
 from actbench.results.records import Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads.sources import presets
@@ -164,9 +164,13 @@ def check(make: Setup, backend: str = "aot_eager", groups: tuple[tuple[str, ...]
     for group in groups:
         for spec in group:
             try:
-                found = off(make, spec, backend)
-            except (NothingToConvertError, ConversionError):
+                made(make, spec)
+            except ConversionError:  # nothing to convert, or no block that is known
                 continue
+            except ValueError as error:
+                assert "PEFT" in str(error)  # refuses Mamba's projections
+                continue
+            found = off(make, spec, backend)
             assert found <= 10 * plain + 1e-5, spec
             break
 
