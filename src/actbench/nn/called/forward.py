@@ -78,7 +78,8 @@ class CalledForward(ReboundForward):
             if key in self._layers:
                 return self._layers[key]
             if torch.compiler.is_compiling():
-                return getattr(self._early, self._made_early(called, call.settings, x.device))
+                early: nn.Module | None = getattr(self._early, self._made_early(called, call.settings, x.device))
+                return early
             self._layers[key] = self._made(called, call)
             return self._layers[key]
         in_mode = (called.kind, call.settings, x.device, x.fake_mode)
@@ -91,7 +92,7 @@ class CalledForward(ReboundForward):
         """Return the layers of a fake tensor mode, without those of modes that have ended."""
         return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
 
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _made_early(self, called: Called, settings: Settings, device: torch.device) -> str:
         """Make the layer that computes a call while ``torch.compile`` traces it; return its name in ``_early``."""
         name = f"{called.kind.__name__} {settings} {device}".replace(".", "_")  # torch takes no points
