@@ -357,18 +357,38 @@ class Leaks(nn.Module):
         return F.leaky_relu(self.linear(x), 0.3)
 
 
-@pytest.mark.slow
 def test_arguments_of_a_call_under_compile(seeded: None) -> None:
     torch._dynamo.reset()
     exact, x = nn.Sequential(Leaks(), Leaks()), torch.randn(4, 8)
     model = converted(copy.deepcopy(exact), "fewbit:3")
-    with pytest.raises(Exception, match="run a training step of the converted model"):
-        torch.compile(model, backend="aot_eager", fullgraph=True)(x)
-    torch._dynamo.reset()
     expected = gradients(exact, x)  # of one bit, which is exact
-    assert equal(gradients(model, x, torch.compile(model, backend="aot_eager")), expected)
+
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert equal(gradients(model, x, run), expected)
+    assert equal(gradients(model, x), expected)  # makes layers of its own
+    assert equal(gradients(model, x, run), expected)
     torch._dynamo.reset()
-    assert equal(gradients(model, x, torch.compile(model, backend="aot_eager", fullgraph=True)), expected)
+
+
+class Hard(Leaks):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.hardswish(self.linear(x))
+
+
+def test_calls_that_compilers_hide_are_refused_where_they_have_another_gradient() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(4, 8)
+    model = converted(nn.Sequential(Hard(), Hard()), "fewbit:3")
+    with pytest.raises(ConversionError, match=r"code calls F\.hardswish cannot be compiled: .* layers in place"):
+        torch.compile(model, backend="aot_eager")(x)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, backend="aot_eager")(x), model(x))
+    left = converted(nn.Sequential(Hard(), nn.GELU()), "fewbit:3,functions=gelu")
+    torch.compile(left, backend="aot_eager", fullgraph=True)(x)
+    with pytest.raises(ConversionError, match=r"F\.hardswish"):
+        schemes.build("fewbit:3+compile:1,backend=aot_eager_decomp_partition").apply(
+            TrainingSetup(nn.Sequential(Hard()))
+        )
     torch._dynamo.reset()
 
 

@@ -49,9 +49,14 @@ def _by_operators(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partiti
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import remove_noop_ops
+
+    def partitioned(joint: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+        remove_noop_ops(joint.graph)  # as inductor does: else a layer in place and the next one save a copy each
+        return partition(joint, *arguments, **named)
 
     backend: Any = aot_autograd(
-        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=partition
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=partitioned
     )
     return backend(graph, inputs)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from actbench.codecs.gated import Inversion
 from actbench.nn import savedtensors
+from actbench.nn.inplace import applied
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.precision import wide
 from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting, saved_output
@@ -181,8 +182,7 @@ class InvertedActivation(nn.Module):
             return exact
         if self.slopes.device != input.device:  # a model over several devices
             self.to(input.device)
-        output: Tensor = InvertedGradient.apply(input, self.exact, self.turn, self.slopes, self.inversion)
-        return output
+        return applied(InvertedGradient, input, self.exact, self.turn, self.slopes, self.inversion)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InvertedActivation:
         """Move the layer, but keep its constants float32 in models of half types; fill them after ``to_empty``."""

@@ -31,17 +31,15 @@ def refuse_lazy(module: nn.Module) -> None:
         )
 
 
-def refuse_compiling(what: str, why: str) -> None:
-    """Raise a ConversionError under ``torch.compile`` or ``torch.export`` that says what does not go with it and why.
+def refuse_compiling(what: str, why: str, otherwise: str = "fewbit or randomized") -> None:
+    """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what does not go with it, why, what does.
 
     An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
     also checks whether the compiler waits for frames that are called from here.
     """
     refuse_exporting(what, why)
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
-        raise ConversionError(
-            f"{what} cannot be compiled: {why}; use it without torch.compile, or fewbit or randomized with it"
-        )
+        raise ConversionError(f"{what} cannot be compiled: {why}; use it without torch.compile, or {otherwise} with it")
 
 
 def refuse_exporting(what: str, why: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from actbench.codecs.tables import Table
 from actbench.nn import savedtensors
+from actbench.nn.inplace import applied
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
@@ -197,17 +198,14 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        output: Tensor
         function = self.function
         if function == RELU and not getattr(self.exact, "inplace", False):
             if input.is_contiguous():  # its operator needs no table
-                output = StepwiseGradient.apply(input, self.exact, self.steps, None, None, function)
-                return output
+                return applied(StepwiseGradient, input, self.exact, self.steps, None, None, function)
             function = None
         if self.levels.device != input.device:  # a model over several devices
             self.to(input.device)
-        output = StepwiseGradient.apply(input, self.exact, self.steps, self.bounds, self.levels, function)
-        return output
+        return applied(StepwiseGradient, input, self.exact, self.steps, self.bounds, self.levels, function)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants float32 in models of half types; fill them after ``to_empty``."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import ConversionError
 from actbench.nn.called.code import functions_called
-from actbench.nn.called.functions import FUNCTIONS, Call, Called
+from actbench.nn.called.functions import FUNCTIONS, Call, Called, Settings
 from actbench.nn.forwardwrapper import ReboundForward
-from actbench.nn.refusals import is_compiled
+from actbench.nn.piecewise import Piecewise
+from actbench.nn.refusals import is_compiled, refuse_compiling
 from actbench.nn.wrapped import checkpoint_hook, has_own_functions
 
 StandIn = Callable[[nn.Module, Tensor | None], nn.Module | None]
@@ -36,27 +39,48 @@ class CalledForward(ReboundForward):
     So functions save the same bytes and have the same gradients as layers. It makes no difference whether the module
     itself or one inside it calls a function. Nothing is registered on the module: the layers are found by function,
     arguments and device, and made by ``stand_in`` when they are missing.
+
+    Args:
+        module: The module.
+        stand_in: Returns the layer for a layer of torch.
+
+    Attributes:
+        unseen: Names of called functions that cannot be intercepted under ``torch.compile``, and need to be.
     """
 
     def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
         super().__init__(module)
         self.stand_in = stand_in
+        self.unseen: tuple[str, ...] = ()
         self._layers: dict[Any, nn.Module | None] = {}
         self._fake: dict[Any, nn.Module | None] = {}
+        self._early = SimpleNamespace()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module."""
+        """Run the module; raise a ConversionError under ``torch.compile`` if that cannot intercept what it calls."""
         module = self.module
+        if self.unseen and torch.is_grad_enabled():
+            what, why = _hidden(self.unseen)
+            refuse_compiling(what, why, "layers in place of these functions")
         with _Reaching(self):
             return self.inner(module, *args, **kwargs)
+
+    @property
+    def uncompilable(self) -> tuple[str, str] | None:
+        """What cannot be intercepted in compiled code, and why; None if everything can."""
+        return _hidden(self.unseen) if self.unseen else None
 
     def layer(self, called: Called, call: Call) -> nn.Module | None:
         """Return the layer that computes a call, on its input's device; None if the call stays as it is."""
         x = call.input
         if not isinstance(x, FakeTensor):
             key = (called.kind, call.settings, x.device)
-            if key not in self._layers:
-                self._layers[key] = self._made(called, call)
+            if key in self._layers:
+                return self._layers[key]
+            if torch.compiler.is_compiling():
+                early: nn.Module | None = getattr(self._early, self._made_early(called, call.settings, x.device))
+                return early
+            self._layers[key] = self._made(called, call)
             return self._layers[key]
         in_mode = (called.kind, call.settings, x.device, x.fake_mode)
         if in_mode not in self._fake:
@@ -68,22 +92,32 @@ class CalledForward(ReboundForward):
         """Return the layers of a fake tensor mode, without those of modes that have ended."""
         return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
 
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _made_early(self, called: Called, settings: Settings, device: torch.device) -> str:
+        """Make the layer that computes a call while ``torch.compile`` traces it; return its name in ``_early``."""
+        name = f"{called.kind.__name__} {settings} {device}".replace(".", "_")  # torch takes no points
+        if not hasattr(self._early, name):
+            with _disable_current_modes():
+                setattr(self._early, name, self._made(called, Call(torch.empty(0, device=device), settings)))
+        return name
+
     def _made(self, called: Called, call: Call) -> nn.Module | None:
-        if torch.compiler.is_compiling():
-            raise ConversionError(
-                f"{called.name} is called with arguments that no earlier call had, and torch.compile cannot make the "
-                "layer for it; run a training step of the converted model once before it is compiled as one graph"
-            )
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)
 
     def _twin(self, module: nn.Module) -> Self:
         twin = type(self)(module, self.stand_in)
-        twin._layers = self._layers  # of all devices: replicas live for one step
+        twin.unseen = self.unseen
+        twin._layers, twin._early = self._layers, self._early  # of all devices: replicas live for one step
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_layers": {}, "_fake": {}}
+        return {**super().__getstate__(), "_layers": {}, "_fake": {}, "_early": SimpleNamespace()}
+
+
+def _hidden(unseen: tuple[str, ...]) -> tuple[str, str]:
+    what = f"a converted model whose code calls {', '.join(unseen)}"
+    return what, "such a call cannot be intercepted there, and would have another gradient"
 
 
 class _LeftForward(ReboundForward):
@@ -190,9 +224,10 @@ def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledF
     for path, module in model.named_modules():
         if type(module).__module__.startswith(("actbench.nn.", "torch.jit.")):
             continue
-        forward = CalledForward(module, stand_in)
-        layers = dict(_wanted(forward, functions_called(module), place))
+        forward, functions = CalledForward(module, stand_in), functions_called(module)
+        layers = dict(_wanted(forward, functions, place))
         if layers:
+            forward.unseen = tuple(_unseen(functions, layers))
             yield path, forward, layers
 
 
@@ -203,6 +238,15 @@ def _wanted(forward: CalledForward, functions: tuple[Any, ...], place: Tensor) -
         found = [layer for layer in layers if layer is not None]
         if found:
             yield called.name, found[0]
+
+
+def _unseen(functions: tuple[Any, ...], layers: dict[str, nn.Module]) -> Iterator[str]:
+    """Yield the names of functions that torch.compile does not show to modes, but those with exact layers."""
+    shown = set(chain.from_iterable(get_overridable_functions().values()))  # as torch.compile decides
+    for function in functions:
+        layer = layers.get(FUNCTIONS[function].name)
+        if layer is not None and function not in shown and not isinstance(getattr(layer, "steps", None), Piecewise):
+            yield FUNCTIONS[function].name
 
 
 def _refuse_compiled(model: nn.Module, path: str) -> None:
