@@ -121,26 +121,38 @@ def output_peak(conv: Convolution) -> int:
     return _blocked(conv.output, block) + max(copies, result)
 
 
-def image_peak(conv: Convolution) -> int:
-    """Return the most bytes allocated at once for the gradient of the image, the gradient included."""
+def image_peak(conv: Convolution, *, transposed: bool = False) -> int:
+    """Return the most bytes allocated at once for the gradient of the image, the gradient included.
+
+    ``transposed`` says that it is the output of a transposed convolution.
+    """
     result = bytes_of(conv.image)
-    if conv.last:
-        return _weight_beside(conv, *reversed(conv.wide)) + result
     strided = conv.stride > 1
+    if conv.last:
+        return _beside_image(conv) + result
     is_refused = conv.dilation > 1 and (
         strided or conv.is_depthwise or (BLOCK == _NARROW and conv.groups > 1 and max(conv.kernel) > 3)
     )
-    if is_refused or (strided and conv.groups > 1 and conv.wide[1] < _NARROW and not conv.block(least=_lowest())):
+    block = conv.block(least=_lowest())
+    if is_refused or (strided and conv.groups > 1 and conv.wide[1] < _NARROW and not block):
         return max(_columns(conv), result) + result
-    if strided and not conv.is_depthwise and _prefers_channels_last(conv):
+    if strided and not conv.is_depthwise and _prefers_channels_last(conv, transposed):
         # of the result there is one with its channels last, from which torch makes a dense one, and from that the plain
         copies = bytes_of(conv.output) + conv.blocked_weight(BLOCK, 1)
         return result + max(copies, (2 if conv.image.shape[1] > 1 else 1) * result)
-    block = conv.block(least=_lowest())
     if not block:
         return max(_columns(conv), result) + result
     copies = _blocked(conv.output, block) + conv.blocked_weight(block, block)
     return _blocked(conv.image, block) + max(copies, result)
+
+
+def _beside_image(conv: Convolution) -> int:
+    """Return the bytes of the copied weight, and of columns, beside a gradient of the image with channels last."""
+    if conv.dilation > 1 and conv.stride > 1:
+        return conv.weight_bytes + (0 if conv.is_depthwise else _unfolded(conv))
+    if conv.dilation > 1 and conv.is_depthwise:
+        return conv.blocked_weight(BLOCK, BLOCK, depthwise=False)
+    return _weight_beside(conv, *reversed(conv.wide))
 
 
 def weight_peak(conv: Convolution) -> int:
@@ -166,9 +178,9 @@ def _reads_plain(conv: Convolution) -> bool:
     return conv.groups == 1 and conv.wide[0] < BLOCK and not conv.is_pointwise
 
 
-def _prefers_channels_last(conv: Convolution) -> bool:
+def _prefers_channels_last(conv: Convolution, transposed: bool) -> bool:
     """Return whether the strided gradient of an image is made with channels last, where the groups are wide."""
-    is_wide = conv.wide[1] >= 16 and max(conv.wide) > 16
+    is_wide = conv.wide[1] >= 16 and (transposed or BLOCK == _NARROW or max(conv.wide) > 16)
     return conv.groups == 1 or is_wide or conv.block(least=_lowest()) == 0
 
 
@@ -222,13 +234,9 @@ def _blocked(tensor: Tensor, block: int) -> int:
 
 def _threads(conv: Convolution) -> int:
     """Return how many threads unfold images at the same time; large or single ones are multiplied by all together."""
-    threads = torch.get_num_threads()
-    is_small = math.prod(conv.output.shape[2:]) / threads < 256
-    return (
-        min(threads, conv.image.shape[0] * conv.groups)
-        if is_small and (conv.image.shape[0] > 1 or conv.groups > 2)
-        else 1
-    )
+    threads, batch = torch.get_num_threads(), conv.image.shape[0]
+    is_small = math.prod(conv.output.shape[2:]) / threads < 256 and (batch > 1 or conv.groups > 2)
+    return min(threads, batch * conv.groups) if is_small or conv.is_depthwise else 1
 
 
 def _unfolded(conv: Convolution) -> int:
@@ -267,7 +275,7 @@ def _processes_of_batch(conv: Convolution, image: int, output: int) -> int:
         return 1
     threads //= conv.groups
     inputs, outputs = (-(-wide // block) for wide, block in zip(conv.wide, (image, output), strict=True))
-    seen = math.prod(conv.image.shape[2:]) / conv.stride ** len(conv.kernel) * image
+    seen = image * math.prod(size / conv.stride for size in conv.image.shape[2:])
     made, added = math.prod(conv.output.shape[2:]) * output, math.prod(conv.kernel) * image * output
 
     def cost(share: tuple[int, int, int]) -> float:

@@ -26,7 +26,7 @@ def convolution(args: Any, result: Tensor) -> int:
     if not _uses_onednn(x, weight, stride, dilation, groups):
         return _columns(result, weight, x) if transposed else _column_bytes(x, weight, result, stride)
     conv = _of_onednn(x, weight, result, stride, padding, dilation, groups, transposed)
-    peak = onednn.image_peak(conv) if transposed else onednn.output_peak(conv)
+    peak = onednn.image_peak(conv, transposed=True) if transposed else onednn.output_peak(conv)
     return peak - _bytes(result) + _copied(x) + _turned(conv, x, weight)
 
 
