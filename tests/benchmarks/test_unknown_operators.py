@@ -10,15 +10,8 @@ import torch
 from torch import nn
 
 CLASSIFIERS = {
-    "of_torchvision": ("resnet18", "densenet121", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
-    "of_timm": (
-        "convnextv2_atto",
-        "levit_128s",
-        "mobilevit_xxs",
-        "nfnet_f0",
-        "vit_tiny_patch16_224",
-        "xcit_nano_12_p16_224",
-    ),
+    "of_torchvision": ("resnet18", "mobilenet_v3_small", "convnext_tiny", "swin_t"),
+    "of_timm": ("convnextv2_atto", "levit_128s", "vit_tiny_patch16_224", "xcit_nano_12_p16_224"),
 }
 CONFIGS = {
     "causal-lm": ("cpmant", "gpt2", "llama", "mamba", "qwen3_moe"),
