@@ -14,6 +14,7 @@ from actbench import schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
 from actbench.measuring.bench import failure_of, measure
 from actbench.measuring.meters import footprint
+from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
 
@@ -111,15 +112,20 @@ def test_a_step_is_simulated_with_its_state_and_its_temporaries(spec: str) -> No
 
 
 @pytest.mark.usefixtures("installed")
-def test_paged_moments_are_none_of_a_simulated_device() -> None:
-    case = Case(model=WIDE, scheme="adam8bit:bnb", batch_size=1, sequence_length=8, device_profile="rtx-4090")
+@pytest.mark.parametrize("beside", ["", "+release"])
+def test_paged_moments_are_none_of_a_simulated_device(beside: str) -> None:
+    def measured(spec: str) -> Measurement:
+        case = Case(model=WIDE, scheme=spec + beside, batch_size=1, sequence_length=8, device_profile="rtx-4090")
+        return measure(case)
 
-    stays, pages = measure(case), measure(case.model_copy(update={"scheme": "adam8bit:bnb,paged=true"}))
+    stays, pages = measured("adam8bit:bnb"), measured("adam8bit:bnb,paged=true")
 
     assert stays.optimizer_bytes is not None
     assert pages.optimizer_bytes is not None
     embeddings = 2 * 65536 * 64  # and the head
     assert stays.optimizer_bytes - pages.optimizer_bytes == 2 * embeddings
+    assert stays.peak_bytes - pages.peak_bytes == 2 * embeddings
+    assert (stays.reserved_bytes or 0) - (pages.reserved_bytes or 0) >= 2 * embeddings  # in whole segments
     assert any("paged moments" in warning for warning in pages.warnings)
 
 

@@ -9,6 +9,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -205,10 +206,9 @@ def bnb_adam() -> type[Any]:
 
         def get_state_buffer(self, p: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
             """Return a moment of zeros, marked where it lies in host memory."""
-            fake = isinstance(p, FakeTensor)
-            buffer = torch.zeros_like(p, dtype=dtype) if fake else super().get_state_buffer(p, dtype)
-            _mark(buffer, self.is_paged)
-            return buffer
+            if isinstance(p, FakeTensor):
+                return _fake_moment(p, dtype, paged=self.is_paged and p.numel() >= _PAGED_FROM)
+            return _marked(super().get_state_buffer(p, dtype))
 
         def update_step(self, group: Any, p: Tensor, gindex: int, pindex: int) -> None:
             """Step a parameter; a fake one with what its step would allocate."""
@@ -226,10 +226,17 @@ def bnb_adam() -> type[Any]:
     return BlockwiseAdamW
 
 
-def _mark(buffer: Tensor, paged: bool) -> None:
-    """Say where a moment is that bitsandbytes pages, or would page if it were not fake."""
-    if getattr(buffer, "is_paged", paged and isinstance(buffer, FakeTensor) and buffer.numel() >= _PAGED_FROM):
+def _fake_moment(parameter: Tensor, dtype: torch.dtype, *, paged: bool) -> Tensor:
+    """Return a moment without values; if it is paged, in host memory from the beginning, so that no meter counts it."""
+    with hostmemory.running_on_host() if paged else nullcontext():
+        return torch.zeros_like(parameter, dtype=dtype)
+
+
+def _marked(buffer: Tensor) -> Tensor:
+    """Return a moment, marked as host memory where bitsandbytes pages it."""
+    if getattr(buffer, "is_paged", False):
         hostmemory.mark(buffer.untyped_storage())
+    return buffer
 
 
 def _allocate_as_a_step(parameter: Tensor) -> None:

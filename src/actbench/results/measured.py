@@ -124,6 +124,7 @@ class EstimatedTime(Data):
         moved_bytes: Bytes that operators read and write.
         by_operator: The operators, the slowest first.
         unknown: Operators that the cost model has no kind for, counted by their bytes.
+        replaced: Types that the device has no units for, whose products are timed at its rate of float32.
         communication_seconds: In which something is exchanged with other processes; None where there is one alone,
             and in older records.
         exposed_seconds: In which the device waits for that.
@@ -139,6 +140,7 @@ class EstimatedTime(Data):
     moved_bytes: NonNegativeInt
     by_operator: tuple[OperatorTime, ...] = ()
     unknown: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
     communication_seconds: NonNegativeFloat | None = None
     exposed_seconds: NonNegativeFloat | None = None
 

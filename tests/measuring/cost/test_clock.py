@@ -158,3 +158,25 @@ def test_an_operator_that_packs_is_called_by_a_hook_but_for_the_optimizers() -> 
     found = {phase: issuing(packing, phase, replace(SHARES, host=host)) for phase in ("forward", "optimizer")}
 
     assert found == {"forward": 7e-6, "optimizer": 3e-6}
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bfloat16", "rates", "rate", "name"),
+    [
+        ("half", True, replace(RATES, has_bfloat16=False), 1e12, "bfloat16"),
+        ("half", False, replace(RATES, has_bfloat16=False), 2e12, ""),
+        ("half", True, RATES, 2e12, ""),
+        ("half", False, replace(RATES, flops={"fp32": 1e12}), 1e12, "float16"),
+        ("fp8", True, RATES, 1e12, "float8"),
+        ("tf32", False, RATES, 1e12, ""),
+    ],
+)
+def test_a_type_without_units_takes_the_time_of_float32_and_is_named(
+    precision, has_bfloat16, rates, rate, name
+) -> None:
+    product = Work("mm", "matmul", flops=10**10, precision=precision, launches=1, has_bfloat16=has_bfloat16)
+
+    time = estimate([Done("forward", product, False)], rates, SHARES)
+
+    assert computing(product, rates, SHARES) == pytest.approx(10**10 / rate, rel=0.01)
+    assert time.replaced == ((name,) if name else ())

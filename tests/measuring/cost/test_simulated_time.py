@@ -56,3 +56,19 @@ def test_every_operator_of_common_models_is_known() -> None:
     models = ("tiny-roberta", "tiny-gpt2", "tiny-t5", "tiny-vit", "tiny-llama")
 
     assert {model: estimated(model=model, batch_size=2).unknown for model in models} == dict.fromkeys(models, ())
+
+
+@pytest.mark.parametrize("device", ["v100-16gb", "t4"])
+def test_bfloat16_is_timed_as_float32_where_there_are_no_units_for_it(device: str) -> None:
+    sizes = {"model": "tiny-llama@hidden_size=1024,intermediate_size=4096", "sequence_length": 512}
+    times = {
+        dtype: estimated(**sizes, device_profile=device, dtype=dtype) for dtype in ("float32", "float16", "bfloat16")
+    }
+
+    assert times["float16"].step_seconds < 0.7 * times["bfloat16"].step_seconds
+    assert times["bfloat16"].step_seconds <= times["float32"].step_seconds
+    assert {dtype: time.replaced for dtype, time in times.items()} == {
+        "float32": (),
+        "float16": (),
+        "bfloat16": ("bfloat16",),
+    }

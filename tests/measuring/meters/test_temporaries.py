@@ -86,6 +86,125 @@ def test_the_gradient_of_batch_norm(layout: torch.memory_format) -> None:
     assert temporaries.cpu(aten.native_batch_norm_backward.default, args, result) == pytest.approx(true, rel=TOLERANCE)
 
 
+SLACK = 192 * 1024  # bytes: what oneDNN's threads hold of one image, and their buffers, are not modelled
+CHANNELS = (*range(1, 18), 24)
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def check_convolution(layout: torch.memory_format, **sizes: Any) -> None:
+    dilation = sizes.pop("dilation", 1)
+    x, weight, settings = operands(**sizes)
+    x, weight = x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)
+    args = (x, weight, None, *settings[:2], [dilation] * 2, *settings[3:])
+    true, result = true_temporaries(lambda: aten.convolution.default(*args))
+    allowed = TOLERANCE * (true + footprint.stored_bytes([result])) + SLACK
+    assert temporaries.cpu(aten.convolution.default, args, result) == pytest.approx(true, abs=allowed)
+
+    grad = torch.randn_like(result)
+    for wanted in ([True, False, False], [False, True, False], [True, True, False]):
+        back = (grad, x, weight, None, *args[3:], wanted)
+        true, gradients = true_temporaries(lambda back=back: aten.convolution_backward.default(*back))
+        allowed = TOLERANCE * (true + footprint.stored_bytes(footprint.tensors_in(gradients))) + SLACK
+        assert temporaries.cpu(aten.convolution_backward.default, back, gradients) == pytest.approx(true, abs=allowed)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_a_convolution_of_few_channels(channels: int, layout: torch.memory_format) -> None:
+    for kernel, stride in ((3, 1), (3, 2), (1, 1)):
+        check_convolution(
+            layout,
+            x=(16, channels, 40, 40),
+            weight=(32, channels, kernel, kernel),
+            stride=stride,
+            padding=kernel // 2,
+            groups=1,
+        )
+
+
+GROUPED = {
+    "of strides": {"weight": (64, 16, 3, 3), "stride": 2, "padding": 1, "groups": 4},
+    "pointwise, of strides": {"weight": (64, 16, 1, 1), "stride": 2, "padding": 0, "groups": 4},
+    "narrow, of strides": {"weight": (64, 8, 3, 3), "stride": 2, "padding": 1, "groups": 8},
+    "of two channels": {"weight": (64, 2, 3, 3), "stride": 1, "padding": 1, "groups": 32},
+    "narrow, dilated": {"weight": (64, 8, 3, 3), "stride": 1, "padding": 2, "groups": 8, "dilation": 2},
+    "dilated depthwise": {"weight": (64, 1, 3, 3), "stride": 1, "padding": 2, "groups": 64, "dilation": 2},
+    "dilated depthwise, of strides": {"weight": (64, 1, 3, 3), "stride": 2, "padding": 2, "groups": 64, "dilation": 2},
+    "wide depthwise": {"weight": (64, 1, 5, 5), "stride": 1, "padding": 2, "groups": 64},
+    "dilated": {"weight": (32, 64, 3, 3), "stride": 1, "padding": 2, "groups": 1, "dilation": 2},
+    "dilated, of strides": {"weight": (32, 64, 3, 3), "stride": 2, "padding": 2, "groups": 1, "dilation": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+@pytest.mark.parametrize("sizes", GROUPED.values(), ids=GROUPED.keys())
+def test_a_convolution_of_groups_and_dilations(sizes: dict[str, Any], layout: torch.memory_format) -> None:
+    check_convolution(layout, x=(16, 64, 40, 40), **sizes)
+
+
+POOLS = {
+    "maximum": lambda x: aten.max_pool2d_with_indices.default(x, [2, 2], [2, 2], [0, 0], [1, 1], False),
+    "average": lambda x: aten.avg_pool2d.default(x, [2, 2], [2, 2], [0, 0], False, True, None),
+    "adaptive": lambda x: aten._adaptive_avg_pool2d.default(x, [7, 7]),
+}
+
+
+@pytest.mark.parametrize("of_gradient", LAYOUTS, ids=["grad first", "grad last"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+@pytest.mark.parametrize("name", POOLS)
+def test_the_gradient_of_a_pool_is_computed_in_the_layout_of_its_output(name, layout, of_gradient) -> None:
+    x = torch.randn(8, 16, 32, 32).contiguous(memory_format=layout)
+    made = footprint.tensors_in(POOLS[name](x))
+    grad = torch.randn_like(made[0]).contiguous(memory_format=of_gradient)
+    args: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "maximum": (
+            aten.max_pool2d_with_indices_backward.default,
+            (grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, made[-1]),
+        ),
+        "average": (aten.avg_pool2d_backward.default, (grad, x, [2, 2], [2, 2], [0, 0], False, True, None)),
+        "adaptive": (aten._adaptive_avg_pool2d_backward.default, (grad, x)),
+    }
+    operator, given = args[name]
+
+    true, result = true_temporaries(lambda: operator(*given))
+
+    assert temporaries.cpu(operator, given, result) == true
+
+
+@pytest.mark.parametrize("size", [8, 64])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+def test_small_images_are_upsampled_with_channels_last(layout: torch.memory_format, size: int) -> None:
+    args = (torch.randn(4, 16, size, size).contiguous(memory_format=layout), [2 * size, 2 * size], None, None)
+
+    true, result = true_temporaries(lambda: aten.upsample_nearest2d.default(*args))
+
+    assert temporaries.cpu(aten.upsample_nearest2d.default, args, result) == pytest.approx(true, abs=8192)
+
+
+def test_a_bilinear_layer_and_its_gradients() -> None:
+    one, other, weight, grad = torch.randn(40, 64), torch.randn(40, 32), torch.randn(8, 64, 32), torch.randn(40, 8)
+    for args in (
+        (one, weight, other, [1, 3], [0], [1, 2], [2, 3]),
+        (grad, weight, other, [2, 3], [0], [1, 2], [1, 3]),
+        (one, grad, other, [1, 3], [2, 3], [1, 2], [0]),
+        (one, weight, grad, [1, 3], [0], [2, 3], [1, 2]),
+    ):
+        true, result = true_temporaries(lambda args=args: aten._trilinear.default(*args))
+
+        assert temporaries.cpu(aten._trilinear.default, args, result) == true
+
+
+def test_nothing_of_the_cpus_library_is_counted_for_a_cuda_device() -> None:
+    x, weight, settings = operands((8, 4, 28, 28), (32, 4, 3, 3), 1, 1, 1)
+    result = aten.convolution.default(x, weight, None, *settings)
+    args = (torch.randn_like(result), x, weight, None, *settings, [True, True, False])
+    gradients = aten.convolution_backward.default(*args)
+
+    assert temporaries.cpu(aten.convolution_backward.default, args, gradients) > 0
+    assert temporaries.cuda(aten.convolution_backward.default, args, gradients) == 0
+    assert temporaries.cuda(aten.convolution.default, (x, weight, None, *settings), result) == 0
+
+
 def test_safe_softmax() -> None:
     args = (torch.randn(8, 16, 256), -1)
 

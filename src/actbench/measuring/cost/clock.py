@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from actbench.measuring.cost.collectives import Collective
 from actbench.measuring.cost.exchanges import Exchanges
 from actbench.measuring.cost.links import exchanging
-from actbench.measuring.cost.rates import Efficiencies, Rates
+from actbench.measuring.cost.rates import Curve, Efficiencies, Rates, Surface
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
 from actbench.results.measured import OTHERS, Communication, EstimatedTime, OperatorTime
@@ -162,21 +162,38 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.kind is None or work.collective is not None:
         return 0.0
     share = efficiencies.kinds[work.kind]
-    known = ((label, work.precision) for label in work.labels)
-    measured = next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
+    measured = _measured(work, efficiencies)
     if measured is not None:
         least, rate = share.ramp + rates.launch, rates.bandwidth * share.memory
         return measured.at(work.flops, max(work.moved, 1), least, rate)
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:
-        precision = work.precision if work.precision in rates.flops else "fp32"
+        precision = "fp32" if replaced(work, rates) else work.precision
+        precision = precision if precision in rates.flops else "fp32"  # TF32 where there is none is float32
         peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
-        products = work.flops / (peak * share.flops.get(precision, 1.0) * work.reached)
+        reached = work.reached if precision == work.precision else 1.0
+        products = work.flops / (peak * share.flops.get(precision, 1.0) * reached)
         power = efficiencies.overlap
         seconds = float((seconds**power + products**power) ** (1 / power))
-    if work.copied:
+    if work.copied and not replaced(work, rates):  # the copies are for tensor cores
         seconds += work.copied / (rates.bandwidth * efficiencies.kinds["elementwise"].memory)
     return seconds + share.ramp + work.launches * rates.launch
+
+
+def _measured(work: Work, efficiencies: Efficiencies) -> Curve | Surface | None:
+    """Return what an operator took on the device itself; None where nobody measured it."""
+    known = ((label, work.precision) for label in work.labels)
+    return next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
+
+
+def replaced(work: Work, rates: Rates) -> str:
+    """Return the type that an operator multiplies in if the device has no units for it, so that float32 counts."""
+    if not work.flops or work.precision not in ("half", "fp8"):
+        return ""
+    if work.precision == "half" and work.has_bfloat16 and not rates.has_bfloat16:
+        return "bfloat16"
+    names = {"half": "bfloat16" if work.has_bfloat16 else "float16", "fp8": "float8"}
+    return "" if work.precision in rates.flops else names[work.precision]
 
 
 def estimate(
@@ -195,6 +212,7 @@ def estimate(
     begun, host_begun = clock.device, clock.host
     clock.run(done)
     unknown = sorted({each.work.name for each in done if not each.work.is_known})
+    guessed = [each.work for each in done if _measured(each.work, efficiencies) is None]
     exchanges = any(each.work.collective for each in done)
     return EstimatedTime(
         step_seconds=clock.device - begun,
@@ -209,6 +227,7 @@ def estimate(
         communication_seconds=clock.exchanges.busy if exchanges else None,
         exposed_seconds=clock.operators[EXCHANGING].seconds if exchanges else None,
         unknown=tuple(unknown),
+        replaced=tuple(sorted({replaced(each, rates) for each in guessed} - {""})),
     )
 
 

@@ -16,6 +16,9 @@ from actbench.measuring.cost.links import Links, LinkShares
 Precision = Literal["fp32", "tf32", "half", "fp8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "half", "fp8")
 
+BFLOAT16_FROM = (8, 0)
+"""Compute capability from which on CUDA devices have units for bfloat16, those of Ampere."""
+
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 
 
@@ -30,6 +33,7 @@ class Rates:
         launch: Seconds of a kernel that does nothing.
         links: To other devices.
         source: Who says so.
+        has_bfloat16: Whether it has units for bfloat16; without them cuBLAS computes in float32.
     """
 
     flops: Mapping[Precision, float]
@@ -38,6 +42,7 @@ class Rates:
     launch: float
     links: Links
     source: str
+    has_bfloat16: bool = True
 
     def of(self, precision: Precision) -> float:
         """Return the operations a second of a precision; where the device has it not, those of float32."""
@@ -152,8 +157,15 @@ def rates(table: Mapping[str, Any]) -> Rates:
     flops = {name: table[name] * _TERA * table.get("sustained", 1.0) for name in PRECISIONS if table.get(name)}
     link = table["link"]
     links = Links((table.get("peer") or link) * _GIGA, table["network"] * _GIGA, table["devices"])
+    capability = table.get("compute_capability")
     return Rates(
-        flops, table["bandwidth"] * _GIGA, link * _GIGA, table["launch"] * _MICRO, links, table.get("source", "")
+        flops,
+        table["bandwidth"] * _GIGA,
+        link * _GIGA,
+        table["launch"] * _MICRO,
+        links,
+        table.get("source", ""),
+        has_bfloat16=capability is None or tuple(capability) >= BFLOAT16_FROM,
     )
 
 

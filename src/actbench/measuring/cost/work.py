@@ -56,6 +56,7 @@ class Work:
         copied: Bytes read and written by copies into the memory format of tensor cores and back.
         launches: Kernels.
         listed: Tensors in lists.
+        has_bfloat16: Whether it computes in bfloat16, which devices of before Ampere have no units for.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
         reached: Which part of its kind's share of the peak rate its shape reaches.
         form: What decides its time besides its bytes: from which type to which it converts, along what it reduces, of
@@ -72,6 +73,7 @@ class Work:
     copied: int = 0
     launches: int = 0
     listed: int = 0
+    has_bfloat16: bool = False
     is_known: bool = True
     reached: float = 1.0
     form: str = ""
@@ -128,6 +130,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         copied=2 * sum(map(_bytes, copied)),
         launches=launches + (name in _READ_AGAIN) + len(copied),
         listed=listed,
+        has_bfloat16=any(tensor.dtype == torch.bfloat16 for tensor in tensors),
         is_known=kind is not None,
         reached=_reached(kind, precision, args, result),
         form=_form(name, args, result),

@@ -1,9 +1,9 @@
 """What operators allocate and free before they return: the part of a peak that no tracker of results sees.
 
 Bytes are those of torch's kernels, without the workspaces of libraries (cuBLAS, cuDNN) and buffers of a few KiB per
-thread. Convolutions on the CPU make blocked copies (oneDNN) or columns. A transposed convolution is the gradient of a
-convolution with respect to its input, and the other way round. Both therefore have the same three peaks, each with its
-result: for the output, for the gradient of the input, and for the gradient of the weight.
+thread. Convolutions on the CPU run in oneDNN (``onednn.py``) or unfold images. A transposed convolution is
+the gradient of a convolution with respect to its input, and the other way round. Both therefore have the same three
+peaks, each with its result: for the output, for the gradient of the input, and for the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -16,80 +16,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actbench.measuring.meters import onednn
 from actbench.measuring.meters.caching import round_up
-
-_ONEDNN_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-"""Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are not copied."""
-
-_ONEDNN_WIDEST_KERNEL = 14
-"""Wider kernels, such as those that cut images into patches, run as a matrix multiplication."""
 
 
 def convolution(args: Any, result: Tensor) -> int:
     """Return the bytes of the temporaries of ``convolution``."""
-    x, weight, _, stride, _, dilation, transposed, _, groups = args
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
     if not _uses_onednn(x, weight, stride, dilation, groups):
         return _columns(result, weight, x) if transposed else _column_bytes(x, weight, result, stride)
-    if _is_channels_last(x) or _is_channels_last(weight):
-        return 2 * _bytes(weight)
-    make = _of_input(x, result, weight, stride, groups) if transposed else _of_output(x, weight, result, stride)
-    return make - _bytes(result) + _copied(x)
+    conv = _of_onednn(x, weight, result, stride, padding, dilation, groups, transposed)
+    peak = onednn.image_peak(conv, transposed=True) if transposed else onednn.output_peak(conv)
+    return peak - _bytes(result) + _copied(x) + _turned(conv, x, weight)
 
 
 def convolution_backward(args: Any, result: Any) -> int:
     """Return the bytes of the temporaries of ``convolution_backward``: the input's gradient, then the weight's."""
-    grad, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
     copied = _copied(x) + _copied(grad)
     if not _uses_onednn(x, weight, stride, dilation, groups):
         return copied + (0 if transposed else _column_bytes(x, weight, grad, stride))
-    if _is_channels_last(x) or _is_channels_last(weight):
-        return copied + (3 if wanted[1] else 2) * _bytes(weight)
+    conv = _of_onednn(x, weight, grad, stride, padding, dilation, groups, transposed)
     x_grad = _bytes(x) if wanted[0] else 0
     w_grad = _bytes(weight) if wanted[1] else 0
-    output, image = (x, grad) if transposed else (grad, x)
     of_input = of_weight = 0
-    if wanted[0] and transposed:
-        of_input = _of_output(grad, weight, x, stride)
-    elif wanted[0]:
-        of_input = _of_input(grad, x, weight, stride, groups)
+    if wanted[0]:
+        of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
     if wanted[1]:
-        copies = _weight_gradient_copies(output, image, weight, groups) + _strided_bytes(image, weight, output, stride)
-        of_weight = w_grad + max(copies, w_grad)
-    return copied + max(of_input, x_grad + of_weight) - x_grad - w_grad
+        of_weight = onednn.weight_peak(conv)
+    return copied + _turned(conv, x, weight, grad) + max(of_input, x_grad + of_weight) - x_grad - w_grad
+
+
+def _of_onednn(
+    x: Tensor,
+    weight: Tensor,
+    output: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    transposed: bool,
+) -> onednn.Convolution:
+    image, made = (output, x) if transposed else (x, output)
+    last = _is_channels_last(x) or _is_channels_last(weight)
+    return onednn.Convolution(image, weight, made, max(stride), max(padding), max(dilation), groups, last)
+
+
+def _turned(conv: onednn.Convolution, *operands: Tensor) -> int:
+    """Return the bytes of copies with channels last of operands that have them first, where one has them last."""
+    if not conv.last:
+        return 0
+    return sum(_bytes(each) for each in operands if each.is_contiguous() and not _has_layout(each, torch.channels_last))
+
+
+def _has_layout(tensor: Tensor, layout: torch.memory_format) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=layout)
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _of_output(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Blocked copies of input and weight, and oneDNN's blocked result, which is copied into the plain one."""
-    copies = _blocked_input_bytes(x) + _bytes(weight) + _strided_bytes(x, weight, output, stride)
-    return _blocked_bytes(output) + max(copies, _bytes(output))
-
-
-def _of_input(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], groups: int) -> int:
-    """The same from output to input; with strides channels are not padded, and a second plain result is made."""
-    channels = weight.shape[1]
-    blocks = _bytes(weight) // channels * round_up(channels, _ONEDNN_BLOCK if groups == 1 else 1)
-    if max(stride) > 1 and (groups == 1 or channels >= _ONEDNN_BLOCK):
-        return _bytes(x) + max(_bytes(grad) + blocks, 2 * _bytes(x))
-    return _blocked_bytes(x) + max(_blocked_bytes(grad) + blocks, _bytes(x))
-
-
-def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> int:
-    """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients.
-
-    On AVX2, kernels higher than the image count as wide.
-    """
-    widest, channels = max(weight.shape[2:]), weight.shape[1]
-    if groups > 1 and (widest > 3 if channels == 1 else channels < 8):
-        return 0  # the operands are not copied
-    is_low = _ONEDNN_BLOCK == 8 and x.dim() > 3 and x.shape[-2] < weight.shape[-2]
-    if widest <= _ONEDNN_WIDEST_KERNEL and not is_low:
-        return _blocked_bytes(grad) + _blocked_input_bytes(x)
-    columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.element_size()
-    return min(torch.get_num_threads(), x.shape[0]) * (4 * _bytes(weight) + columns)
 
 
 def _copied(tensor: Tensor) -> int:
@@ -119,23 +104,8 @@ def _columns(x: Tensor, weight: Tensor, output: Tensor) -> int:
     return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
 
 
-def _strided_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Return the bytes that each thread of a strided pointwise kernel gathers from an image."""
-    if max(weight.shape[2:]) > 1 or max(stride) == 1:
-        return 0
-    return torch.get_num_threads() * x.shape[1] * math.prod(output.shape[2:]) * x.element_size()
-
-
 def _is_channels_last(tensor: Tensor) -> bool:
     return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def _blocked_bytes(x: Tensor) -> int:
-    return _bytes(x) // max(x.shape[1], 1) * round_up(x.shape[1], _ONEDNN_BLOCK)
-
-
-def _blocked_input_bytes(x: Tensor) -> int:
-    return 0 if x.shape[1] < _ONEDNN_BLOCK else _blocked_bytes(x)
 
 
 aten = torch.ops.aten
@@ -144,13 +114,62 @@ Formula = Callable[[Any, Any], int]
 """From an operator's arguments and its result to the bytes of its temporaries."""
 
 
+def _layout_of(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if _is_channels_last(tensor) else torch.contiguous_format
+
+
 def _batch_norm_backward(args: Any, result: Any) -> int:
     """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
     grad, x = args[:2]
-    for layout in (torch.contiguous_format, torch.channels_last):
-        if x.dim() == 4 and grad.is_contiguous(memory_format=layout) and x.is_contiguous(memory_format=layout):
-            return _bytes(x)
-    return 0
+    both = any(
+        _has_layout(grad, each) and _has_layout(x, each) for each in (torch.contiguous_format, torch.channels_last)
+    )
+    return _bytes(x) if both else 0
+
+
+def _pool_backward(args: Any, result: Tensor) -> int:
+    """Kernels work in the layout of the output's gradient; the result, in that of the input, and indices are copied."""
+    grad, *others = args
+    layout = _layout_of(grad)
+    indices = [each for each in others[1:] if isinstance(each, Tensor)]
+    copied = [each for each in (result, *indices) if each.dim() == 4 and not _has_layout(each, layout)]
+    return sum(map(_bytes, copied)) + (0 if grad.dim() != 4 or _has_layout(grad, layout) else _bytes(grad))
+
+
+def _group_norm_backward(args: Any, result: Any) -> int:
+    """Where the layouts of the output's gradient and the input differ, that gradient and the result are made twice."""
+    grad, x = args[:2]
+    return 0 if grad.dim() != 4 or _has_layout(grad, _layout_of(x)) else 2 * _bytes(x)
+
+
+_SMALL_IMAGE = 128
+"""Height and width of images, added, up to which upsampling runs with channels last."""
+
+
+def _upsample(args: Any, result: Tensor) -> int:
+    """Small images are copied to channels last, and their results back."""
+    x: Tensor = args[0]
+    is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE
+    return _bytes(x) + _bytes(result) if is_small and not _has_layout(x, torch.channels_last) else 0
+
+
+def _trilinear(args: Any, result: Tensor) -> int:
+    """``nn.Bilinear`` and its gradients multiply twice for each output feature; both products are alive at once."""
+    operands, (first, second, third, summed) = args[:3], args[3:7]
+    looped = args[7] if len(args) > 7 else 1
+    shapes = [_with_ones(each.shape, added) for each, added in zip(operands, (first, second, third), strict=True)]
+    outer = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
+    inner = [1 if at == looped or (at in summed and at in third) else size for at, size in enumerate(outer)]
+    whole = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    last = [1 if at == looped or at in summed else size for at, size in enumerate(whole)]
+    return (math.prod(inner) + math.prod(last)) * result.element_size()
+
+
+def _with_ones(shape: torch.Size, added: list[int]) -> list[int]:
+    sizes = list(shape)
+    for at in added:
+        sizes.insert(at, 1)
+    return sizes
 
 
 def _sum(args: Any, result: Tensor) -> int:
@@ -188,12 +207,22 @@ _CPU: Mapping[Any, Formula] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.max_pool2d_with_indices_backward.default: _pool_backward,
+    aten.avg_pool2d_backward.default: _pool_backward,
+    aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten.adaptive_max_pool2d_backward.default: _pool_backward,
+    aten.upsample_nearest2d.default: _upsample,
+    aten._upsample_nearest_exact2d.default: _upsample,
+    aten.upsample_bilinear2d.default: _upsample,
+    aten._trilinear.default: _trilinear,
     aten._safe_softmax.default: _safe_softmax,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
 }
 
 _CUDA: Mapping[Any, Formula] = {
+    aten._trilinear.default: _trilinear,
     aten.sum.default: _sum_on_cuda,
     aten.sum.dim_IntList: _sum_on_cuda,
     aten._safe_softmax.default: _safe_softmax,

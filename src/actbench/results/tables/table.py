@@ -274,6 +274,11 @@ def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
         devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
         yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
     yield from about_unknown(time for _, time in timed)
+    for device, name in dict.fromkeys((case.device_profile, name) for case, time in timed for name in time.replaced):
+        yield (
+            f"{device} has no units for {name}: its products are timed at the rate of float32"
+            f"{', in which cuBLAS computes them; take float16 there' if name == 'bfloat16' else ''}."
+        )
     yield from dict.fromkeys(measured.untimed for _, measured in found if measured.untimed)
 
 
