@@ -15,7 +15,7 @@ from actbench.fitting.choices import Choices, Stack, case_of, choices_for, train
 from actbench.fitting.leftout import EXACT, LEVELS, Level
 from actbench.fitting.search import Search
 from actbench.results.fits import step_seconds_of
-from actbench.results.measured import Measurement, Outcome
+from actbench.results.measured import Measurement, OperatorTime, Outcome
 from actbench.results.records import Case, Failure
 
 
@@ -351,3 +351,20 @@ def test_the_order_in_which_simulations_end_decides_nothing(seed: int, jobs: int
 def test_schemes_that_spread_the_model_are_refused(spec: str) -> None:
     with pytest.raises(UsageError, match=f"--scheme {re.escape(spec)}: a fit is of one process, and .* spreads it"):
         choices_for(made_up_case(12), {}, names=["checkpoint", spec])
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_tried"), [("_foreach_lerp_", True), ("_fused_rms_norm", True), ("_fused_adamw_", False)]
+)
+def test_a_fused_optimizer_is_tried_unless_the_models_own_is_one(operator: str, is_tried: bool) -> None:
+    case = Case(model="own.py:build", batch_size=1)
+    step = measured([GIB, GIB, 2 * GIB, GIB], 1.0, 0.1, 10 * GIB)
+    assert step.estimated
+    operators = {"by_operator": (OperatorTime(name=operator, calls=1, seconds=0.1),)}
+    seen = step.model_copy(
+        update={"optimizer": "AdamW", "dtype": "float32", "estimated": step.estimated.model_copy(update=operators)}
+    )
+    choices = choices_for(case, {"adamw-fused": True}, names=[]).suited(case, seen)
+
+    assert [choice.optimizer for choice in choices.all] == ["adamw-fused"] * is_tried
+    assert bool(choices.kept) is not is_tried

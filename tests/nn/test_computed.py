@@ -149,7 +149,9 @@ OTHERS = {
     "in place, in secret": layer("Sigmoid", lambda _, x: x.sigmoid_()),
     "not in place, as it says": layer("GELU", by_erf, inplace=True),
     "fails": layer("GELU", lambda _, x: 1 / 0),
+    "called otherwise": layer("GELU", by_erf),
 }
+type(OTHERS["called otherwise"]).__call__ = lambda self, x: 2 * by_erf(self, x)
 type(OTHERS["two inputs"]).forward = lambda self, x, y: by_erf(self, x)
 
 
@@ -174,6 +176,24 @@ def test_hooks_stay_and_are_not_run_on_numbers():
     assert ran == []
     model(torch.ones(1))
     assert ran == [1]
+
+
+def test_a_class_that_was_changed_since_is_told_anew():
+    changed = layer("Mine", lambda self, x: x * torch.sigmoid(self.scale * x))
+    for scale, known in ((1.0, nn.SiLU()), (1.702, timm_layers.QuickGELU())):
+        type(changed).scale = scale
+        found, expected = (convert(nn.Sequential(copy.copy(each))).module for each in (changed, known))
+        assert torch.equal(gradient(found)[1], gradient(expected)[1])
+
+
+@pytest.mark.parametrize(("base", "called"), [(nn.ELU, F.elu), (nn.GELU, F.gelu)])
+def test_a_subclass_without_the_attributes_of_its_base_is_told_by_its_code(base, called):
+    odd = layer("Odd", lambda _, x: called(x), base)
+    vars(odd).pop("alpha" if base is nn.ELU else "approximate")
+    for found, expected in zip(
+        gradient(convert(nn.Sequential(odd)).module), gradient(convert(nn.Sequential(base())).module), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("around", [torch.device("meta"), FakeTensorMode(), torch.no_grad(), torch.inference_mode()])

@@ -31,6 +31,9 @@ class Learned(nn.Module):
 def swish(x):
     return x * torch.sigmoid(x)
 
+def ramp(x):
+    return (x + x.abs()) / 2
+
 def mean(x):
     return x - x.mean() ** 2
 
@@ -105,6 +108,10 @@ def test_known_functions_stand_beside_ones_own_and_the_specification_builds_it_a
     assert schemes.build(scheme.spec) == scheme
     setup = scheme.apply(TrainingSetup(nn.Sequential(nn.SiLU(), nn.GELU(), nn.Tanh(), nn.Mish())))
     assert [site.path for site in setup.sites] == ["0", "1", "2"]
+
+
+def test_a_layer_may_give_another_result_for_what_is_not_finite(file):
+    assert [site.path for site in convert(nn.Sequential(nn.ReLU()), f"fewbit:2,functions={file}:ramp").sites] == ["0"]
 
 
 def test_a_jump_is_found():

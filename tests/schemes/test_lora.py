@@ -216,6 +216,20 @@ def test_a_vision_transformer_gets_adapters_where_they_do_something() -> None:
 
 
 @pytest.mark.parametrize("spec", BOTH)
+@pytest.mark.parametrize(
+    "odd",
+    [nn.Module(), nn.LayerNorm((2, 3, 4)), nn.Conv1d(2, 3, 4)],
+    ids=["a number for each channel", "a norm of pictures", "kernels"],
+)
+def test_only_stacks_of_matrices_are_listed_as_such(spec: str, odd: nn.Module) -> None:
+    odd.register_parameter("layer_scale", nn.Parameter(torch.ones(8, 1, 1)))
+    setup = schemes.build(spec).apply(TrainingSetup(nn.Sequential(nn.Linear(64, 64), odd)))
+
+    assert setup.sites
+    assert not setup.unreached
+
+
+@pytest.mark.parametrize("spec", BOTH)
 def test_experts_that_are_no_linear_layers_are_listed_with_what_they_weigh(spec: str) -> None:
     case = Case(
         model="mixtral-8x7b@num_hidden_layers=2,hidden_size=64,intermediate_size=96,vocab_size=64",

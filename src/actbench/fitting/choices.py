@@ -239,9 +239,7 @@ def choices_for(
         _refuse_spread(found)
     elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
         found = [choice for choice in found if not choice.scales_loss]
-    if (
-        exact.dtype not in (None, "float32") or exact.autocast is not None
-    ):  # the user chose a precision; another cast does nothing
+    if exact.dtype not in (None, "float32") or exact.autocast is not None:  # chosen; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
         found = [choice for choice in found if not choice.takes_gradients]
@@ -255,7 +253,7 @@ def _steps_as_adamw(measured: Measurement) -> bool:
     """Whether a step's own optimizer is torch's AdamW with two moments, not fused, for each gradient."""
     moments = 2 * (measured.gradients_bytes or 0)
     operators = measured.estimated.by_operator if measured.estimated else ()
-    is_fused = any("fused" in each.name for each in operators)
+    is_fused = any(each.name.startswith("_fused_adam") for each in operators)
     return measured.optimizer == "AdamW" and moments <= (measured.optimizer_bytes or 0) < 1.5 * moments and not is_fused
 
 

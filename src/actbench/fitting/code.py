@@ -232,7 +232,7 @@ def _trainer_lines(
     before: Sequence[str], callback: str, optimizer: str, other: str, arguments: Mapping[str, str]
 ) -> list[str]:
     casts = any("default_data_collator" in text for text in before)
-    needs_torch = "torch." in "".join([optimizer.replace("torchao.optim", ""), *before])
+    needs_torch = "torch." in "".join([optimizer, *before])
     lines = ["import torch"] if needs_torch else []
     lines += [f"import {library}.optim" for library in ("torchao", "bitsandbytes") if f"{library}." in optimizer]
     lines += [f"{INSTEAD}import torchao.optim"] if "torchao." in other and "torchao." not in optimizer else []

@@ -112,7 +112,8 @@ def _computed(layer: nn.Module) -> Function | None:
     if found is None or found.inplace is not bool(getattr(layer, "inplace", False)):
         return None
     bases: list[type[Any]] = [base for base in type(layer).__mro__ if base in _OF or base in _PLAIN]
-    own = [(_known_function(base, layer), computed.numbers_of(layer, base)) for base in bases[:1]]
+    by_base = [(base, computed.numbers_of(layer, base)) for base in bases[:1]]  # None if it lacks the base's attributes
+    own = [(_known_function(base, layer), expected) for base, expected in by_base if expected is not None]
     for function, expected in (*own, *_known()):
         if expected is not None and found.equals(expected, _where_told(function)):
             return None if _is_call(layer, function, found) else function
@@ -207,6 +208,7 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
     Raises:
         ConversionError: A module is compiled by itself, so that converting its activations would do nothing.
     """
+    computed.forget()
     like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []
     unreached: list[Unreached] = []

@@ -70,7 +70,8 @@ class Numbers(NamedTuple):
 def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers | None:
     """Return what a layer computes if it is a function of each element; None if it is not, or nobody can know.
 
-    Nobody can of a layer that holds tensors, other layers or objects that may change, or whose forward was rebound.
+    Nobody can of a layer that holds tensors, other layers or objects that may change, or whose forward or call is
+    rebound.
 
     Args:
         layer: The layer; it is not run.
@@ -79,12 +80,13 @@ def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers
     kind = type(layer) if kind is None else kind
     attributes = {name: value for name, value in vars(layer).items() if name not in _OF_EVERY_MODULE}
     holds = any(True for held in (layer.children(), layer.parameters(), layer.buffers()) for _ in held)
-    if holds or "forward" in attributes or not all(map(_is_plain, attributes.values())):
+    rebound = "forward" in attributes or type(layer).__call__ is not nn.Module.__call__
+    if holds or rebound or not all(map(_is_plain, attributes.values())):
         return None
     return _of_class(kind, kind.forward, tuple(attributes.items()))  # type: ignore[arg-type]  # mypy: not Hashable
 
 
-@functools.lru_cache(maxsize=64)  # a model has many equal activations
+@functools.lru_cache(maxsize=1024)  # a model has many equal activations, and each is asked about several times
 def _of_class(kind: type[Any], forward: Callable[..., Any], attributes: tuple[tuple[str, Any], ...]) -> Numbers | None:
     if not _takes_one(forward):
         return None
@@ -93,6 +95,10 @@ def _of_class(kind: type[Any], forward: Callable[..., Any], attributes: tuple[tu
         return None
     alike = in_training.inplace is in_evaluation.inplace and in_training.equals(in_evaluation)
     return in_training if alike else None
+
+
+forget = _of_class.cache_clear
+"""Forget what was told: attributes of classes, and functions that code calls, may be others by the next conversion."""
 
 
 def _takes_one(forward: Callable[..., Any]) -> bool:

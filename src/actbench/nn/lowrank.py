@@ -87,13 +87,13 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
 
 
 def stacked(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield name and value of each parameter of a module that is a stack of matrices, and no kernel of a convolution.
+    """Yield name and value of each parameter of a module that is a stack of matrices, and no kernel or norm's weight.
 
-    A position embedding, (1, n, d), is no stack.
+    Neither a position embedding, (1, n, d), nor a number for each channel or head, (n, 1, 1), is a stack.
     """
-    if not isinstance(module, _ConvNd):
+    if not isinstance(module, _ConvNd | nn.LayerNorm | nn.RMSNorm):
         for name, value in module.named_parameters(recurse=False):
-            if value.ndim == 3 and len(value) > 1:
+            if value.ndim == 3 and min(value.shape) > 1:
                 yield name, value
 
 
