@@ -15,7 +15,6 @@ from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -95,7 +94,7 @@ class _Result:
 
 def _generator_as_it_is(operator: Any, leaves: list[Any]) -> Callable[[], None]:
     """Return a function that sets the generator to its present state, for an operator that may have drawn from it."""
-    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()) or isinstance(leaves[0], FakeTensor):
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return lambda: None
     if leaves[0].is_cuda:
         return partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(leaves[0].device), leaves[0].device)

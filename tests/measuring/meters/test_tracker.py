@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
@@ -125,6 +126,20 @@ def test_host_memory_counts_only_where_it_is_the_device(mode) -> None:
     assert cpu.live_bytes == 256 * FLOAT
     assert cpu.peak_bytes == 2 * 256 * FLOAT
     assert len(kept) == 2
+
+
+@pytest.mark.parametrize("host_is_free", [False, True])
+def test_states_of_the_generator_count_where_the_host_is_the_device(mode, host_is_free: bool) -> None:
+    x = torch.ones(4, requires_grad=True)
+    with StorageTracker(host_is_free=host_is_free) as tracker:
+        tracker.add([x])
+        y = checkpoint(torch.cos, x, use_reentrant=False)
+        state_bytes = 0 if host_is_free else torch.get_rng_state().nbytes
+        assert tracker.live_bytes == 2 * 4 * FLOAT + state_bytes
+
+        y.sum().backward()
+        del y
+        assert tracker.live_bytes == 2 * 4 * FLOAT  # x and its gradient
 
 
 def test_temporaries_raise_the_peak_alone(mode) -> None:

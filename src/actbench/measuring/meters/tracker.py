@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -12,7 +13,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.measuring.meters import footprint
+from actbench.measuring.meters import footprint, untold
 from actbench.measuring.meters.caching import round_up
 from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
@@ -87,23 +88,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
         self._names = 0
         self.communicated = Communicated()
-        self._resize: Any = None
+        self._untold = ExitStack()
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        resize: Any = torch.UntypedStorage.resize_
-
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # as FSDP2 does, of which no operator tells
-            result = resize(storage, size)
-            self._resized(storage)
-            return result
-
-        self._resize, torch.UntypedStorage.resize_ = resize, resized  # type: ignore[assignment,method-assign]
+        self._untold.enter_context(untold.told(self._resized, self._count_states))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._untold.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled while storages are tracked."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its result; for a tensor subclass, count the operators that its class runs."""
@@ -221,6 +220,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.peak_at > begun.events:
             self._peak_bytes, self.peak_at = self._peak_bytes + times * grown, self.peak_at + times * len(events)
         return firsts
+
+    def _count_states(self, states: list[Tensor]) -> None:
+        if not self.host_is_free:
+            self.add(states)
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in host memory that is not counted."""

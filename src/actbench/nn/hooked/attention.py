@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
@@ -132,7 +131,7 @@ class _Surroundings:
         self._device = tensor.device
         self._autocast = self._current_autocast()
         self._states: tuple[Tensor, Tensor | None] | None = None
-        if dropout and not isinstance(tensor, FakeTensor):
+        if dropout:
             self._states = (torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if tensor.is_cuda else None)
 
     @contextmanager

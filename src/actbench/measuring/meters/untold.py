@@ -1,0 +1,42 @@
+"""Memory of which no operator tells: storages that are resized, and states of the CPU's random generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.workloads.overrides import replaced
+
+
+@contextmanager
+def told(resized: Callable[[torch.UntypedStorage], object], made: Callable[[list[Tensor]], object]) -> Iterator[None]:
+    """Inside, tell of each storage that is resized, as FSDP2 does, and of each state that is read.
+
+    Recomputed blocks and operators keep the state of the generator from the forward to the backward pass.
+    """
+
+    def telling_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            resized(storage)
+            return result
+
+        return resize_and_tell
+
+    def telling_states(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def get_and_tell() -> Tensor:
+            state = get()
+            made([state])
+            return state
+
+        return get_and_tell
+
+    with (
+        replaced(torch.UntypedStorage, "resize_", telling_resize),
+        replaced(torch, "get_rng_state", telling_states),
+    ):
+        yield
