@@ -142,6 +142,12 @@ def test_a_convolution_of_groups_and_dilations(sizes: dict[str, Any], layout: to
     check_convolution(layout, x=(16, 64, 40, 40), **sizes)
 
 
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+def test_a_depthwise_convolution_of_images_lower_than_its_kernel(layout: torch.memory_format, height: int) -> None:
+    check_convolution(layout, x=(16, 480, height, 8), weight=(480, 1, 3, 3), stride=1, padding=1, groups=480)
+
+
 POOLS = {
     "maximum": lambda x: aten.max_pool2d_with_indices.default(x, [2, 2], [2, 2], [0, 0], [1, 1], False),
     "average": lambda x: aten.avg_pool2d.default(x, [2, 2], [2, 2], [0, 0], False, True, None),
