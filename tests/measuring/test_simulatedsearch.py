@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actbench.measuring import bench
@@ -49,3 +51,41 @@ def test_a_trial_on_the_cpu_reads_the_peak_that_the_case_has(scheme: str) -> Non
     trial = bench.Trial(real.model_copy(update={"gradient_quality": False})).memory()
 
     assert trial.peak_bytes == bench.Session(real).memory().peak_bytes
+
+
+VAE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class VAE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+        self.latent = nn.Conv2d(16, 8, 1)
+        self.decoder = nn.Sequential(
+            nn.ConvTranspose2d(4, 16, 4, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=2), nn.Conv2d(16, 1, 3, 1, 1)
+        )
+
+    def forward(self, x):
+        mean, spread = self.latent(self.encoder(x)).chunk(2, 1)
+        z = mean + torch.randn_like(mean) * spread.mul(0.5).exp()
+        return F.mse_loss(self.decoder(z), x) + (mean.square() + spread.exp() - spread - 1).mean()
+
+def build():
+    return VAE(), lambda n: {"x": torch.rand(n, 1, 28, 28)}, lambda model, batch: model(batch["x"])
+"""
+
+
+@pytest.mark.parametrize("scheme", ["exact", "channels_last"])
+def test_the_largest_batch_of_few_channels_on_a_simulated_cpu_is_the_real_one(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "vae.py").write_text(VAE)
+    own = {"model": f"{tmp_path}/vae.py:build", "sequence_length": None, "optimizer": "adamw"}
+    asked = case(scheme, **own, device_profile="cpu", memory_limit_bytes=12 * MIB, find_largest_batch=True)
+    found = bench.Session(asked).memory().largest_batch_search.batch_size
+
+    def needed(batch_size: int) -> int:
+        real = case(scheme, **own, meter="cpu", device_profile=None, batch_size=batch_size, memory_limit_bytes=None)
+        return bench.Trial(real).memory().peak_bytes
+
+    assert needed(found - 1) <= 12 * MIB < needed(found + 2)

@@ -142,6 +142,33 @@ def test_a_convolution_of_groups_and_dilations(sizes: dict[str, Any], layout: to
     check_convolution(layout, x=(16, 64, 40, 40), **sizes)
 
 
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
+def test_a_depthwise_convolution_of_images_lower_than_its_kernel(layout: torch.memory_format, height: int) -> None:
+    check_convolution(layout, x=(16, 480, height, 8), weight=(480, 1, 3, 3), stride=1, padding=1, groups=480)
+
+
+def test_a_pointwise_weight_with_channels_last_decides_the_layout() -> None:
+    x, weight = torch.randn(16, 192, 2, 2), torch.randn(1024, 192, 1, 1).to(memory_format=torch.channels_last)
+    args = (x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    grad = torch.randn_like(aten.convolution.default(*args)).contiguous(memory_format=torch.channels_last)
+    back = (grad, x, weight, *args[2:], [True, True, False])
+
+    true, result = true_temporaries(lambda: aten.convolution_backward.default(*back))
+
+    assert temporaries.cpu(aten.convolution_backward.default, back, result) == pytest.approx(true, rel=TOLERANCE)
+
+
+def test_a_slice_of_channels_is_copied_with_channels_last() -> None:
+    whole = torch.randn(16, 128, 16, 16).contiguous(memory_format=torch.channels_last)
+    x, weight = whole[:, :64], torch.randn(64, 64, 1, 1)
+    args = (torch.randn_like(x), x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+
+    true, result = true_temporaries(lambda: aten.convolution_backward.default(*args))
+
+    assert temporaries.cpu(aten.convolution_backward.default, args, result) == pytest.approx(true, rel=TOLERANCE)
+
+
 POOLS = {
     "maximum": lambda x: aten.max_pool2d_with_indices.default(x, [2, 2], [2, 2], [0, 0], [1, 1], False),
     "average": lambda x: aten.avg_pool2d.default(x, [2, 2], [2, 2], [0, 0], False, True, None),

@@ -216,7 +216,7 @@ def _weight_blocks(conv: Convolution) -> tuple[int, int]:
 
 
 def _fits_depthwise(conv: Convolution) -> bool:
-    return conv.dilation == 1 and max(conv.kernel) <= _WIDEST_DEPTHWISE and conv.stride <= max(conv.kernel)
+    return _narrow_fits(conv) and max(conv.kernel) <= _WIDEST_DEPTHWISE and conv.stride <= max(conv.kernel)
 
 
 def _narrow_fits(conv: Convolution) -> bool:

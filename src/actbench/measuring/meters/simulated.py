@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from actbench.measuring.meters.reserved import reserved_bytes
 from actbench.measuring.meters.scaled import Ran
 from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.measuring.meters.watch import Watch
 from actbench.nn import savedtensors
 from actbench.ops import hostmemory
@@ -108,10 +108,11 @@ class SimulatedMeter(Meter):
             UntraceableError: The model needs values, or an operator without a fake form.
         """
         recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
+        unmodelled = Unmodelled()
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
-            temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
+            temporaries=temporaries.cuda if self.profile.is_cuda else unmodelled.temporaries,
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
@@ -120,6 +121,7 @@ class SimulatedMeter(Meter):
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch)
+        step.notes += unmodelled.warnings()
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
@@ -127,10 +129,8 @@ class SimulatedMeter(Meter):
         self.ran = Ran(reading, run, streams, grows)
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
-        kind: Literal["cpu", "cuda"] = "cuda" if self.profile.is_cuda else "cpu"
-        sent = communication(self.done)
-        timed = replace(reading, estimated=self._time(), communication=sent, untimed=untimed, simulated=kind)
-        return timed.against(self.memory_bytes)
+        timed = replace(reading, estimated=self._time(), communication=communication(self.done), untimed=untimed)
+        return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
         """Return None: a step that is not computed takes no time that means anything."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from actbench.measuring.meters import onednn
 from actbench.measuring.meters.caching import round_up
@@ -27,13 +28,13 @@ def convolution(args: Any, result: Tensor) -> int:
         return _columns(result, weight, x) if transposed else _column_bytes(x, weight, result, stride)
     conv = _of_onednn(x, weight, result, stride, padding, dilation, groups, transposed)
     peak = onednn.image_peak(conv, transposed=True) if transposed else onednn.output_peak(conv)
-    return peak - _bytes(result) + _copied(x) + _turned(conv, x, weight)
+    return peak - _bytes(result) + _copied(x, weight)
 
 
 def convolution_backward(args: Any, result: Any) -> int:
     """Return the bytes of the temporaries of ``convolution_backward``: the input's gradient, then the weight's."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
-    copied = _copied(x) + _copied(grad)
+    copied = _copied(x, weight, grad)
     if not _uses_onednn(x, weight, stride, dilation, groups):
         return copied + (0 if transposed else _column_bytes(x, weight, grad, stride))
     conv = _of_onednn(x, weight, grad, stride, padding, dilation, groups, transposed)
@@ -44,7 +45,7 @@ def convolution_backward(args: Any, result: Any) -> int:
         of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
     if wanted[1]:
         of_weight = onednn.weight_peak(conv)
-    return copied + _turned(conv, x, weight, grad) + max(of_input, x_grad + of_weight) - x_grad - w_grad
+    return copied + max(of_input, x_grad + of_weight) - x_grad - w_grad
 
 
 def _of_onednn(
@@ -58,15 +59,19 @@ def _of_onednn(
     transposed: bool,
 ) -> onednn.Convolution:
     image, made = (output, x) if transposed else (x, output)
-    last = _is_channels_last(x) or _is_channels_last(weight)
+    last = _convolves_last(x, weight)
     return onednn.Convolution(image, weight, made, max(stride), max(padding), max(dilation), groups, last)
 
 
-def _turned(conv: onednn.Convolution, *operands: Tensor) -> int:
-    """Return the bytes of copies with channels last of operands that have them first, where one has them last."""
-    if not conv.last:
-        return 0
-    return sum(_bytes(each) for each in operands if each.is_contiguous() and not _has_layout(each, torch.channels_last))
+def _convolves_last(x: Tensor, weight: Tensor) -> bool:
+    """Return whether torch convolves with channels last: strides say so, of pointwise weights and of slices, too."""
+    return any(each.dim() == 4 and suggest_memory_format(each) == torch.channels_last for each in (x, weight))
+
+
+def _copied(x: Tensor, weight: Tensor, *others: Tensor) -> int:
+    """Return the bytes of copies of operands that are not in the layout in which torch convolves."""
+    layout = torch.channels_last if _convolves_last(x, weight) else torch.contiguous_format
+    return sum(_bytes(each) for each in (x, weight, *others) if not each.is_contiguous(memory_format=layout))
 
 
 def _has_layout(tensor: Tensor, layout: torch.memory_format) -> bool:
@@ -75,11 +80,6 @@ def _has_layout(tensor: Tensor, layout: torch.memory_format) -> bool:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _copied(tensor: Tensor) -> int:
-    """Return the bytes of the copy of a tensor that is not dense."""
-    return 0 if tensor.is_contiguous() or _is_channels_last(tensor) else _bytes(tensor)
 
 
 def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:

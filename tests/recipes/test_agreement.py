@@ -1,0 +1,30 @@
+"""What the committed rows of the recipes ``agreement`` and ``agreement-layouts`` show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actbench.experiments import recipes
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.store import read
+
+RESULTS = Path(__file__).parents[2] / "results"
+WORST = {"agreement": 0.005, "agreement-layouts": 0.02}
+
+
+@pytest.mark.parametrize("recipe", WORST)
+def test_the_simulated_peaks_of_every_row_are_near_the_measured_ones(recipe: str) -> None:
+    models = {entry.case.model for entry in recipes.load(recipe).cases()}
+    files = sorted((RESULTS / recipe).glob("*.jsonl"))
+    assert files, f"'actbench sweep {recipe} -o results/{recipe}' makes the rows"
+    for file in files:
+        peaks: dict[str, dict[tuple[str, str], int]] = {"cpu": {}, "simulated": {}}
+        for record in read(file, MeasuredRecord).records:
+            assert isinstance(record.outcome, Measurement), record.outcome
+            peaks[record.case.meter][record.case.model, record.case.scheme] = record.outcome.peak_bytes
+
+        assert {model for model, _ in peaks["cpu"]} == models
+        assert peaks["cpu"].keys() == peaks["simulated"].keys()
+        assert peaks["simulated"] == pytest.approx(peaks["cpu"], rel=WORST[recipe])
