@@ -227,7 +227,7 @@ def test_a_forward_that_others_put_in_front_is_refused_until_it_is_gone() -> Non
 def test_a_root_that_is_a_block_itself() -> None:
     model = Block(nn.Linear(64, 64), nn.Tanh())
     before = attributes(model)
-    with actbench.Controller(model, "gact+checkpoint,blocks=Block"):
+    with actbench.Controller(model, "fewbit:3+checkpoint,blocks=Block"):
         loss_of(model).backward()  # type: ignore[no-untyped-call]
 
     assert attributes(model) == before

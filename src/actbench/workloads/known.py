@@ -58,9 +58,9 @@ def value_of(tensor: Any) -> Tensor | None:
 
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operator on known values; None if one of them is unknown."""
+    """Return the result of an operator on known values; None if one of them is unknown, or if it draws numbers."""
     values, unknown = _values((args, kwargs))
-    if unknown:
+    if unknown or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     with _disabled():
         return func(*values[0], **values[1])

@@ -88,7 +88,7 @@ class Counters:
     """Stands for torch's counters of memory: each part of a step has its own peak."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, allocated: list[int], peaks: list[int], reserved: list[int]):
-        self.peaks, self.reserved, self.allocated = peaks, reserved, iter(allocated)
+        self.peaks, self.reserved, self.allocated = peaks, reserved, allocated
         self.part = 0
         for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
@@ -96,7 +96,7 @@ class Counters:
         monkeypatch.setattr(cuda, "_process_bytes", lambda: None)
 
     def memory_allocated(self) -> int:
-        return next(self.allocated)
+        return self.allocated.pop(0) if len(self.allocated) > 1 else self.allocated[0]
 
     def max_memory_allocated(self) -> int:
         return self.peaks[self.part]
@@ -130,6 +130,17 @@ def test_the_peak_is_that_of_the_part_with_the_highest(
     assert (reading.peak_bytes, reading.peak_phase) == (900, phase)
     assert (reading.reserved_bytes, reading.activation_bytes) == (3000, 150)
     assert (reading.peak_parts is None) == (phase != "optimizer")
+
+
+def test_what_reference_cycles_hold_after_a_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counters(monkeypatch, [200, 350, 800 * MIB, 300 * MIB], [900 * MIB] * 3, [1000 * MIB] * 3)
+    step = on_the_cpu()
+
+    cuda._read(step)
+
+    (note,) = step.notes
+    assert "500.00 MiB" in note
+    assert "save_for_backward" in note
 
 
 @pytest.mark.parametrize(
