@@ -64,7 +64,7 @@ def report(
 
     actbench report results/accuracy --html accuracy.html
     """
-    from actbench.results import kinds, store, tables
+    from actbench.results import interned, kinds, store, tables
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import memory
 
@@ -73,7 +73,7 @@ def report(
     if kind is not kinds.MEASURED:
         _report_other(kind, files, title, exports)
         return
-    records, notices = store.read_all(files, store.UNTABLED if exports.export_json is None else ())
+    records, notices = store.read_all(files, interned.UNTABLED if exports.export_json is None else ())
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
@@ -128,13 +128,13 @@ def compare(
 
     actbench compare results-of-main results --html changes.html --export-json changes.json
     """
-    from actbench.results import store
+    from actbench.results import interned, store
     from actbench.results.compare import compare as compared
     from actbench.results.compare import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
-    first, first_notices = store.read_all(store.files_in([before]), store.UNCOMPARED)
-    second, second_notices = store.read_all(store.files_in([after]), store.UNCOMPARED, like=first)
+    first, first_notices = store.read_all(store.files_in([before]), interned.UNCOMPARED)
+    second, second_notices = store.read_all(store.files_in([after]), interned.UNCOMPARED, like=first)
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)

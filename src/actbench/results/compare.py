@@ -94,7 +94,7 @@ _DETAILS = {"peak": 1, "activations": 3, "throughput": 2, "largest_batch": 2}
 _NOT_HERE = "not in this file"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The entries of one case in two files; None if a file lacks it."""
 
@@ -165,12 +165,13 @@ def compare(
 
 
 def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
-    def identity(record: MeasuredRecord) -> tuple[Case, str]:
-        return record.case, record.machine.name if several else ""
+    def identity(record: MeasuredRecord) -> Case | tuple[Case, str]:
+        return (record.case, record.machine.name) if several else record.case
 
     first = {identity(entry.record): entry for entry in join(before)}
     second = {identity(entry.record): entry for entry in join(after)}
-    return [Pair(first.get(key), second.get(key)) for key in first | second]
+    added = (Pair(None, entry) for key, entry in second.items() if key not in first)
+    return [*(Pair(entry, second.get(key)) for key, entry in first.items()), *added]
 
 
 def _of_either(column: Column[Entry]) -> Column[Pair]:

@@ -11,15 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, overload
+from typing import Any, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.paths import file_name
 from actbench.results import lines
 from actbench.results.contents import Contents
+from actbench.results.interned import Interned
 from actbench.results.linefile import LineFile, locked
 from actbench.results.lines import RecordT
-from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Data, Failure, Machine, Record
 
 Identity = tuple[Data, str, str | None]
@@ -54,7 +55,7 @@ class Store(Generic[RecordT]):
         self._machine = machine
         self._records: dict[Identity, RecordT] = {}
         self._here: dict[Data, RecordT] = {}
-        self._interned = _Interned()
+        self._interned = Interned()
         self._contents = Contents()
         for record in results.records:
             self._note(record)
@@ -137,7 +138,7 @@ def read_all(
 
     Args:
         paths: The files.
-        without: Fields of measurements that records do not keep, such as :data:`UNTABLED`: many rows take less memory.
+        without: Fields of measurements that records do not keep, as ``interned.UNTABLED``: many rows take less memory.
         like: Records that were read before, whose cases the new ones share where they are the same.
 
     Raises:
@@ -156,16 +157,16 @@ def read_kind(
 ) -> tuple[list[RecordT], list[str]]:
     """Read several results files of one kind as one, as :func:`read_all` does, unless all together may be empty."""
     found = [lines.split(path) for path in paths]
-    records = _latest(found, kind, _Interned(without, like))
+    records = _latest(found, kind, Interned(without, like))
     if found and not records and not may_be_empty:
         raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 
 
 def _latest(
-    files: Sequence[lines.Lines], kind: type[RecordT], shared: _Interned | None = None
+    files: Sequence[lines.Lines], kind: type[RecordT], shared: Interned | None = None
 ) -> dict[Identity, RecordT]:
-    shared = shared or _Interned()
+    shared = shared or Interned()
     found: dict[Identity, RecordT] = {}
     for file in files:
         for number, line in file.numbered():
@@ -214,84 +215,3 @@ def _identity(record: Record[Any, Any]) -> Identity:
 
 def _failed(record: Record[Any, Any]) -> bool:
     return isinstance(record.outcome, Failure)
-
-
-UNTABLED: Final = ("sites", "unreached")
-"""Fields of a measurement that no table shows; they take most of the memory of many rows."""
-UNCOMPARED: Final = (
-    *UNTABLED,
-    "gradients_bytes",
-    "optimizer_bytes",
-    "reserved_bytes",
-    "process_bytes",
-    "memory_limit_bytes",
-    "rank_peak_bytes",
-    "peak_parts",
-    "phase_peaks",
-    "estimated",
-    "communication",
-    "untimed",
-    "exact_step_seconds",
-    "largest_batch_search",
-    "diagnostics",
-    "warnings",
-    "timeline",
-)
-"""Fields of a measurement that a comparison of two files does not show."""
-_FIELDS_SET = "__pydantic_fields_set__"
-
-
-class _Interned:
-    """The parts of records read so far, which later records share.
-
-    ``without`` and ``like`` are as of :func:`read_all`.
-    """
-
-    def __init__(self, without: Collection[str] = (), like: Sequence[Record[Any, Any]] = ()) -> None:
-        self._without = {name: Measurement.model_fields[name].default for name in without}
-        self._cases = {record.case: record.case for record in like}
-        self._texts: dict[str, str] = {}
-        self._counts: dict[int, int] = {}
-        self._no_extra: dict[str, Any] = {}  # of older records it was emptied when they were read
-        self._parts: dict[tuple[Any, ...], Data] = {}
-        self._names: dict[frozenset[str], set[str]] = {}
-
-    def share(self, record: Record[Any, Any]) -> None:
-        """Replace parts of a new record by equal parts of earlier records."""
-        fields = record.__dict__
-        fields["machine"] = self._part(record.machine)
-        fields["versions"] = self._part(record.versions)
-        if self._cases:
-            fields["case"] = self._cases.get(record.case, record.case)
-        fields["command"] = self._texts.setdefault(record.command, record.command)
-        if isinstance(record.outcome, Measurement):
-            self._share_measurement(record.outcome)
-        for part in (record, record.case, record.outcome, *record.published):
-            self._share_names(part)
-
-    def _share_measurement(self, measurement: Measurement) -> None:
-        fields = measurement.__dict__
-        fields |= self._without
-        fields["weights_bytes"] = self._counts.setdefault(measurement.weights_bytes, measurement.weights_bytes)
-        object.__setattr__(measurement, "__pydantic_extra__", self._no_extra)
-        if measurement.built is not None:
-            fields["built"] = self._part(measurement.built)
-        if measurement.untimed is not None:
-            fields["untimed"] = self._texts.setdefault(measurement.untimed, measurement.untimed)
-        for name in UNTABLED:
-            if fields[name]:
-                fields[name] = tuple(map(self._part, fields[name]))
-
-    def _part(self, part: Data) -> Data:
-        """Return the first part that equals this one; the fields of parts are texts, integers and tuples."""
-        key = (type(part), *part.__dict__.values())
-        found = self._parts.get(key)
-        if found is None:
-            self._share_names(part)
-            self._parts[key] = found = part
-        return found
-
-    def _share_names(self, part: Data) -> None:
-        """Share pydantic's set of given fields, which takes more memory than their values."""
-        names = part.model_fields_set
-        object.__setattr__(part, _FIELDS_SET, self._names.setdefault(frozenset(names), names))
