@@ -117,11 +117,11 @@ _MOST_ALONE = 3  # rows over their limit with a sentence each; more share senten
 
 def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
-    told = {record: text for record in records if (text := about_limit(record))}
+    told = [(record, text) for record in records if (text := about_limit(record))]  # one with a timeline has no hash
     if len(told) <= _MOST_ALONE:
-        return list(told.values())
+        return [text for _, text in told]
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
-    for record in told:
+    for record, _ in told:
         alike.setdefault(_alike(record), []).append(record)
     return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
 

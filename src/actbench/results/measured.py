@@ -297,5 +297,4 @@ class MeasuredRecord(Record[Case, Outcome]):
             told, is_open = found.message, found.reason == "out-of-memory" and self.case.meter != "simulated"
         else:
             told, is_open = "; ".join(found.warnings), found.largest_batch is None
-        is_told = LARGEST_THAT_FITS in told or UNKNOWN_LARGEST in told
-        return self.case.find_largest_batch and is_open and not is_told
+        return self.case.find_largest_batch and is_open and not (LARGEST_THAT_FITS in told or UNKNOWN_LARGEST in told)
