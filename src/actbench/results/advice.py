@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
@@ -117,11 +117,11 @@ _MOST_ALONE = 3  # rows over their limit with a sentence each; more share senten
 
 def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
-    told = {record: text for record in records if (text := about_limit(record))}
+    told = [(record, text) for record in records if (text := about_limit(record))]  # one with a timeline has no hash
     if len(told) <= _MOST_ALONE:
-        return list(told.values())
+        return [text for _, text in told]
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
-    for record in told:
+    for record, _ in told:
         alike.setdefault(_alike(record), []).append(record)
     return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
 
@@ -151,3 +151,21 @@ def names_of(records: Sequence[MeasuredRecord]) -> str:
 def needed_bytes(measured: Measurement) -> int:
     """Return the bytes of the device that a step needs: its peak, or the reserved bytes if known and larger."""
     return max(measured.peak_bytes, measured.reserved_bytes or 0)
+
+
+def about_largest(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield what largest batches are, and the memory that they were searched in, with its models where that differs."""
+    limits: dict[str, dict[str, None]] = {}
+    for record in records:
+        outcome = record.outcome
+        if isinstance(outcome, Measurement) and outcome.largest_batch is not None:
+            searched = outcome.largest_batch_search
+            limit = searched.memory_limit_bytes if searched else outcome.memory_limit_bytes
+            memory = "its memory" if limit is None else format_bytes(limit)
+            limits.setdefault(memory, {})[f"{record.case.model} ({record.case.meter})"] = None
+    if limits:
+        within = [memory if len(limits) == 1 else f"{memory} for {', '.join(limits[memory])}" for memory in limits]
+        yield (
+            f"Largest batch: what fits in {' and in '.join(within)}, found and proved. "
+            "All other columns are of a step at Batch."
+        )

@@ -280,8 +280,8 @@ def _moved(name: str, value: Any) -> Diagnostic:
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
 
 
-UNKNOWN_LARGEST = "the largest batch is unknown"
-"""How the warning begins of a row whose search for the largest batch came to nothing."""
+LARGEST_THAT_FITS, UNKNOWN_LARGEST = "the largest batch that fits is", "the largest batch is unknown"
+"""How a warning, or the message of a row that ran out of memory, says what came of the search for its largest batch."""
 
 
 class MeasuredRecord(Record[Case, Outcome]):
@@ -291,8 +291,10 @@ class MeasuredRecord(Record[Case, Outcome]):
 
     @property
     def awaits_search(self) -> bool:
-        """Whether all is measured but the largest batch: its search was still to come, or was interrupted."""
+        """Whether all is known but the largest batch: its search was still to come, or was interrupted."""
         found = self.outcome
-        if not self.case.find_largest_batch or isinstance(found, Failure) or found.largest_batch is not None:
-            return False
-        return not any(warning.startswith(UNKNOWN_LARGEST) for warning in found.warnings)
+        if isinstance(found, Failure):
+            told, is_open = found.message, found.reason == "out-of-memory" and self.case.meter != "simulated"
+        else:
+            told, is_open = "; ".join(found.warnings), found.largest_batch is None
+        return self.case.find_largest_batch and is_open and not (LARGEST_THAT_FITS in told or UNKNOWN_LARGEST in told)

@@ -32,20 +32,24 @@ plan = [
     for meter, names in (("simulated", "abcdef"), ("cpu", "ab")) for batch in (1, 2, 3) for name in names
 ]
 plan.append(Planned(Case(model=log, scheme={last!r}, batch_size=9, meter="cpu", min_seconds=0.0)))
+if {searched!r}:
+    settings = dict(meter="cpu", min_seconds=0.0, find_largest_batch=True, memory_limit_bytes=1725)
+    names = ("strict", "name:a", "name:b", "name:c")
+    plan = [Planned(Case(model=log, scheme=f"{{name}}+sleep:0.04", batch_size=128, **settings)) for name in names]
 with store.Store.opened(Path({folder!r}) / "results.jsonl", MeasuredRecord) as results:
     run(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
 assert "torch" not in sys.modules
 """
 
 
-def start(folder, last="oom"):
+def start(folder, last="oom", *, searched=False):
     folder.mkdir(exist_ok=True)
-    program = PROGRAM.format(here=HERE, folder=str(folder), last=last)
+    program = PROGRAM.format(here=HERE, folder=str(folder), last=last, searched=searched)
     return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
 
 
-def finish(folder):
-    with start(folder) as process:
+def finish(folder, **settings):
+    with start(folder, **settings) as process:
         process.communicate()
     assert process.returncode == 0
 
@@ -91,6 +95,42 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_o
     finish(killed)
     assert len(rows_of(killed)) == 3 * (6 + 2) + 1
     assert rows_of(killed) == rows_of(undisturbed)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_sweep_killed_in_the_middle_of_its_searches_goes_on_with_those_that_are_left(
+    tmp_path, kills, assert_no_process_is_left
+):
+    """No row is lost, nothing that was measured is measured again, and no search that had ended is repeated."""
+    log, moments, known = tmp_path / "log", random.Random(21), {}
+    for _ in range(kills):
+        process = start(tmp_path, searched=True)
+        while "trial" not in (log.read_text() if log.exists() else ""):  # all cases are measured before the first
+            time.sleep(0.001)
+        wait_for_events(log, moments.randint(1, 6))
+        time.sleep(moments.uniform(0, 0.06))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        process.stderr.close()
+        assert_no_process_is_left(log)
+        stored = by_scheme(tmp_path)
+        assert len(stored) == 4
+        assert all(stored[scheme] == record for scheme, record in known.items())
+        known = {scheme: record for scheme, record in stored.items() if not record.awaits_search}
+    finish(tmp_path, searched=True)
+
+    last = by_scheme(tmp_path)
+    assert all(last[scheme] == record for scheme, record in known.items())
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2 * 4
+    assert not any(record.awaits_search for record in last.values())
+    assert {found.outcome.largest_batch for found in last.values() if isinstance(found.outcome, Measurement)} == {72}
+    assert last["strict+sleep:0.04"].outcome.message.endswith("; the largest batch that fits is 72")
+    begun = log.read_text()
+    assert [begun.count(f"{scheme} 128 begin") for scheme in last] == [1, 1, 1, 1]
+
+
+def by_scheme(folder):
+    return {record.case.scheme: record for record in store.read(folder / "results.jsonl").records}
 
 
 @pytest.mark.parametrize("last", [pytest.param("hang", marks=pytest.mark.slow), "exact+then+hang"])

@@ -10,10 +10,10 @@ import pytest
 from actbench.results import tables
 from actbench.results.advice import about_limit, about_peak, advice
 from actbench.results.compare import compare, parse_limit
-from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement, PeakParts
+from actbench.results.measured import EstimatedTime, LargestBatch, MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Failure, Unreached
 from actbench.results.render import csv_text, markdown
-from actbench.units import GIB
+from actbench.units import GIB, MIB
 
 MakeRecord = Callable[..., MeasuredRecord]
 ACTIVATIONS = PeakParts(weights_bytes=GIB, activation_bytes=38 * GIB, temporary_bytes=GIB)
@@ -229,3 +229,39 @@ def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRec
     assert [note.partition(";")[0] for note in notes if "nothing of the peak" in note] == [
         "tiny, gact, batch 8 (simulated): nothing of the peak is saved"
     ]
+
+
+@pytest.mark.parametrize(
+    ("others", "within"),
+    [(384 * MIB, "384.00 MiB"), (16 * GIB, "16.00 GiB for resnet50 (simulated) and in 384.00 MiB for vit (cpu)")],
+)
+def test_a_note_and_a_column_say_in_which_memory_the_largest_batch_fits(
+    make_record: MakeRecord, others: int, within: str
+) -> None:
+    searched = [
+        make_record(
+            scheme,
+            model=model,
+            meter=meter,
+            memory_limit_bytes=limit,
+            largest_batch=7,
+            largest_batch_search=LargestBatch(
+                batch_size=7,
+                predicted=7,
+                fits_peak_bytes=1,
+                next_outcome="over-limit",
+                memory_limit_bytes=limit,
+                trials=2,
+            ),
+        )
+        for model, meter, limit in (("vit", "cpu", 384 * MIB), ("resnet50", "simulated", others))
+        for scheme in ("exact", "checkpoint")
+    ]
+    table = tables.results_table(searched)
+
+    note = f"Largest batch: what fits in {within}, found and proved. All other columns are of a step at Batch."
+    assert note in table.notes
+    assert note in markdown(table)
+    limits = {"vit": 384 * MIB, "resnet50": others}
+    assert [row["largest_batch_limit_bytes"] for row in table.rows] == [limits[row["model"]] for row in table.rows]
+    assert f",{384 * MIB}," in csv_text(table)

@@ -20,8 +20,8 @@ from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.experiments.runner.trials import Trials
 from actbench.results.machine import Gpu, available_memory_bytes, find_gpus, provenance
-from actbench.results.measured import MeasuredRecord, Measurement, Outcome
-from actbench.results.records import Case, Failure, Machine, MeterName
+from actbench.results.measured import MeasuredRecord, Outcome
+from actbench.results.records import Case, Machine, MeterName
 
 BENCH = "actbench.measuring.bench"
 PRELOAD = (
@@ -94,12 +94,10 @@ def run(
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
 
-def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Measurement | None:
-    """Return what an interrupted sweep measured of a case before the search for its largest batch."""
+def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Outcome | None:
+    """Return what came of a case in an interrupted sweep before the search for its largest batch."""
     record = store.find(case)
-    if isinstance(record, MeasuredRecord) and record.awaits_search and isinstance(record.outcome, Measurement):
-        return record.outcome
-    return None
+    return record.outcome if isinstance(record, MeasuredRecord) and record.awaits_search else None
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Sweep:
     progress: Progress
     gpus: Sequence[str | None] = (None,)
     launched: Launched = ALONE
-    measured: Callable[[Case], Measurement | None] = lambda case: None
+    measured: Callable[[Case], Outcome | None] = lambda case: None
 
     def _sessions(self, gpu: str | None = None) -> Sessions:
         return Sessions(self.server, self.timeout_seconds, self.launched, gpu)
@@ -168,8 +166,7 @@ class Sweep:
         for case, outcome in rounds.measure(group, exact if is_known else None):
             if needs_search(case, outcome):
                 searched.append((case, outcome))
-            if not (needs_search(case, outcome) and isinstance(outcome, Failure)):
-                yield case, outcome
+            yield case, outcome
         for case, outcome in searched:  # now that no other case is alive
             yield case, self._with_largest_batch(case, outcome, gpu)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import search
-from actbench.results.measured import UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
+from actbench.results.measured import LARGEST_THAT_FITS, UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
 
 
@@ -38,7 +38,7 @@ class Trials:
                 return _explained(outcome, why)
             return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
         if isinstance(outcome, Failure):
-            return _explained(outcome, f"the largest batch that fits is {found.batch_size}")
+            return _explained(outcome, f"{LARGEST_THAT_FITS} {found.batch_size}")
         return outcome.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
 
     def _search(self, case: Case, outcome: Outcome) -> LargestBatch:

@@ -134,6 +134,7 @@ VS_PREVIOUS: tuple[Column[Entry], ...] = (
 
 RESULTS: tuple[Column[Entry], ...] = (
     Column("largest_batch", "Largest batch", "count", _measured("largest_batch"), "higher"),
+    Column("largest_batch_limit_bytes", "Largest batch within", "bytes", computed.largest_batch_limit, detail=1),
     Column("published_largest_batch", "Largest batch, published", "count", _published("largest_batch")),
     Column(
         "batch_ratio",

@@ -90,6 +90,12 @@ def step_change(entry: Entry) -> float | None:
     return change(entry.estimated_speed if measured is None else measured.value, 1.0)
 
 
+def largest_batch_limit(entry: Entry) -> Value:
+    """Return the memory in which the largest batch was searched."""
+    found = entry.measured.largest_batch_search if entry.measured else None
+    return found.memory_limit_bytes if found else None
+
+
 def largest_batch_rate(entry: Entry) -> Value:
     """Return samples a second of all processes, by estimate, at the largest batch that fits."""
     found = entry.measured.largest_batch_search if entry.measured else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from actbench.results.advice import about_limits, about_peak, names_of
+from actbench.results.advice import about_largest, about_limits, about_peak, names_of
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
 from actbench.results.modelspecs import OPTIMIZER
 from actbench.results.records import Published
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Group = tuple[str, str]
 """A model and a meter."""
 
-_OF_BATCH = "Largest batch: what fits, found and proved. All other columns are of a step at Batch."
 _NOTHING = 0.0005  # the column of savings shows less as 0.0 %
 _FASTER = 0.05  # a step that is shorter by this share is what a scheme that saves nothing was taken for
 
@@ -99,7 +98,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
     records = [entry.record for entry in entries]
     lines = chain(
         settings.described(),
-        [_OF_BATCH] if any(getattr(entry.measured, "largest_batch", None) is not None for entry in entries) else [],
+        about_largest(records),
         map(_machine, records),
         _published(records),
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),

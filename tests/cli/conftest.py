@@ -1,0 +1,184 @@
+"""A user's folder, and stand-ins for the work of commands, which leave all that is before and after it as it is."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actbench.results.calibration import CalibrationReport, HostFound
+from actbench.results.converted import ConversionReport
+from actbench.results.kernels import KernelCase, KernelTimes
+from actbench.results.machine import provenance
+from actbench.results.measured import Measurement
+from actbench.results.records import Case
+from actbench.results.runs import Evaluation, Trained, TrainingCase
+
+ROOT = Path(__file__).parents[2]
+SMALL = Case(model="tiny-roberta", batch_size=1, sequence_length=8, device_profile="rtx-4090")
+TRAINED = Trained(
+    metric="accuracy",
+    steps=2,
+    losses=(1.0, 0.5),
+    step_seconds=(0.1, 0.1),
+    evaluations=(Evaluation(step=2, loss=0.5, accuracy=0.5),),
+    weights_bytes=1,
+    activation_bytes=2,
+    peak_bytes=3,
+)
+TRAIN = """
+import torch
+
+class Snake(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.sin(x) ** 2
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), Snake(), torch.nn.Linear(32, 10))
+
+    def make_batch(n):
+        return {"x": torch.randn(n, 16), "y": torch.randint(0, 10, (n,))}
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    return model, make_batch, loss
+"""
+ACTIVATIONS = """
+import torch
+
+def snake(x):
+    return x + torch.sin(x) ** 2
+
+class Snake(torch.nn.Module):
+    def forward(self, x):
+        return snake(x)
+"""
+PROFILE = {"gib": 4, "fp32": 0.1, "bandwidth": 20, "link": 10, "launch": 1}
+
+
+@pytest.fixture(scope="session")
+def _models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with models as ``save_pretrained`` writes them."""
+    from transformers import BertConfig, BertForMaskedLM, WhisperConfig
+
+    folder = tmp_path_factory.mktemp("models")
+    sizes = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertForMaskedLM(BertConfig(**sizes, intermediate_size=32)).save_pretrained(folder / "my-model")
+    speech = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 99, "max_source_positions": 50}
+    WhisperConfig(**speech, architectures=["WhisperForConditionalGeneration"]).save_pretrained(folder / "my-whisper")
+    return folder
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path) -> Path:
+    """Return the current folder, with files that the documentation calls the user's, and the committed results."""
+    profile = "".join(f"{name} = {value}\n" for name, value in PROFILE.items())
+    for name, text in {"train.py": TRAIN, "acts.py": ACTIVATIONS, "here.toml": profile}.items():
+        (tmp_path / name).write_text(text)
+    quickstart = next((ROOT / "results" / "quickstart").glob("*.jsonl"))
+    for name in ("old.jsonl", "new.jsonl", "A", "B"):
+        shutil.copy(quickstart, tmp_path / name)
+    for name in ("results", "results-of-main"):
+        shutil.copytree(ROOT / "results", tmp_path / name)
+    shutil.copytree(_models, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@functools.cache
+def small() -> tuple[Measurement, str, bytes]:
+    """Return the measurement of a small model, with all that commands show of one, its ledgers and its snapshot."""
+    from actbench.measuring import bench, timelines
+
+    found: Measurement = timelines.Session(SMALL).memory()
+    return found, bench.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
+
+
+def kernels_timed(cases: Sequence[KernelCase], seconds: float) -> Iterator[tuple[KernelCase, KernelTimes]]:
+    for case in cases:
+        sizes = {"moved_bytes": 1, "floor_bytes": 1, "copied_bytes": 1}
+        yield case, KernelTimes(**sizes, seconds=(1.0,), copy_seconds=(1.0,), exact="nn.GELU", exact_seconds=(1.0,))
+
+
+def calibrated(device: str, *, command: str, **_: Any) -> Any:
+    from actbench.measuring.meters.profiles import DeviceTable
+
+    host = HostFound(**dict.fromkeys(HostFound.model_fields, 1e-6))
+    rates = {"flops_per_second": {"fp32": 1e11}, "bandwidth": 2e10, "link": 1e10, "launch_seconds": 1e-6}
+    counts = {"device": device, "threads": 1, "timed": 0, "seconds": 1, "kinds": (), "recorded_at": "now"}
+    report = CalibrationReport(**rates, **counts, host=host, **provenance(command))
+    return SimpleNamespace(profile=DeviceTable(**PROFILE), report=report)
+
+
+def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained]]:
+    for case in cases:
+        yield case, TRAINED
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> None:
+    """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
+    from actbench import workloads
+    from actbench.conversion import workload
+    from actbench.experiments import kernels
+    from actbench.experiments.cluster import node
+    from actbench.experiments.cluster.cluster import Cluster
+    from actbench.experiments.runner import runner
+    from actbench.fitting import ondevice, simulations
+    from actbench.measuring import bench, calibration, meters
+    from actbench.training import comparison, noderun
+    from actbench.workloads import folder
+
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    steps = importlib.import_module("fakefit")
+    found, ledgers, pickle = small()
+
+    def outcome(case: Case) -> Measurement:
+        made: Measurement = steps.Session(case.model_copy(update={"meter": "simulated"})).memory()
+        estimated = made.estimated.model_copy(update={"by_operator": found.estimated.by_operator})
+        told = {"timeline": found.timeline, "estimated": estimated, "largest_batch": 7}
+        return made.model_copy(update=told)
+
+    def answer(text: str, task: int) -> str:
+        if "experiment" in json.loads(text):
+            return noderun.RunReply(outcome=TRAINED, **fakeray.where()).model_dump_json()
+        cases = node.Request.model_validate_json(text).cases
+        outcomes = tuple((case, outcome(case)) for case in cases)
+        return node.CasesReply(outcomes=outcomes, **fakeray.where()).model_dump_json()
+
+    def converted(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
+        workloads.load(case)
+        told = {"sites": (), "unreached": (), "bytes_before": 2, "bytes_after": 1, "warnings": (), "seconds": 1.0}
+        return ConversionReport(case=case, folder=output, weights_origin="random", built=None, **told)
+
+    def itemized(text: str) -> str:
+        return json.dumps(json.loads(ledgers) * len(json.loads(text)))
+
+    stands = {
+        (runner, "ForkServer"): lambda *_, **__: nullcontext(),
+        (runner.Sweep, "outcomes"): lambda self, cases: ((case, outcome(case)) for case in cases),
+        (simulations, "ForkServer"): lambda *_, **__: nullcontext(),
+        (simulations.ProcessesHere, "_outcome"): lambda self, case, may_begin: outcome(case),
+        (Cluster, "connected"): lambda self: nullcontext(fakeray.FakeRay(answer)),
+        (folder, "download"): lambda repository, **_: Path("my-model"),
+        (ondevice, "_check_card"): lambda profile: None,
+        (meters, "check"): lambda name: None,
+        (bench, "itemize_all"): itemized,
+        (bench, "snapshot"): lambda case: pickle,
+        (workload, "convert_workload"): converted,
+        (comparison.Training, "outcomes"): lambda self, cases: trained(cases),
+        (kernels.measure, "device_named"): lambda name: None,
+        (kernels.measure, "outcomes"): kernels_timed,
+        (calibration, "calibrate"): calibrated,
+    }
+    for (owner, name), stand in stands.items():
+        monkeypatch.setattr(owner, name, stand)
