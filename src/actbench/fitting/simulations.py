@@ -62,6 +62,7 @@ class ProcessesHere:
             return None
         self.progress.started(case)
         with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+            session.said = partial(self.progress.said, case)
             return session.memory()
 
 

@@ -40,7 +40,7 @@ def wait_for(folder: Path, words: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_is_a_row_with_its_reason_and_the_sweep_goes_on(start, tmp_path, nothing_left) -> None:
-    measured = "at:1/peak=5000+then+at:1/sleep=0.01"
+    measured = "at:1/peak=5000+at:1/long+then+at:1/sleep=0.01"
     processes = start(json.dumps(["exact", *ENDINGS, measured]))
 
     assert [process.wait(timeout=500) for process in processes] == [0, 0]

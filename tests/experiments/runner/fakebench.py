@@ -14,7 +14,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
+from actbench import longsteps
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -98,6 +100,11 @@ class Session:
 
     def lost(self, value: str) -> None:
         raise ConnectionError("Connection closed by peer")
+
+    def long(self, value: str) -> None:
+        """Simulate a step that takes long from its first operator on."""
+        with patch.object(longsteps, "LONG_SECONDS", 0.0), longsteps.followed([], lambda: "forward"):
+            longsteps.ran(())
 
     def sleep(self, value: str) -> None:
         time.sleep(float(value))

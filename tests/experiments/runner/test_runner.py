@@ -272,3 +272,22 @@ def test_failed_cases_are_tried_again_when_asked(log):
     again, retried = (sweep(cases(log, "exact", "bug"), rows, retry_failed=asked)[1] for asked in (False, True))
 
     assert (again, retried) == (Summary(skipped=2), Summary(failed=1, skipped=1))
+
+
+@pytest.mark.parametrize("meter", ["simulated", "cpu"])
+def test_simulated_steps_that_take_long_are_told_while_the_case_runs(log, meter):
+    told = []
+
+    class Told(Progress):
+        def said(self, case, text):
+            told.append((case, text))
+
+        def finished(self, case, outcome):
+            told.append((case, outcome.kind))
+
+    [case] = cases(log, "long", meter=meter)
+    sweep([case], progress=Told())
+
+    (first, text), (second, kind) = told
+    assert (first, second, kind) == (case, case, "measured")
+    assert text.startswith("a simulated step takes long: 1 operators ran in")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
+from actbench.experiments.runner import replies
 from actbench.experiments.runner.member import LocalMember, Question, Report
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.worker import Frames
@@ -135,7 +136,8 @@ class Follower:
     def _pass_on(self, number: int) -> None:
         report = self._members[number].read(None)
         if report is not None:
-            self._asked.discard(number)
+            if report.reply.kind not in replies.NEWS:
+                self._asked.discard(number)
             self._tell(Told(number=number, report=report))
 
     def _tell(self, news: News) -> None:

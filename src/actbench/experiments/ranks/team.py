@@ -11,7 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
 
 from actbench.errors import MeasurementError, UsageError
@@ -19,6 +20,7 @@ from actbench.experiments.ranks.follower import NEWS, ORDERS, Ask, Begin, End, E
 from actbench.experiments.runner.isolated import CaseSession, IsolatedSession
 from actbench.experiments.runner.member import LocalMember, Member, Question, Report
 from actbench.experiments.runner.processes import ForkServer, deadline_after, left_until
+from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError
 from actbench.measuring.launch import Address, Meeting, Place
 from actbench.results.records import Case, Failure
@@ -216,15 +218,22 @@ class Sessions:
     """Starts the processes of cases, which may work for so many seconds each.
 
     ``gpu`` names the device of cases of one process in ``CUDA_VISIBLE_DEVICES``; None for the first that is visible.
+    ``progress`` is told of simulated steps that take long.
     """
 
     server: ForkServer
     timeout_seconds: float | None
     launched: Launched = ALONE
     gpu: str | None = None
+    progress: Progress = field(default_factory=Progress)
 
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
         """Start what measures a case; a MeasurementError if a fork server or a launched process is gone."""
+        session = self._opened(case, is_trial)
+        session.said = partial(self.progress.said, case)
+        return session
+
+    def _opened(self, case: Case, is_trial: bool) -> CaseSession:
         team = self.launched.team
         if team is not None and self.launched.spreads(case):
             return team.open(self.server, case, self.launched.needed(case), self.timeout_seconds, is_trial=is_trial)

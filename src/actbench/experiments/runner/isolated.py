@@ -28,7 +28,8 @@ from actbench.experiments.runner.processes import (
     deadline_after,
     left_until,
 )
-from actbench.experiments.runner.worker import AnyReply, CaseRequest, GarbledError, Lost, Seconds, Tried
+from actbench.experiments.runner.replies import AnyReply, Lost, Said, Seconds, Tried
+from actbench.experiments.runner.worker import CaseRequest, GarbledError
 from actbench.results.machine import memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -134,7 +135,7 @@ class CaseSession(_Limited):
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
     Where one of several fails, so does the case, and the others are killed. ``tried`` is told of each trial of a
-    simulated search for the largest batch.
+    simulated search for the largest batch, ``said`` of simulated steps that take long.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class CaseSession(_Limited):
         self._members = members
         self._requests = requests
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
+        self.said: Callable[[str], object] = lambda text: None
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
@@ -191,8 +193,8 @@ class CaseSession(_Limited):
                 report = member.read(deadline) if any(source in ready for source in member.sources) else None
                 if report is None:
                     continue
-                if isinstance(report.reply, Tried):
-                    self.tried(report.reply.batch_size, report.reply.fits)
+                if isinstance(report.reply, Tried | Said):
+                    self._pass_on(report.reply)
                     continue
                 del waiting[rank]
                 self._note(rank, report)
@@ -207,6 +209,12 @@ class CaseSession(_Limited):
             self._kill()
             return lost
         return [found[rank] for rank in sorted(found)]
+
+    def _pass_on(self, news: Tried | Said) -> None:
+        if isinstance(news, Tried):
+            self.tried(news.batch_size, news.fits)
+        else:
+            self.said(news.text)
 
     def _note(self, rank: int, report: Report) -> None:
         self.died |= report.died

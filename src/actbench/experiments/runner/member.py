@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from actbench.errors import MeasurementError
 from actbench.experiments.runner.processes import ForkServer, ProcessDiedError, describe
-from actbench.experiments.runner.worker import REPLIES, CaseRequest, GarbledError, Reply
+from actbench.experiments.runner.replies import NEWS, REPLIES, Reply
+from actbench.experiments.runner.worker import CaseRequest, GarbledError
 from actbench.results.machine import memory_kills
 from actbench.results.records import Data, Failure
 
@@ -110,7 +111,7 @@ class LocalMember:
             if text is None:
                 return None
             reply = REPLIES.validate_json(text)
-            if reply.kind not in (self._question.answer, "failed", "lost", "tried"):
+            if reply.kind not in (self._question.answer, "failed", "lost", *NEWS):
                 raise GarbledError("the answer to another question")
         except ProcessDiedError as death:
             failure = failure_of_death(death, self._kills_before, "case", "give --retry-failed")

@@ -57,6 +57,9 @@ class Progress:
     def stepped(self, done: int, loss: float) -> None:
         """The training run took one more step, ``done`` so far."""
 
+    def said(self, case: Case, text: str) -> None:
+        """Something that the user should know of the case, such as that a simulated step takes long."""
+
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """The case ended and its record is stored."""
 
@@ -131,6 +134,10 @@ class Lines(Progress):
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Write how the trial ended."""
         self.message(f"{name_of(case)}: batch {batch_size} {fits_text(fits)}{self._times()}")
+
+    def said(self, case: Case, text: str) -> None:
+        """Write it."""
+        self.message(f"{name_of(case)}: {text}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
@@ -252,6 +259,10 @@ class LiveTable(Progress):
         if not isinstance(outcome, KernelTimes) and outcome.peak_bytes is not None:
             row.peak = format_bytes(outcome.peak_bytes)
         self._bar.advance(self._task)
+
+    def said(self, case: Case, text: str) -> None:
+        """Write it above the table."""
+        self.message(f"{name_of(case)}: {text}")
 
     def message(self, text: str) -> None:
         """Write the message above the table, where it stays."""

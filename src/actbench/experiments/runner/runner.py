@@ -119,7 +119,7 @@ class Sweep:
     measured: Callable[[Case], Outcome | None] = lambda case: None
 
     def _sessions(self, gpu: str | None = None) -> Sessions:
-        return Sessions(self.server, self.timeout_seconds, self.launched, gpu)
+        return Sessions(self.server, self.timeout_seconds, self.launched, gpu, self.progress)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as it ends, and before its search without its largest batch."""

@@ -14,11 +14,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Annotated, Literal, Protocol
+from typing import Protocol
 
-from pydantic import Field, TypeAdapter
-
-from actbench import errors
+from actbench import errors, longsteps
+from actbench.experiments.runner.replies import AnyReply, Lost, Said, Seconds, Tried
 from actbench.measuring.launch import Meeting
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
@@ -97,33 +96,6 @@ class Frames:
         self.socket.close()
 
 
-class Seconds(Data):
-    """Seconds of each step of one round; None where the meter has no clock."""
-
-    kind: Literal["timed"] = "timed"
-    steps: tuple[float, ...] | None
-
-
-class Lost(Data):
-    """The case goes no further here, because the process of another rank ended or does not answer."""
-
-    kind: Literal["lost"] = "lost"
-    message: str
-
-
-class Tried(Data):
-    """News, before the answer, of a trial of a simulated search for the largest batch."""
-
-    kind: Literal["tried"] = "tried"
-    batch_size: int
-    fits: bool
-
-
-AnyReply = Measurement | Failure | Seconds | Lost | Tried
-Reply = Annotated[AnyReply, Field(discriminator="kind")]
-REPLIES: TypeAdapter[AnyReply] = TypeAdapter(Reply)
-
-
 class Session(Protocol):
     """One case being measured, in this process; ``tried`` is told of each trial of a simulated search."""
 
@@ -170,8 +142,9 @@ class Bench(Protocol):
 def work(frames: Frames, bench: Bench) -> None:
     """Measure the case that comes, and answer until the other end closes the connection.
 
-    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search, a number of steps with
-    ``Seconds``, an error with a ``Failure``, or with ``Lost`` where it comes of that of another rank.
+    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` of each
+    step that takes long, a number of steps with ``Seconds``, an error with a ``Failure``, or with ``Lost`` where it
+    comes of that of another rank.
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
@@ -184,9 +157,11 @@ def work(frames: Frames, bench: Bench) -> None:
         if asked.meeting is not None:
             bench.join(asked.meeting, case)
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
-        session = open_session(case)
-        session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
-        _answer(frames, session.memory())
+        with longsteps.told_to(lambda text: _answer(frames, Said(text=text))):
+            session = open_session(case)
+            session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
+            found = session.memory()
+        _answer(frames, found)
         for steps in _requests(frames):
             _answer(frames, Seconds(steps=session.time(steps)))
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case

@@ -17,6 +17,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench import longsteps
 from actbench.errors import UntraceableError
 from actbench.nn import savedtensors
 from actbench.ops.hostmemory import is_host
@@ -222,7 +223,9 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
         batch = setup.cast(batch if device is None else moved(batch, device))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
         recorder = Recorder(module, known)
-        yield recorder, _run(setup, setup.cut(batch)[0].batch, recorder)
+        with longsteps.followed(module.parameters()):
+            loss = _run(setup, setup.cut(batch)[0].batch, recorder)
+        yield recorder, loss
 
 
 def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from actbench import longsteps
 from actbench.errors import UntraceableError
 from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
@@ -116,8 +117,9 @@ class SimulatedMeter(Meter):
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
-        repeated = repeated_by(recorder.repeating)
-        with self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
+        repeated, parameters = repeated_by(recorder.repeating), step.setup.module.parameters()
+        followed = longsteps.followed(parameters, lambda: step.phase)
+        with followed, self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch)

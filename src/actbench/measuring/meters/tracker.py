@@ -295,4 +295,6 @@ def _can_be_added_to(gradient: Any) -> bool:
 
     A view, such as the gradient of a linear layer's weight, has a base, which is a second reference to its memory.
     """
-    return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)
+    if not isinstance(gradient, Tensor) or gradient._is_view():
+        return False
+    return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long
