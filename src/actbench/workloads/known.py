@@ -58,9 +58,10 @@ def value_of(tensor: Any) -> Tensor | None:
 
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operator on known values; None if one of them is unknown, or if it draws numbers."""
+    """Return the result of an operator on known values; None if one of them is unknown."""
     values, unknown = _values((args, kwargs))
-    if unknown or torch.Tag.nondeterministic_seeded in func.tags:
+    # seeds that schemes draw decide no shape, and to draw one is more than to compute it
+    if unknown or (func.namespace != "aten" and torch.Tag.nondeterministic_seeded in func.tags):
         return None
     with _disabled():
         return func(*values[0], **values[1])
