@@ -61,19 +61,16 @@ from torch.nn import functional as F
 class VAE(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
-        self.latent = nn.Conv2d(16, 8, 1)
-        self.decoder = nn.Sequential(
-            nn.ConvTranspose2d(4, 16, 4, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=2), nn.Conv2d(16, 1, 3, 1, 1)
-        )
+        self.encoder = nn.Sequential(nn.Conv2d(12, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+        self.decoder = nn.ConvTranspose2d(4, 12, 2, 2)
 
     def forward(self, x):
-        mean, spread = self.latent(self.encoder(x)).chunk(2, 1)
+        mean, spread = self.encoder(x).chunk(2, 1)
         z = mean + torch.randn_like(mean) * spread.mul(0.5).exp()
         return F.mse_loss(self.decoder(z), x) + (mean.square() + spread.exp() - spread - 1).mean()
 
 def build():
-    return VAE(), lambda n: {"x": torch.rand(n, 1, 28, 28)}, lambda model, batch: model(batch["x"])
+    return VAE(), lambda n: {"x": torch.rand(n, 12, 32, 32)}, lambda model, batch: model(batch["x"])
 """
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.measuring.meters import footprint, temporaries
 from actbench.measuring.meters.cpu import AllocationTrace
+from actbench.measuring.meters.tracker import StorageTracker
 
 aten = torch.ops.aten
 
@@ -219,6 +221,21 @@ def test_a_bilinear_layer_and_its_gradients() -> None:
         true, result = true_temporaries(lambda args=args: aten._trilinear.default(*args))
 
         assert temporaries.cpu(aten._trilinear.default, args, result) == true
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"])
+def test_a_loss_is_reduced_from_one_for_each_element(name: str) -> None:
+    operator, args = getattr(aten, name).default, (torch.rand(16, 3, 32, 32), torch.rand(16, 3, 32, 32))
+
+    true, result = true_temporaries(lambda: operator(*args))
+    with FakeTensorMode() as mode, StorageTracker() as tracker:
+        fake = operator(*(mode.from_tensor(arg) for arg in args))
+        left = tracker.live_bytes
+
+    assert temporaries.cpu(operator, args, result) == pytest.approx(true, abs=1024)
+    assert temporaries.cuda(operator, args, result) == temporaries.cpu(operator, args, result)
+    assert fake.untyped_storage().nbytes() == result.untyped_storage().nbytes()
+    assert left >= fake.untyped_storage().nbytes()
 
 
 def test_nothing_of_the_cpus_library_is_counted_for_a_cuda_device() -> None:

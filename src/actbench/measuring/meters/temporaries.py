@@ -203,7 +203,17 @@ def _efficient_attention_backward(args: Any, result: Any) -> int:
     return query.numel() * 4 + query.numel() // query.shape[-1] * 4
 
 
+def _reduced(args: Any, result: Tensor) -> int:
+    """A loss of one number is the sum or mean of one for each element."""
+    return 0 if result.dim() else max(_bytes(each) for each in args[:2])
+
+
+_LOSSES: Mapping[Any, Formula] = dict.fromkeys(
+    (aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced
+)
+
 _CPU: Mapping[Any, Formula] = {
+    **_LOSSES,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
@@ -222,6 +232,7 @@ _CPU: Mapping[Any, Formula] = {
 }
 
 _CUDA: Mapping[Any, Formula] = {
+    **_LOSSES,
     aten._trilinear.default: _trilinear,
     aten.sum.default: _sum_on_cuda,
     aten.sum.dim_IntList: _sum_on_cuda,

@@ -43,9 +43,8 @@ class Mark(NamedTuple):
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a storage's bytes when an operator first returns it, and subtracts them when it dies.
 
-    It refers to no tensor and no storage, so it does not change their lifetimes. It counts storages, so views are
-    free, and a storage that an operator resizes is counted anew. It does not see what an operator allocates and frees
-    before it returns; ``temporaries`` gives these bytes.
+    It refers to no tensor and no storage, so it does not change their lifetimes. Views are free, and a storage that an
+    operator resizes is counted anew. ``temporaries`` gives what an operator allocates and frees before it returns.
 
     Args:
         rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
@@ -112,6 +111,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if asks_device(func, args):
             return args[0].device
         result = func(*args, **(kwargs or {}))
+        untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
         if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):

@@ -1,4 +1,4 @@
-"""Memory of which no operator tells: storages that are resized, and states of the CPU's random generator."""
+"""Memory of which no operator tells: storages that are resized, what losses leave, the states of the CPU's generator."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ import torch
 from torch import Tensor
 
 from actbench.workloads.overrides import replaced
+
+aten = torch.ops.aten
+
+LEAVE_MORE = frozenset((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default))
+"""Losses that torch computes for each element and resizes to one number; a storage does not shrink."""
+
+
+def leave(func: Any, args: Any, result: Any) -> None:
+    """Give the result of one of ``LEAVE_MORE``, if it is one number, the storage of one for each element."""
+    if func in LEAVE_MORE and not result.dim():
+        elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
+        result.untyped_storage().resize_(max(elements, 1) * result.element_size())
 
 
 @contextmanager
