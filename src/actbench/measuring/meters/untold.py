@@ -1,4 +1,4 @@
-"""Memory of which no operator tells: storages that are resized, what losses leave, the states of the CPU's generator."""
+"""Memory that no operator tells of: storages that are resized, what losses leave, states of the CPU's generator."""
 
 from __future__ import annotations
 
