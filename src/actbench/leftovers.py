@@ -63,7 +63,7 @@ def file_beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def let_go(folder: Path) -> None:
-    """Unmark a folder before it is moved to its place: nobody removes it from now on."""
+    """Unmark a folder that was moved to its place, where nobody looks for leftovers."""
     (folder / _LOCK).unlink(missing_ok=True)
 
 

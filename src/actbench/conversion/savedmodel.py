@@ -37,8 +37,8 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
             stage = held.enter_context(folder_beside(folder))
         yield stage
         with _writing(folder):
-            let_go(stage)
             _put_in_place(stage, folder)
+            let_go(folder)
 
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:
