@@ -58,6 +58,10 @@ def test_every_operator_of_common_models_is_known() -> None:
     assert {model: estimated(model=model, batch_size=2).unknown for model in models} == dict.fromkeys(models, ())
 
 
+def test_the_steps_of_bitsandbytes_are_known() -> None:
+    assert estimated(batch_size=2, scheme="adam8bit:bnb").unknown == ()
+
+
 @pytest.mark.parametrize("device", ["v100-16gb", "t4"])
 def test_bfloat16_is_timed_as_float32_where_there_are_no_units_for_it(device: str) -> None:
     sizes = {"model": "tiny-llama@hidden_size=1024,intermediate_size=4096", "sequence_length": 512}

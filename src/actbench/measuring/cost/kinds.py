@@ -53,12 +53,15 @@ IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_stora
 _OURS: dict[str, Kind] = {"to_host": "host copy", "from_host": "host copy", "one_kernel": "optimizer"}
 """Kinds of the operators of actbench that do not pack."""
 
+_OF_OPTIMIZERS = ("_foreach_", "_fused_ad", "_fused_sgd", "_amp_", "optimizer_update_")
+"""How the names of optimizers' operators begin, those of bitsandbytes with the last."""
+
 
 def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
     """Return the kind of an operator that moves bytes; None for one that nobody has said anything of."""
     if func.namespace == "actbench":
         return _OURS.get(name, "packing")
-    if name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_")):
+    if name.startswith(_OF_OPTIMIZERS):
         return "optimizer"
     kind = _kinds().get(name)
     if kind == "convolution":
