@@ -63,6 +63,24 @@ def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
     assert ends == ["", " (after 30 s, about 12 s left)", " (after 3m 20s)"]
 
 
+def test_cases_that_are_timed_in_turns_are_told_of_every_ten_seconds(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    where, (case,) = console(terminal=False), cases(1)
+    with shown(where) as lines:
+        lines.planned([case])
+        lines.started(case)
+        for steps in range(1, 6):
+            now += 6
+            lines.round_timed(case, steps)
+
+    _, *told = where.file.getvalue().splitlines()
+    assert [line.partition(": ")[2] for line in told] == [
+        "2 steps timed, in turns with the others (after 12 s)",
+        "4 steps timed, in turns with the others (after 24 s)",
+    ]
+
+
 def test_the_table_tells_what_is_left_by_the_cases_that_ended(monkeypatch):
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

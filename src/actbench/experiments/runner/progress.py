@@ -99,7 +99,7 @@ class Lines(Progress):
         self._console = console
         self._total: int | None = 0
         self._pace = paces()
-        self._began = time.monotonic()
+        self._began = self._spoke = time.monotonic()
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Remember how many there are; time is counted from now where none of them is among those that ended."""
@@ -120,6 +120,11 @@ class Lines(Progress):
         ended = self._pace.ended
         count = ended if self._total is None else f"{ended}/{self._total}"
         self.message(f"[{count}] {name_of(case)}: {ending(outcome)}{self._times()}")
+
+    def round_timed(self, case: Case, steps: int) -> None:
+        """Write how many steps were timed, if nothing was written for a while: cases that are compared end together."""
+        if time.monotonic() - self._spoke >= _WORTH_TELLING_SECONDS:
+            self.message(f"{name_of(case)}: {steps} steps timed, in turns with the others{self._times()}")
 
     def measured(self, case: Case, outcome: Outcome) -> None:
         """Write what was measured."""
@@ -150,6 +155,7 @@ class Lines(Progress):
 
     def message(self, text: str) -> None:
         """Write the message."""
+        self._spoke = time.monotonic()
         self._console.print(Text(plain(text)), soft_wrap=True)
 
 
