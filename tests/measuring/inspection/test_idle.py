@@ -127,7 +127,8 @@ def test_a_part_that_runs_and_changes_nothing_is_refused(
 
 
 def test_what_acts_in_one_place_is_no_error() -> None:
-    for text in ("randomized:0.2", "fewbit:3", "gact:L1", "fewbit:3+gact:L1+checkpoint,blocks=Trunk", "gact:L0"):
+    together = ("fewbit:3+gact:L1", "fewbit:3+checkpoint,blocks=Network")
+    for text in ("randomized:0.2", "fewbit:3", "gact:L1", "gact:L0", *together):
         assert inspected(text)
 
 
