@@ -174,7 +174,10 @@ def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_p
     assert not any(line.startswith(" exact ") for line in frontier.splitlines())
 
 
-@pytest.mark.parametrize("began", [1, 2], ids=["nothing was tried", "recomputation was tried"])
+@pytest.mark.parametrize(
+    "began",
+    [pytest.param(1, id="nothing was tried"), pytest.param(2, id="recomputation was tried", marks=pytest.mark.slow)],
+)
 def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
     begun = []
     in_time = simulations.Simulations._in_time
