@@ -26,8 +26,11 @@ from actbench.setup import Batch, TrainingSetup
 from actbench.workloads.sources import presets
 from actbench.workloads.torchvision import names
 
-# where a recomputed block breaks the graph, torch.compile says that it runs what it cannot trace
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+# torch.compile says so where a recomputed block breaks the graph, and of Mamba's question for torch's version
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{begins}:UserWarning")
+    for begins in ("Dynamo does not know how to trace", "Dynamo detected a call to a `functools.lru_cache`")
+]
 
 GROUPS = (
     ("fewbit:3+randomized:1", "fewbit:3"),

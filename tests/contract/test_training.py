@@ -130,7 +130,10 @@ def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: 
     loss = setup.forward(batch())
     loss.backward()  # type: ignore[no-untyped-call]
 
-    scheme, is_exact = schemes.build(spec), torch.equal(loss, exact.forward(batch()))
+    scheme, expected = schemes.build(spec), exact.forward(batch())
+    # processors may round a product of fewer rows otherwise
+    in_pieces = "loss" in scheme.changes and torch.allclose(loss, expected, rtol=1e-6, atol=0)
+    is_exact = torch.equal(loss, expected) or in_pieces
     assert is_exact or scheme.lossy_forward
     assert not is_exact or not scheme.lossy_forward or not scheme.draws_alike  # where masks alone differ
     assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in setup.module.parameters())

@@ -182,11 +182,11 @@ class Rerun:
     buffer: by version, and by values after the block's very first run (on a CPU after each run). So a run takes the
     bytes of the block's buffers while it lasts, and those of written and of small buffers until its graph is freed. If
     a later run is the first to write a large buffer past autograd on a device (through ``.data``), this is not noticed;
-    nor is a change of state that is no buffer.
-
-    ``around`` returns a further context for each of these runs.
+    nor is a change of state that is no buffer. ``around`` returns a further context for each of these runs.
     """
 
+    # after a graph break torch.compile would trace this, and take weak references for what they refer to
+    @torch.compiler.disable(reason="it looks at memory")  # type: ignore[untyped-decorator, no-untyped-call]
     def __init__(self, module: nn.Module, written: Written, around: _Around = nullcontext) -> None:
         self._module, self._written, self._around = module, written, around
         self._norms, self._tensors = counting_norms(module), FirstTensors(module)
