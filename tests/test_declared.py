@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from actbench.measuring.meters import profiles
 from actbench.workloads import names
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from actbench.cli import main; main()"
+
+
+def message(error: type[Exception], refuse: Callable[[str], object], text: str) -> str:
+    with pytest.raises(error) as refused:
+        refuse(text)
+    return str(refused.value)
 
 
 def test_what_is_declared_is_what_there_is() -> None:
@@ -45,11 +52,7 @@ def test_what_a_scheme_takes_by_default_or_as_a_variant_is_right() -> None:
     ],
 )
 def test_wrong_specifications_have_the_message_of_building(text: str) -> None:
-    with pytest.raises(SpecError) as built:
-        schemes.build(text)
-    with pytest.raises(SpecError) as checked:
-        declared.check_scheme(text)
-    assert str(checked.value) == str(built.value)
+    assert message(SpecError, declared.check_scheme, text) == message(SpecError, schemes.build, text)
 
 
 @pytest.mark.parametrize("text", ["adam8bit:bnb", "adam8bit:bitsandbytes", "adam8bit,library=bitsandbytes"])
@@ -70,19 +73,12 @@ def test_every_model_and_device_is_known() -> None:
 
 @pytest.mark.parametrize("name", ["resnet19", "roberta-bas", "gpt", "fasterrcnn_resnet50_fpn", "gcm@hidden_size=4"])
 def test_wrong_models_have_the_message_of_building(name: str) -> None:
-    with pytest.raises(ModelError) as built:
-        names.parse(name)
-    with pytest.raises(ModelError) as checked:
-        declared.check_model(name)
-    assert str(checked.value) == str(built.value)
+    assert message(ModelError, declared.check_model, name) == message(ModelError, names.parse, name)
 
 
 def test_a_wrong_device_has_the_message_of_reading_it() -> None:
-    with pytest.raises(UsageError) as read:
-        profiles.get("rtx4090")
-    with pytest.raises(UsageError) as checked:
-        declared.check_device_profile("rtx4090")
-    assert str(checked.value) == str(read.value)
+    checked = message(UsageError, declared.check_device_profile, "rtx4090")
+    assert checked == message(UsageError, profiles.get, "rtx4090")
 
 
 COMMANDS: dict[str, Any] = {

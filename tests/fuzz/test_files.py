@@ -23,6 +23,11 @@ def toml(value):
     return "nan" if value is None else json.dumps(value, ensure_ascii=True).replace("\\ud", "\\U0000d")
 
 
+def write(path, document):
+    text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
+    path.write_text(text, encoding="utf-8", errors="replace")
+
+
 RECIPE = {
     "title": "A title",
     "workload": [
@@ -44,8 +49,7 @@ def test_recipes(fuzz, tmp_path, changed):
     path = tmp_path / "recipe.toml"
 
     def check(document):
-        text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
-        path.write_text(text, encoding="utf-8", errors="replace")
+        write(path, document)
         try:
             found = recipes.load(path)
         except ActbenchError:
@@ -88,8 +92,7 @@ def test_device_profiles(fuzz, tmp_path, changed):
     path = tmp_path / "mine.toml"
 
     def check(document):
-        text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
-        path.write_text(text, encoding="utf-8", errors="replace")
+        write(path, document)
         try:
             found = profiles.get(str(path))
         except ActbenchError:
