@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -199,6 +200,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int)
     """Read a step whose allocator is the CPU's, by counters that say this."""
     Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
     monkeypatch.setattr(cuda, "AllocationTrace", OfTheCpu)
+    monkeypatch.setattr(hostmemory, "_marked", weakref.WeakSet())  # other tests may have left some
     monkeypatch.setattr(cuda, "_settle", TrainStep.__call__)
     step = on_the_cpu()
     held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
