@@ -20,6 +20,7 @@ class Origin:
 
     module: str
     operator: str
+    line: str = ""
 
 
 UNKNOWN = Origin(OTHER, "unknown")
