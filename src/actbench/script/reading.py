@@ -115,7 +115,7 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
     )
     first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
     estimated = None
-    if profile.rates is not None:
+    if profile.rates is not None and step.done:
         estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
     read = MemoryReading(
         weights_bytes=found.weights_bytes,

@@ -148,7 +148,7 @@ class Steps:
         step.done = list(self._recorder.done)
         self.done.append(step)
         self._step = Step(step.ended, gradients=set(step.gradients))  # which may be alive until its backward pass
-        self._forward_at, self.phase = step.ended, "forward"
+        self._forward_at, self._recorded, self.phase = step.ended, 0, "forward"
         self._ended(step)
         tracker.reset_peak()
         self._recorder.begin()
