@@ -24,6 +24,7 @@ from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
 from actbench.results.timeline import Timeline
 from actbench.script import reading
+from actbench.script.card import believed
 from actbench.script.facade import Facade
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
@@ -109,6 +110,7 @@ class Simulation:
             stack.enter_context(self._mode)
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
+            stack.enter_context(believed(self.memory, self.note))
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)

@@ -141,6 +141,7 @@ class StepEvents:
                 operator=origin.operator,
                 tensors=len(parts),
                 held_bytes=sum(amount for _, amount in parts),
+                line=origin.line or None,
             )
 
 
