@@ -82,24 +82,26 @@ def _believe_in_classes(patches: Patches) -> None:
     """Replace the classes whose objects only a driver can make."""
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
-        patches.replace(
-            module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent
-        )
+        patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
+    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=torch._C._cuda_isCurrentStreamCapturing)
     patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         for module in (torch.cuda, torch.cuda.graphs):
             patches.replace(module, **{name: _refused(f"torch.cuda.{name}")})
+    patches.replace(torch.accelerator, Graph=_refused("torch.accelerator.Graph"))
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+def _refused(name: str) -> type:
+    """Return a class, as libraries name it in annotations and derive from it, that nobody can make an object of."""
+
+    def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
         caller = sys._getframe(1)
         raise MeasurementError(
             f"{name} cannot be simulated: a replayed CUDA graph calls no operators, and its private memory pool is not "
             f"counted; run {caller.f_code.co_filename}:{caller.f_lineno} without graphs"
         )
 
-    return refuse
+    return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": "torch.cuda"})
 
 
 def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:

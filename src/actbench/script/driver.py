@@ -80,7 +80,7 @@ def accelerator_functions(
 
     def current_stream(index: int) -> Stream:
         number, place, _ = selected.current(index)
-        return torch.cuda.Stream(stream_id=number, device_index=place)
+        return Stream(stream_id=number, device_index=place)
 
     def set_stream(stream: Any) -> None:
         selected.set_stream(stream.stream_id, stream.device_index)
@@ -111,14 +111,14 @@ def accelerator_functions(
 
 def missing_functions() -> dict[str, Any]:
     """Return what a build of torch without CUDA lacks, and what its own answers are in a build with it."""
-    told = {"_has_cuda": True, "_nccl_version": lambda: _NCCL, "_nccl_version_suffix": lambda: ""}
+    told = {"_has_cuda": True, "_nccl_version": lambda: _NCCL, "_nccl_version_suffix": lambda: b""}
     return told if torch.version.cuda is None else {}
 
 
 class Runtime:
     """Stands in for the CUDA runtime that ``torch.cuda.cudart()`` returns."""
 
-    cudaError = types.SimpleNamespace(success=0)
+    cudaError = types.SimpleNamespace(success=0)  # noqa: N815
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
