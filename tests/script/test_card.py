@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint, set_device_states
 
 from actbench.errors import MeasurementError
 from actbench.script.card import believed
@@ -327,6 +328,19 @@ def test_a_checkpoint_draws_the_same_dropout_again(card: Card, reentrant: bool) 
 
     assert len(drawn) == 2
     assert torch.equal(*drawn)
+
+
+def test_a_checkpoint_keeps_and_sets_the_state_of_the_card_while_tensors_are_fake(card: Card) -> None:
+    torch.cuda.manual_seed(6)
+    with FakeTensorMode() as mode:
+        state = torch.cuda.get_rng_state(0)
+        torch.cuda.manual_seed(7)
+        set_device_states([0], [state], device_type="cuda")
+        assert torch.cuda.initial_seed() == 6
+        torch.cuda.set_rng_state(mode.from_tensor(state))
+
+    assert type(state) is Tensor
+    assert torch.cuda.initial_seed() == 6
 
 
 def test_graphs_are_refused_with_the_line(card: Card) -> None:
