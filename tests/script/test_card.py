@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from actbench.script.card import believed
 GIB = 2**30
 OWNERS = (
     torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.graphs, torch.cuda.nvtx,
-    torch.accelerator, torch.version, torch.Tensor,
+    torch.accelerator, torch.version, torch.Tensor, torch.autograd.profiler.profile,
 )  # fmt: skip
 
 
@@ -109,6 +110,9 @@ def test_the_card_is_the_one_that_is_told(card: Card) -> None:
     torch.cuda.set_device("cuda:0")
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_properties(1)
+    for ask in (torch.cuda.set_device, torch.cuda.memory_allocated, torch.accelerator.set_device_index):
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal 1"):
+            ask(1)
 
 
 def test_a_card_before_ampere_only_emulates_bfloat16() -> None:
@@ -308,6 +312,7 @@ def test_a_generator_of_the_card_draws_and_returns_to_its_state(card: Card) -> N
     assert generator.device == torch.device("cuda", 0)
     assert torch.equal(torch.randn(5, generator=generator), drawn)
     assert torch.equal(torch.randn(5, generator=generator.set_state(state).clone_state()), drawn)
+    assert copy.deepcopy(generator).device == torch.device("cuda", 0)
     assert isinstance(generator, torch.Generator)
     assert isinstance(torch.default_generator, torch.Generator)
     assert torch.Generator().device == torch.device("cpu")
@@ -351,14 +356,28 @@ def test_graphs_are_refused_with_the_line(card: Card) -> None:
             make()
 
 
-def test_what_is_not_simulated_is_noted_once() -> None:
+def test_what_needs_the_driver_is_refused(card: Card) -> None:
+    for ask in (torch.cuda.caching_allocator_alloc, lambda size: torch.cuda.current_blas_handle()):
+        with pytest.raises(MeasurementError, match="needs CUDA's driver"):
+            ask(8)
+    with pytest.raises(MeasurementError, match="MemPool cannot be simulated"):
+        torch.cuda.MemPool()
+
+
+def test_what_is_not_simulated_is_noted_once(capfd: pytest.CaptureFixture[str]) -> None:
     notes: list[str] = []
     with believed(Card(), notes.append):
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            product()
+        assert any(event.key == "aten::mm" for event in profiler.key_averages())
         assert torch.cuda.utilization() == torch.cuda.utilization() == 100
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert torch.cuda.get_per_process_memory_fraction() == 0.5
 
+    assert "Failed to record CUDA event" not in capfd.readouterr().err
     assert [note.partition(":")[0] for note in notes] == [
+        "torch.profiler",
         "torch.cuda.utilization",
         "torch.cuda.set_per_process_memory_fraction",
     ]

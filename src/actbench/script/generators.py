@@ -80,6 +80,9 @@ class CardGenerator(_HostGenerator):  # type: ignore[misc]
 
     graphsafe_get_state = clone_state
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CardGenerator:
+        return self.clone_state()
+
     def graphsafe_set_state(self, other: CardGenerator) -> CardGenerator:
         """Take the state of another generator."""
         self.states |= other.states

@@ -21,14 +21,25 @@ class Selected(threading.local):
 
     index = 0
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
         self.streams: dict[int, int] = {}
+
+    def checked(self, index: int) -> int:
+        """Return the number of a card that there is.
+
+        Raises:
+            torch.AcceleratorError: There is none; torch raises the same.
+        """
+        if index >= self.devices:
+            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal {index}; the cards are {self.devices}")
+        return index
 
     def exchange(self, index: int) -> int:
         """Select a card unless ``index`` is negative, and return the one before; -1 if negative."""
         if index < 0:
             return -1
-        before, self.index = self.index, index
+        before, self.index = self.index, self.checked(index)
         return before
 
     def select(self, index: int) -> None:
