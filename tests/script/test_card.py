@@ -285,7 +285,9 @@ def test_the_scaler_is_enabled_and_steps(card: Card) -> None:
 
 def test_seeds_and_states_are_those_of_cuda(card: Card) -> None:
     torch.manual_seed(5)
-    assert torch.cuda.initial_seed() == torch.accelerator.random.initial_seed() == 5
+    assert torch.cuda.initial_seed() == 5
+    if hasattr(torch.accelerator, "random"):  # torch 2.11 lacks it
+        assert torch.accelerator.random.initial_seed() == 5
     torch.cuda.manual_seed_all(6)
 
     state = torch.cuda.get_rng_state()
@@ -368,7 +370,7 @@ def test_what_is_not_simulated_is_noted_once(capfd: pytest.CaptureFixture[str]) 
     notes: list[str] = []
     with believed(Card(), notes.append):
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profiler:
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             product()
         assert any(event.key == "aten::mm" for event in profiler.key_averages())
         assert torch.cuda.utilization() == torch.cuda.utilization() == 100
