@@ -82,7 +82,7 @@ class DeviceProperties:
     pci_bus_id: int = 0
     pci_device_id: int = 0
     pci_domain_id: int = 0
-    gcnArchName: str = ""
+    gcnArchName: str = ""  # noqa: N815
 
     @classmethod
     def of(cls, counters: Counters, index: int) -> DeviceProperties:
