@@ -10,15 +10,19 @@ import sys
 from typing import Any
 
 from actbench.errors import MeasurementError
-from actbench.measuring.failures import failure_of as failure_of
 from actbench.results.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
-from actbench.results.records import Built, Case
+from actbench.results.records import Built, Case, Failure
 from actbench.results.timeline import Holder, Span, Timeline
 
 GIB = 1024**3
 LIMIT = 24 * GIB
 SHARES = {"exact": 1.0, "checkpoint": 0.5}
 """Of the saved tensors, by scheme."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    reason = "unsupported" if isinstance(error, MeasurementError) else "crash"
+    return Failure(reason=reason, message=f"{type(error).__name__}: {error}")
 
 
 class Session:

@@ -18,7 +18,6 @@ from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
 
-
 _OF_SCRIPTS = ("task", "attention", "weights", "seed")
 """Settings that a script has in its own lines, which no record knows."""
 
