@@ -116,6 +116,17 @@ def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: 
     assert "epoch 1" in cli("run", "--force", *command[1:]).out
 
 
+def test_a_stored_failure_is_run_again_when_asked(cli: Any, train: Path) -> None:
+    train.write_text("from pathlib import Path\nPath('data').read_text()\n")
+    command = ("run", "-o", "out.jsonl", "train.py")
+    failed = cli(*command)
+    Path("data").write_text("1")
+
+    assert "No such file" in failed.out
+    assert cli(*command).status == 1
+    assert cli("run", "--retry-failed", *command[1:]).status == 0
+
+
 def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, train: Path) -> None:
     train.write_text("PEAK_GIB = 30\n")
     ended = cli("run", "train.py")
@@ -124,6 +135,17 @@ def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, tra
     assert "train.py does not fit into the 24.00 GiB of cuda-16gib: 6.00 GiB are missing." in ended.out
     assert cli("run", "--require-fit", "train.py").status == 1
     assert "the limit of 16.00 GiB: 14.00 GiB are missing" in cli("run", "--memory-limit", "16GiB", "train.py").out
+
+
+def test_the_largest_batch_of_a_script_is_proved_by_its_own_batches(cli: Any) -> None:
+    limit = ("--max-batch", "--memory-limit", "20GiB", "train.py")
+    simulated, real = cli("run", *limit), cli("run", "--meter", "cpu", *limit)
+
+    assert "The largest batch that fits is 32." in simulated.out
+    assert "The largest batch that fits is 32." in real.out
+    assert "batch 32 fits" in real.err
+    assert "batch 33 does not fit" in real.err
+    assert real.out.count("epoch 1") == 1
 
 
 def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path) -> None:
@@ -165,7 +187,7 @@ def test_a_script_that_fails_is_told_once(cli: Any, train: Path, text: str, nami
         (["broken.py"], "broken.py:2: SyntaxError: expected ':'\n    for x in y\n              ^"),
         (["zero.py"], "zero.py"),
         (["-m", "package.nothing"], "-m package.nothing: there is no module of this name"),
-        (["-m", "package"], "-m package: there is no module of this name here, or it is none that 'python -m' runs"),
+        (["-m", "package"], "-m package: 'python -m package' runs nothing, since there is no package.__main__"),
         (["--gpus", "2", "--meter", "cpu", "train.py"], "--gpus 2 cards are simulated, and --meter cpu measures"),
         (["--meter", "cpu", "--device-profile", "rtx-4090", "train.py"], "--device-profile rtx-4090 is simulated"),
         (["--device-profile", "rtx-5555", "train.py"], "there is no such device profile"),

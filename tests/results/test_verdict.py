@@ -9,9 +9,11 @@ import pytest
 
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Script
+from actbench.results.render import markdown
 from actbench.results.suggestions import Suggestion, suggestions
 from actbench.results.tables.script import script_tables
-from actbench.results.timeline import Holder, Timeline
+from actbench.results.tables.step import holders_table
+from actbench.results.timeline import Holder, Span, Timeline
 from actbench.results.verdict import verdict
 
 GIB = 1024**3
@@ -84,7 +86,13 @@ def held(*holders: tuple[str, str, int, str | None]) -> Timeline:
         for place, (kind, operator, amount, line) in enumerate(holders)
     )
     return Timeline(
-        peak_bytes=10 * GIB, peak_event=0, events=1, moments=(0,), held_bytes={"saved": (1,)}, spans=(), holders=made
+        peak_bytes=10 * GIB,
+        peak_event=0,
+        events=1,
+        moments=(0,),
+        held_bytes={"saved": (1,)},
+        spans=(Span(phase="forward", start=0),),
+        holders=made,
     )
 
 
@@ -143,3 +151,10 @@ def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record:
     assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8
     assert by_module.rows[0]["held_bytes"] == 3 * GIB
     assert list(script_tables(make_record(failure="no"))) == []
+
+
+def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: MakeRecord) -> None:
+    record, plain = make_record(), held(("saved", "aten::mm", GIB, None))
+
+    assert "Line" not in markdown(holders_table(record, plain))
+    assert "| m0 | a.py:1 |" in markdown(holders_table(record, held(("saved", "aten::mm", GIB, "a.py:1"))))
