@@ -38,10 +38,7 @@ class ScriptCase:
 
     def command(self, size: Size, folders: Folders) -> list[str]:
         """Return what stands after ``python`` or ``actbench run``."""
-        if self.target.endswith(".py"):
-            target = [str(SCRIPTS / self.target)]
-        else:
-            target = ["-m", self.target]
+        target = [str(SCRIPTS / self.target)] if self.target.endswith(".py") else ["-m", self.target]
         return [*target, *self.arguments(size, folders)]
 
     def environment(self, size: Size) -> Mapping[str, str]:
@@ -103,7 +100,9 @@ CASES = [
         target="vit.py",
         tiny="--image-size 32 --classes 10 -b 4 -j 2 --samples 16 --epochs 1",
         cpu=None,
-        measured_as="torchvision:vit_b_16 --autocast fp16 --batch-size 64 --optimizer sgd-momentum --scheme channels_last",
+        measured_as=(
+            "torchvision:vit_b_16 --autocast fp16 --batch-size 64 --optimizer sgd-momentum --scheme channels_last"
+        ),
     ),
     ScriptCase(
         name="lightning_resnet",
@@ -176,8 +175,8 @@ CASES = [
             "--save_strategy no --report_to none --use_peft --lora_r 4"
         ),
         real=(
-            "--model_name_or_path {llama_8b} --dataset_name {chats} --output_dir sft-out --max_steps 10 --dtype bfloat16 "
-            "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 1024 --packing "
+            "--model_name_or_path {llama_8b} --dataset_name {chats} --output_dir sft-out --max_steps 10 "
+            "--dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 1024 --packing "
             "--logging_steps 1 --report_to none --use_peft --lora_r 32 --lora_alpha 16"
         ),
         cpu="--use_cpu --bf16 False",
@@ -238,7 +237,8 @@ CASES = [
         name="graphs",
         target="graphs.py",
         tiny=(
-            "--nodes 12 --degree 3 --features 4 --hidden 16 --layers 2 --batch-size 8 --samples 32 --workers 1 --epochs 1"
+            "--nodes 12 --degree 3 --features 4 --hidden 16 --layers 2 --batch-size 8 --samples 32 --workers 1 "
+            "--epochs 1"
         ),
     ),
     ScriptCase(
