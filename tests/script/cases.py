@@ -176,8 +176,8 @@ CASES = [
         ),
         real=(
             "--model_name_or_path {llama_8b} --dataset_name {chats} --output_dir sft-out --max_steps 10 "
-            "--dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 1024 --packing "
-            "--logging_steps 1 --report_to none --use_peft --lora_r 32 --lora_alpha 16"
+            "--dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 1024 "
+            "--packing --logging_steps 1 --report_to none --use_peft --lora_r 32 --lora_alpha 16"
         ),
         cpu="--use_cpu --bf16 False",
     ),
