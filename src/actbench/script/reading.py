@@ -114,6 +114,10 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         origins=run.lines.origins | found.owners,
     )
     first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
+    # gradients of the step before may be alive when the first forward pass begins, and not when it ends
+    held_before, held_after = (
+        sum(amount for name, amount in alive(events[:at]).items() if name not in step.gradients) for at in (first, last)
+    )
     estimated = None
     if profile.rates is not None and step.done:
         estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
@@ -121,7 +125,7 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=sum(alive(events[:last]).values()) - sum(alive(events[:first]).values()),
+        activation_bytes=held_after - held_before,
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),

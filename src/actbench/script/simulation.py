@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -102,7 +103,7 @@ class Simulation:
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
@@ -130,7 +131,7 @@ class Simulation:
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
-                self.tracker.check = self.memory.check
+                self.tracker.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
@@ -224,6 +225,10 @@ class Simulation:
             self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(done) > began
+
+    def _restart(self) -> None:
+        self.steps.restart()
+        self._held, self.lines.is_on = None, False
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

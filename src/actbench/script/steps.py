@@ -92,6 +92,19 @@ class Steps:
         """The step that runs."""
         return self._step
 
+    def restart(self) -> None:
+        """Forget all steps: memory ran out, and the script tries something else."""
+        self.done.clear()
+        self.optimizers.clear()
+        self._tracker.reset_peak()
+        self._begin()
+
+    def _begin(self) -> None:
+        events = self._events()
+        before = self._step.gradients  # which may be alive until the backward pass of the new step
+        self._step = Step(events, gradients=set(before))
+        self._forward_at, self._recorded, self.phase = events, 0, "forward"
+
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._depth:  # a block that is run again inside of the backward pass
@@ -147,8 +160,7 @@ class Steps:
         step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
         step.done = list(self._recorder.done)
         self.done.append(step)
-        self._step = Step(step.ended, gradients=set(step.gradients))  # which may be alive until its backward pass
-        self._forward_at, self._recorded, self.phase = step.ended, 0, "forward"
+        self._begin()
         self._ended(step)
         tracker.reset_peak()
         self._recorder.begin()
