@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actbench.results.advice import about_bounds
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Script
 from actbench.results.render import markdown
@@ -72,6 +73,7 @@ def test_a_cpu_has_no_context_and_a_failure_no_verdict(make_record: MakeRecord) 
     assert len(told(make_record, simulated="cpu")) == 1
     assert verdict(make_record(failure="no")) == []
     assert "how much memory rtx-4090 has is not known" in told(make_record, limit=None)[0]
+    assert told(make_record, step_seconds=(1.0, 2.0, 4.0))[1] == "A step takes 2 s, measured."
     assert told(make_record, largest_batch=12)[1] == "The largest batch that fits is 12."
 
 
@@ -158,3 +160,11 @@ def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: Mak
 
     assert "Line" not in markdown(holders_table(record, plain))
     assert "| m0 | a.py:1 |" in markdown(holders_table(record, held(("saved", "aten::mm", GIB, "a.py:1"))))
+
+
+def test_reasons_for_a_bound_are_told_once_and_not_all_of_many(make_record: MakeRecord) -> None:
+    reasons = tuple(f"why {place}" for place in range(7))
+    (note,) = about_bounds([make_record(at_most=reasons), make_record("checkpoint", at_most=reasons[:1])])
+
+    assert note.endswith("since why 0; why 1; why 2; why 3; why 4; and 2 more.")
+    assert list(about_bounds([make_record(), make_record(failure="no")])) == []
