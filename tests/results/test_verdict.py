@@ -146,13 +146,13 @@ def test_nothing_is_suggested_where_nothing_helps_or_is_known() -> None:
 def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record: MakeRecord) -> None:
     small = [("saved", "aten::mm", GIB // 8, f"a.py:{line}") for line in range(12)]
     timeline = held(("saved", "aten::mm", GIB, "b.py:1"), ("weights", "parameter", 3 * GIB, "b.py:1"), *small)
-    by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB))
+    by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB).outcome)
 
     assert [row["name"] for row in by_line.rows][::10] == ["b.py:1", "all others"]
     assert by_line.rows[0] == {"name": "b.py:1", "kinds": "weights, saved tensors", "held_bytes": 4 * GIB, "share": 0.4}
     assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8
     assert by_module.rows[0]["held_bytes"] == 3 * GIB
-    assert list(script_tables(make_record(failure="no"))) == []
+    assert list(script_tables(make_record(failure="no").outcome)) == []
 
 
 def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: MakeRecord) -> None:

@@ -188,7 +188,7 @@ def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: Cu
     from actbench.results.verdict import verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
-    of_script = list(script_tables(unchanged))
+    of_script = list(script_tables(unchanged.outcome))
     shown = report_tables(records, f"What does each scheme save on {unchanged.case.model}?", columns)
     export(
         exports,
