@@ -20,6 +20,7 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
@@ -96,13 +97,14 @@ class Simulation:
         self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker = _CheckedTracker(
+        self._checked = _CheckedTracker(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
+        self.tracker: StorageTracker = self._checked
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
@@ -131,7 +133,7 @@ class Simulation:
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
-                self.tracker.check = partial(self.memory.check, self._restart)
+                self._checked.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
