@@ -15,7 +15,9 @@ from actbench.script.libraries import prepared
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "made_up_library.py").write_text("class Model:\n    @classmethod\n    def load(cls, name): return name\n")
+    (tmp_path / "made_up_library.py").write_text(
+        "class Model:\n    @classmethod\n    def load(cls, name): return name\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "made_up_library", raising=False)
     return "made_up_library"

@@ -99,7 +99,9 @@ def test_a_requested_batch_size_takes_the_place_of_the_scripts() -> None:
         assert sizes(shuffled) == [5, 5, 5]  # rows are read again: an epoch keeps its batches
         assert sizes(DataLoader(data, batch_size=4)) == [5, 5, 5]
         assert sizes(DataLoader(data, batch_size=6, drop_last=True)) == [5, 5]
-        assert sizes(DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, drop_last=True))) == [5] * 6
+        assert (
+            sizes(DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, drop_last=True))) == [5] * 6
+        )
         assert sizes(DataLoader(Stream(), batch_size=10)) == [5, 5, 5, 5]
 
 
@@ -147,7 +149,9 @@ def _train(library: str, model: torch.nn.Module, data: list[Any], place: str) ->
     elif library == "transformers":
         from transformers import Trainer, TrainingArguments
 
-        arguments = TrainingArguments(place, per_device_train_batch_size=2, max_steps=3, use_cpu=True, disable_tqdm=True)
+        arguments = TrainingArguments(
+            place, per_device_train_batch_size=2, max_steps=3, use_cpu=True, disable_tqdm=True
+        )
         Trainer(model, arguments, train_dataset=data).train()  # type: ignore[arg-type]
     else:
         lightning: Any = pytest.importorskip("lightning")
@@ -165,5 +169,6 @@ def _train(library: str, model: torch.nn.Module, data: list[Any], place: str) ->
 
         options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
         lightning.Trainer(max_steps=3, accelerator="cpu", enable_model_summary=False, **options).fit(
-            Module(), DataLoader(data, batch_size=2, shuffle=True, num_workers=1)  # type: ignore[arg-type]
+            Module(),
+            DataLoader(data, batch_size=2, shuffle=True, num_workers=1),  # type: ignore[arg-type]
         )

@@ -59,9 +59,7 @@ def test_flash_attention_of_a_script_is_torchs(notes: list[str]) -> None:
     q, k, v = _rows(4, 2, 2)
     torch.testing.assert_close(flash_attn.flash_attn_func(q, k, v, causal=True), _expected(q, k, v))
     packed = torch.stack(_rows(4, 4, 4), 2)
-    torch.testing.assert_close(
-        flash_attn.flash_attn_qkvpacked_func(packed, causal=True), _expected(*packed.unbind(2))
-    )
+    torch.testing.assert_close(flash_attn.flash_attn_qkvpacked_func(packed, causal=True), _expected(*packed.unbind(2)))
     lengths = torch.tensor([0, 6])
     flat = flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 6, 6, causal=True)
     torch.testing.assert_close(flat, _expected(q, k, v)[0])
@@ -83,7 +81,9 @@ def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: lis
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=99, num_key_value_heads=8)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=99, num_key_value_heads=8
+    )
     config.num_attention_heads = 16
     model = LlamaForCausalLM._from_config(config, attn_implementation=asked, dtype=torch.bfloat16)
     tokens = torch.arange(12).reshape(2, 6)
@@ -91,8 +91,7 @@ def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: lis
     model.set_attn_implementation("sdpa")
 
     torch.testing.assert_close(found, model(input_ids=tokens).logits)
-    assert len(notes) == 1
-    assert asked in notes[0]
+    assert [note.partition(" in ")[0] for note in notes] == ["Flash attention"]
 
 
 def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +107,7 @@ def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.Monk
 
     assert [tuple(t.shape) for t in saved] == [(64, 512), (512,), (64,)]
     assert x.grad is not None
-    assert notes == [
-        "Triton kernels of liger_kernel are not run: their memory is that of the tensors they fill, which is exact; "
-        "their time is not counted."
-    ]
+    assert [note.partition(":")[0] for note in notes] == ["Triton kernels of liger_kernel are not run"]
 
 
 def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:

@@ -98,14 +98,12 @@ def test_a_model_that_is_not_there_comes_from_a_shipped_config(notes: list[str])
 
 
 def test_a_model_that_is_nowhere_is_named_with_what_to_do(notes: list[str]) -> None:
-    with pytest.raises(OSError, match="hf download nobody/nothing config.json"):
+    with pytest.raises(OSError, match=r"hf download nobody/nothing config\.json"):
         causal("nobody/nothing")
 
 
 @pytest.mark.parametrize(("twice", "absmax_bytes"), [(False, 4 * 2048), (True, 2048 + 4 * 8)])
-def test_four_bits_have_the_bytes_of_bitsandbytes(
-    llama: str, notes: list[str], twice: bool, absmax_bytes: int
-) -> None:
+def test_four_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str], twice: bool, absmax_bytes: int) -> None:
     from transformers import BitsAndBytesConfig
 
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=twice)
@@ -173,10 +171,10 @@ def test_a_model_in_several_places_is_refused(llama: str, notes: list[str]) -> N
 
 
 def test_other_quantizations_are_refused(llama: str, notes: list[str]) -> None:
-    from transformers import TorchAoConfig
     from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
 
-    with pytest.raises(MeasurementError, match="torchao.*is not simulated"):
+    with pytest.raises(MeasurementError, match=r"torchao.*is not simulated"):
         causal(llama, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()), device_map={"": "cpu"})
 
 
@@ -186,7 +184,7 @@ def test_vision_models_download_nothing(notes: list[str]) -> None:
 
     assert torchvision.models.resnet18(weights="DEFAULT").fc.weight.shape == (1000, 512)
     assert timm.create_model("resnet18", pretrained=True, num_classes=7).fc.weight.shape == (7, 512)
-    assert [note.partition(":")[0] for note in notes] == ["torch.hub", "timm"]
+    assert {note.partition(":")[0] for note in notes} >= {"torch.hub", "timm"}
 
 
 def test_a_diffusion_model_is_built_from_its_config(tmp_path: Path, notes: list[str]) -> None:

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 Change = Callable[[ModuleType], AbstractContextManager[object]]
@@ -45,22 +45,45 @@ def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
 
 
 @contextmanager
-def rebound(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside the block, replace a function of a module, and its copies in modules that were imported already."""
+def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside the block, replace a function of a module, and its copies in modules that were imported already.
+
+    Copies that are made inside the block call the function itself afterwards, and its replacement in the next block.
+    """
     own = getattr(owner, name, None)
     if own is None:
         yield
         return
-    made = _like(own, make)
-    places = [(names, key) for names in _namespaces() for key, value in list(names.items()) if _same(value, own)]
+    call = _switched(own)
+    is_new = getattr(owner.__spec__, "_initializing", False)  # nobody could copy from a module that is being imported
+    places = [(vars(owner), name)] if is_new else _copies(own)
     for names, key in places:
-        names[key] = made
+        names[key] = call
+    call.made.append(make(own))
     try:
         yield
     finally:
-        copies = [(names, key) for names in _namespaces() for key, value in list(names.items()) if value is made]
-        for names, key in copies:
+        call.made.pop()
+        for names, key in places:
             names[key] = own
+
+
+def _switched(own: Any) -> Any:
+    """Return the function that calls the last of its ``made``, or ``own`` if there is none; each function has one."""
+    notes: dict[str, Any] = vars(getattr(own, "__func__", own))
+    if _SWITCHED in notes:
+        return notes[_SWITCHED]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (made[-1] if made else own)(*args, **kwargs)
+
+    made: list[Callable[..., Any]] = []
+    notes[_SWITCHED] = switched = functools.update_wrapper(call, own)
+    vars(switched)["made"] = made
+    return switched
+
+
+_SWITCHED = "_actbench_switched"
 
 
 def _like(own: Any, make: Callable[[Any], Any]) -> Any:
@@ -69,12 +92,24 @@ def _like(own: Any, make: Callable[[Any], Any]) -> Any:
     return functools.update_wrapper(made, own) if inspect.isfunction(made) else made
 
 
-def _namespaces() -> list[dict[str, Any]]:
-    return [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+def _copies(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return where a function stands: the names of a module, and its name there.
 
-
-def _same(value: Any, own: Any) -> bool:
-    return value is own or (inspect.ismethod(own) and inspect.ismethod(value) and value == own)
+    A bound method is looked for in its own package: each copy of it may be an object of its own.
+    """
+    spaces = {name: vars(each) for name, each in list(sys.modules.items()) if isinstance(each, ModuleType)}
+    if isinstance(function, MethodType):
+        package = function.__module__.partition(".")[0]
+        own = [names for name, names in spaces.items() if name.partition(".")[0] == package]
+        return [
+            (names, key)
+            for names in own
+            for key, value in list(names.items())
+            if type(value) is MethodType and value == function
+        ]
+    wanted = id(function)
+    found = [names for names in spaces.values() if wanted in map(id, list(names.values()))]
+    return [(names, key) for names in found for key, value in list(names.items()) if value is function]
 
 
 @contextmanager
@@ -113,7 +148,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds modules as the finders behind it do, and adds the change of a module to its loader."""
 
     def __init__(
-        self, changes: Mapping[str, Change], stand_ins: Mapping[str, Make], stack: ExitStack, told: Callable[[str], None]
+        self,
+        changes: Mapping[str, Change],
+        stand_ins: Mapping[str, Make],
+        stack: ExitStack,
+        told: Callable[[str], None],
     ) -> None:
         self._changes, self._stand_ins, self._stack, self._told = changes, stand_ins, stack, told
 

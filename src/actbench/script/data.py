@@ -16,8 +16,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler
-from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data import dataloader as torchs
 
 from actbench.script.arrivals import changed
@@ -38,7 +45,7 @@ def loaded_here(note: Note, real: Real, batch_size: int | None) -> Iterator[None
         real: Makes the context in which data sets, samplers and collators run.
         batch_size: Rows of a batch of the loaders that train; None leaves each its own.
     """
-    base: Any = torchs._SingleProcessDataLoaderIter  # type: ignore[attr-defined]
+    base: Any = torchs._SingleProcessDataLoaderIter
 
     class Fetching(base):  # type: ignore[misc]
         def __init__(self, loader: DataLoader[Any]) -> None:

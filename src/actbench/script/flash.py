@@ -52,7 +52,8 @@ def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, **options: Any
 ) -> Tensor:
     """Attend over (batch, length, 3, heads, dimension)."""
-    return attend(*qkv.unbind(2), dropout_p, softmax_scale, causal)
+    q, k, v = qkv.unbind(2)
+    return attend(q, k, v, dropout_p, softmax_scale, causal)
 
 
 def flash_attn_kvpacked_func(
@@ -64,7 +65,8 @@ def flash_attn_kvpacked_func(
     **options: Any,
 ) -> Tensor:
     """Attend over (batch, length, heads, dimension) and (batch, length, 2, heads, dimension)."""
-    return attend(q, *kv.unbind(2), dropout_p, softmax_scale, causal)
+    k, v = kv.unbind(2)
+    return attend(q, k, v, dropout_p, softmax_scale, causal)
 
 
 def flash_attn_varlen_func(
@@ -81,7 +83,8 @@ def flash_attn_varlen_func(
     **options: Any,
 ) -> Tensor:
     """Attend over (tokens of all sequences, heads, dimension); the kernel holds the same for one long sequence."""
-    return attend(*(each.unsqueeze(0) for each in (q, k, v)), dropout_p, softmax_scale, causal).squeeze(0)
+    q, k, v = (each.unsqueeze(0) for each in (q, k, v))
+    return attend(q, k, v, dropout_p, softmax_scale, causal).squeeze(0)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -94,7 +97,8 @@ def flash_attn_varlen_qkvpacked_func(
     **options: Any,
 ) -> Tensor:
     """Attend over (tokens of all sequences, 3, heads, dimension)."""
-    return attend(*qkv.unsqueeze(0).unbind(2), dropout_p, softmax_scale, causal).squeeze(0)
+    q, k, v = qkv.unsqueeze(0).unbind(2)
+    return attend(q, k, v, dropout_p, softmax_scale, causal).squeeze(0)
 
 
 def memory_efficient_attention(
@@ -104,9 +108,9 @@ def memory_efficient_attention(
     flat = query.dim() == 3
     q, k, v = (each.unsqueeze(2) if flat else each for each in (query, key, value))
     if isinstance(attn_bias, Tensor):
-        laid = (each.transpose(1, 2) for each in (q, k, v))
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         bias = attn_bias.unsqueeze(1) if attn_bias.dim() == 3 else attn_bias
-        found = F.scaled_dot_product_attention(*laid, attn_mask=bias, dropout_p=p, scale=scale).transpose(1, 2)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p, scale=scale).transpose(1, 2)
     else:
         found = attend(q, k, v, p, scale, causal=attn_bias is not None)
     return found.squeeze(2) if flat else found
@@ -166,7 +170,7 @@ def _accepted(note: Note) -> Callable[[Any], Any]:
             asked = isinstance(attn_implementation, str) and _ASKED.fullmatch(attn_implementation)
             if not asked or not self._supports_flash_attn:
                 return own(self, attn_implementation, *args, **kwargs)
-            note(f"attn_implementation={attn_implementation!r} is simulated by {_SIMULATED}.")
+            note(f"Flash attention in transformers is simulated by {_SIMULATED}.")
             return _NAME
 
         return check

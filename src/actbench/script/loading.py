@@ -49,7 +49,9 @@ def nothing_fetched_by_torch(note: Note) -> Iterator[None]:
 
     def taking(own: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-            return _IncompatibleKeys([], []) if isinstance(state_dict, Unread) else own(self, state_dict, *args, **kwargs)
+            return (
+                _IncompatibleKeys([], []) if isinstance(state_dict, Unread) else own(self, state_dict, *args, **kwargs)
+            )
 
         return load_state_dict
 
@@ -111,8 +113,11 @@ def _generation(module: ModuleType) -> AbstractContextManager[object]:
 
 
 _OF_FILES = frozenset(
-    ("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code", "subfolder")
-    + ("_from_pipeline", "_from_auto", "_commit_hash", "_configuration_file", "gguf_file", "user_agent")
+    (
+        *("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code"),
+        *("subfolder", "gguf_file", "user_agent"),
+        *("_from_pipeline", "_from_auto", "_commit_hash", "_configuration_file"),
+    )
 )
 """Options about files, which do not reach the config."""
 
@@ -252,7 +257,9 @@ def _diffusers(note: Note) -> Change:
             if options.get("device_map") is not None:
                 _one_device(options["device_map"])
                 model.to("cuda")
-            info = {key: [] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
+            info: dict[str, list[str]] = {
+                key: [] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+            }
             return (model, info) if options.get("output_loading_info") else model
 
         return from_pretrained

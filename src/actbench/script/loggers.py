@@ -111,7 +111,9 @@ def environment() -> Iterator[None]:
 def changes(note: Note) -> dict[str, Change]:
     """Return the changes of trainers that call loggers, by the names of their modules."""
     return {
-        "transformers.training_args": lambda module: changed(module.TrainingArguments, "__post_init__", _unreported(note)),
+        "transformers.training_args": lambda module: changed(
+            module.TrainingArguments, "__post_init__", _unreported(note)
+        ),
         "accelerate.accelerator": lambda module: changed(module.Accelerator, "__init__", _untracked(note)),
         "lightning.pytorch.trainer.trainer": _lightning(note, "lightning.pytorch.loggers.logger"),
         "pytorch_lightning.trainer.trainer": _lightning(note, "pytorch_lightning.loggers.logger"),

@@ -25,12 +25,14 @@ def subclasses_made() -> Iterator[None]:
     both: dict[type, type] = {}
 
     def making(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def make(cls: type, data: Tensor, requires_grad: bool = False, **options: Any) -> Tensor:
+        def make(cls: Any, data: Tensor, requires_grad: bool = False, **options: Any) -> Tensor:
             if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
                 return own(cls, data, requires_grad, **options)
             made: Any = data.detach()
             if cls not in both:
-                both[cls] = type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": _detach})
+                both[cls] = type(cls)(
+                    cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": _detach}
+                )
             made.__class__ = both[cls]
             if issubclass(cls, torch.nn.Parameter):
                 made._is_param = True
@@ -57,13 +59,17 @@ def changes(note: Note) -> dict[str, Change]:
 
     def paged(_: Any) -> Callable[..., Tensor]:
         def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-            note("bitsandbytes: states of paged optimizers are counted in host memory, as torch's allocator counts them.")
+            note(
+                "bitsandbytes: states of paged optimizers are counted in host memory, as torch's allocator counts them."
+            )
             return torch.empty(*shape, dtype=dtype)
 
         return get_paged
 
     def without_outliers(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def matmul(a: Tensor, b: Tensor, out: Any = None, state: Any = None, threshold: float = 0.0, bias: Any = None) -> Any:
+        def matmul(
+            a: Tensor, b: Tensor, out: Any = None, state: Any = None, threshold: float = 0.0, bias: Any = None
+        ) -> Any:
             if isinstance(a, FakeTensor) and state is not None and state.threshold:
                 note("bitsandbytes: no column of activations counts as an outlier; in 8 bits some columns stay in 16.")
                 state.threshold = 0.0

@@ -21,7 +21,12 @@ def loading(module: ModuleType) -> Callable[[Any], Any]:
 
     def change(own: Callable[..., Any]) -> Callable[..., Any]:
         def load(
-            model: Any, state_dict: Any, checkpoint_files: Any = None, load_config: Any = None, *args: Any, **options: Any
+            model: Any,
+            state_dict: Any,
+            checkpoint_files: Any = None,
+            load_config: Any = None,
+            *args: Any,
+            **options: Any,
         ) -> Any:
             if state_dict is not None:
                 return own(model, state_dict, checkpoint_files, load_config, *args, **options)
