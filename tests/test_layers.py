@@ -26,7 +26,7 @@ ALLOWED = {
     "paths": {"errors", "units", "leftovers"},
     "spec": {"errors", "units"},
     "validation": set(),
-    "declared": {"errors", "spec", "results", "units"},
+    "declared": {"errors", "paths", "spec", "results", "units"},
     "results": WORDS,
     "experiments": WORDS | {"longsteps", "results", "measuring", "schemes", "workloads"},
     # measuring
@@ -60,7 +60,7 @@ FEW_FILES_ONLY = {
 }
 ANY = {"__init__", "__main__", "cli"}  # these may import every layer
 TORCH_FREE = list(ALLOWED)[: list(ALLOWED).index("microbatches")]
-RUN = {SOURCE / "experiments" / name for name in ("sweep.py", "kernels.py")}  # and import what they run
+RUN = {SOURCE / "experiments" / name for name in ("sweep.py", "scripts.py", "kernels.py")}  # and import what they run
 
 
 @functools.cache

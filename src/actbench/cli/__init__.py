@@ -19,6 +19,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     kernels,
     listing,
     report,
+    run,
     sweep,
     together,
     train,

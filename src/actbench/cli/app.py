@@ -19,16 +19,16 @@ from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 PANELS = {
     "What is trained": (
         "--batch-size --sequence-length --image-size --dtype --autocast --optimizer --task --attention --weights "
-        "--trust-remote-code --seed"
+        "--trust-remote-code --seed --module"
     ),
     "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
     "How it is measured": (
-        "--meter --device-profile --memory-limit --max-batch --require-fit --measure --device --steps --seconds "
-        "--time-by --timeline --ledger --top --all"
+        "--meter --device-profile --memory-limit --gpus --max-batch --require-fit --measure --device --steps --seconds "
+        "--raise-oom --time-by --timeline --ledger --top --all"
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
-        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run"
+        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run --quiet"
     ),
     "What is written": (
         "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
@@ -65,7 +65,7 @@ def _shortened() -> Iterator[None]:
         raise
 
 
-_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare", "kernels", "calibrate")
+_FIRST = ("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "kernels", "calibrate")
 
 
 class _Verbs(typer.core.TyperGroup):
@@ -95,8 +95,9 @@ app = typer.Typer(
     help="Convert, measure and compare schemes that save activation memory in training.\n\n"
     "Memory is measured, by the CUDA allocator or the CPU's, or simulated: the training step runs on fake tensors with "
     "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.\n\n"
-    "Start with **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 --scheme "
-    "checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.",
+    "Start with **actbench run --device-profile rtx-4090 train.py**, which runs a script of your own on a card that "
+    "need not be there, or **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 "
+    "--scheme checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.",
 )
 
 Exit = typer.Exit

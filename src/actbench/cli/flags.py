@@ -170,7 +170,29 @@ class ModelFlags(StepFlags, SchemeFlags):
 
 
 @dataclass(frozen=True)
-class CaseFlags(ModelFlags):
+class DeviceFlags:
+    """Flags: the device, and what is asked of it."""
+
+    max_batch: Annotated[
+        bool, option("--max-batch", "Find the largest batch that fits, and prove that the next one does not.")
+    ] = False
+    memory_limit: Annotated[
+        str | None,
+        option("--memory-limit", "Memory a step may use, such as 16GiB, as on a smaller card.", metavar="SIZE"),
+    ] = None
+    device_profile: Annotated[
+        str | None,
+        option(
+            "--device-profile",
+            "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
+            "file that describes one.",
+            metavar="NAME|FILE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class CaseFlags(ModelFlags, DeviceFlags):
     """Flags: which schemes are applied to what, and how they are measured."""
 
     batch_size: Annotated[
@@ -182,13 +204,6 @@ class CaseFlags(ModelFlags):
             show_default=False,
         ),
     ] = None
-    max_batch: Annotated[
-        bool, option("--max-batch", "Find the largest batch that fits, and prove that the next one does not.")
-    ] = False
-    memory_limit: Annotated[
-        str | None,
-        option("--memory-limit", "Memory a step may use, such as 16GiB, as on a smaller card.", metavar="SIZE"),
-    ] = None
     meter: Annotated[
         list[str] | None,
         option(
@@ -196,15 +211,6 @@ class CaseFlags(ModelFlags):
             "simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a GPU, "
             "otherwise simulated.",
             metavar="METER",
-        ),
-    ] = None
-    device_profile: Annotated[
-        str | None,
-        option(
-            "--device-profile",
-            "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
-            "file that describes one.",
-            metavar="NAME|FILE",
         ),
     ] = None
     optimizer: Annotated[

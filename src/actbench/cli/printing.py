@@ -145,16 +145,18 @@ def show(*tables: Table, beside: TableFlags) -> None:
 
 
 @contextmanager
-def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = False) -> Iterator[Progress]:
+def progress_shown(
+    interrupted: str, *, silent: bool = False, as_bar: bool = False, as_lines: bool = False
+) -> Iterator[Progress]:
     """Show progress inside the block; if the user interrupts it, exit with status 130 and a remark.
 
-    With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` see
+    With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` and ``as_lines`` see
     :func:`actbench.experiments.runner.progress.shown`.
     """
     from actbench.experiments.runner.progress import Progress, shown
 
     try:
-        with nullcontext(Progress()) if silent else shown(as_bar=as_bar) as progress:
+        with nullcontext(Progress()) if silent else shown(as_bar=as_bar, as_lines=as_lines) as progress:
             yield progress
     except KeyboardInterrupt:
         if not silent:

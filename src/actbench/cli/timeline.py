@@ -29,8 +29,8 @@ EXPORTS = (*PICTURES, ".html", ".json")
 
 
 @dataclass(frozen=True)
-class TimelineFlags:
-    """Flags: whether to show the memory over the step, and files for it."""
+class CurveFlags:
+    """Flags: whether to show the memory over the step, and a file for it."""
 
     timeline: Annotated[
         bool,
@@ -49,6 +49,36 @@ class TimelineFlags:
             parser=path_named,
         ),
     ] = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to record timelines."""
+        return self.timeline or self.export_timeline is not None
+
+    def check(self) -> None:
+        """Check the files before anything runs.
+
+        Raises:
+            UsageError: A file has another suffix, needs a library that is missing, or is standard output.
+            StoreError: A file cannot be written.
+        """
+        from actbench.results.render import exports
+        from actbench.results.render.page import library
+
+        picture = self.export_timeline
+        if picture is None:
+            return
+        if picture.suffix not in EXPORTS:
+            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
+        if picture.suffix in PICTURES:
+            library.check()
+        exports.check(picture)
+
+
+@dataclass(frozen=True)
+class TimelineFlags(CurveFlags):
+    """Flags: whether to show the memory over the step, and files for it and for its allocations."""
+
     export_snapshot: Annotated[
         Path | None,
         option(
@@ -61,35 +91,19 @@ class TimelineFlags:
     ] = None
 
     @property
-    def wanted(self) -> bool:
-        """Whether to record timelines."""
-        return self.timeline or self.export_timeline is not None
-
-    @property
     def given(self) -> bool:
         """Whether any of the flags is given."""
         return self.wanted or self.export_snapshot is not None
 
     def check(self) -> None:
-        """Check the files before anything runs.
-
-        Raises:
-            UsageError: A file has another suffix, needs a library that is missing, or is standard output.
-            StoreError: A file cannot be written.
-        """
+        """Check the files before anything runs; see :meth:`CurveFlags.check`."""
         from actbench.results.render import exports
-        from actbench.results.render.page import library
 
-        picture, snapshot = self.export_timeline, self.export_snapshot
-        if picture is not None and picture.suffix not in EXPORTS:
-            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
-        if picture is not None and picture.suffix in PICTURES:
-            library.check()
-        if snapshot == STDOUT:
+        if self.export_snapshot == STDOUT:
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
-        for file in (picture, snapshot):
-            if file is not None:
-                exports.check(file)
+        super().check()
+        if self.export_snapshot is not None:
+            exports.check(self.export_snapshot)
 
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
@@ -119,7 +133,7 @@ def line_of(timeline: Timeline, printed: Console) -> list[str]:
     return sparkline(timeline, printed.width, ascii_only=not has_blocks)
 
 
-def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) -> None:
+def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> None:
     """Write the timelines of measured cases, if requested."""
     from actbench.results.tables.step import with_timelines
 

@@ -36,6 +36,7 @@ class Session:
 
     Attributes:
         tried: Told of each trial of a simulated search for the largest batch.
+        said: Told of what the user should know.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` makes the record's failure.
@@ -47,6 +48,7 @@ class Session:
         self.case = case
         self._wants_timeline = timeline
         self.tried: Tried = lambda batch_size, fits: None
+        self.said: Callable[[str], object] = lambda text: None
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
         if self.scheme.untraceable and not self.meter.materialize:

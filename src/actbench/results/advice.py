@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Failure, Phase
+from actbench.results.sentences import name_of
 from actbench.units import format_bytes
 
 PHASES: dict[Phase, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
@@ -104,7 +105,7 @@ def about_limit(record: MeasuredRecord) -> str | None:
     why = about_peak(measured)
     if _only_gaps(measured):
         why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
-    return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
+    return f"{name_of(record.case, measured)}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
 
 
 def _only_gaps(measured: Measurement) -> bool:
@@ -146,6 +147,13 @@ def names_of(records: Sequence[MeasuredRecord]) -> str:
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
     return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
+
+
+def about_bounds(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield why peaks are no more than upper bounds, each reason once."""
+    found = [record.outcome for record in records if isinstance(record.outcome, Measurement)]
+    if reasons := dict.fromkeys(reason for measured in found for reason in measured.at_most):
+        yield f"at most: a peak that only a real run would know exactly; {'; '.join(reasons)}."
 
 
 def needed_bytes(measured: Measurement) -> int:

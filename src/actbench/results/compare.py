@@ -10,7 +10,8 @@ from typing import Literal
 
 from actbench.errors import UsageError
 from actbench.results.measured import MeasuredRecord
-from actbench.results.records import SCHEMA_VERSION, Case, Data, SchemaVersion
+from actbench.results.records import SCHEMA_VERSION, Case, Data, SchemaVersion, named
+from actbench.results.sentences import rows_of
 from actbench.results.tables import Table, fill, varying_settings
 from actbench.results.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
 from actbench.results.tables.entries import Entry, join
@@ -214,7 +215,8 @@ def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[
     checked = 0
     for pair in pairs:
         case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
-        place = f"{limit.text}: {case.model}, {case.scheme}, batch {case.batch_size} ({case.meter}{here})"
+        rows = rows_of(case, pair.either.record.outcome)
+        place = f"{limit.text}: {named(case.model, case.scheme, rows, f'{case.meter}{here}')}"
         value, earlier = _value(column, pair.after), _value(column, pair.before)
         if value is None and earlier is not None:
             why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"

@@ -25,7 +25,7 @@ class Contents:
 
     def of(self, case: Data) -> dict[str, str] | None:
         """Return the digest of each file that a case names and that is there, by its path; None for no file."""
-        found = {name: self._digest(name) for name in _named(case)}
+        found = {name: self._digest(path) for name, path in _named(case)}
         return {name: each for name, each in found.items() if each is not None} or None
 
     def _digest(self, name: str) -> str | None:
@@ -39,7 +39,9 @@ def content_of(record: Record[Any, Any]) -> Content:
     if record.files is None:
         return None, None
     profile = getattr(record.case, "device_profile", None)
-    return record.files.get(file_of_model(record.case.model) or ""), record.files.get(profile or "")
+    script = getattr(record.case, "script", None)
+    model = script.target if script else file_of_model(record.case.model)
+    return record.files.get(model or ""), record.files.get(profile or "")
 
 
 def shown_content(record: Record[Any, Any]) -> str | None:
@@ -47,12 +49,16 @@ def shown_content(record: Record[Any, Any]) -> str | None:
     return " ".join(each[:7] for each in content_of(record) if each is not None) or None
 
 
-def _named(case: Any) -> Iterator[str]:
-    if file := file_of_model(getattr(case, "model", "")):
-        yield file
-    yield from map(_of_scheme, _FUNCTIONS.findall(getattr(case, "scheme", "")))
+def _named(case: Any) -> Iterator[tuple[str, str]]:
+    """Yield the files that a case names, each with its path, which a module is not."""
+    if script := getattr(case, "script", None):
+        if script.file is not None:
+            yield script.target, script.file
+    elif file := file_of_model(getattr(case, "model", "")):
+        yield file, file
+    yield from ((file, file) for file in map(_of_scheme, _FUNCTIONS.findall(getattr(case, "scheme", ""))))
     if (getattr(case, "device_profile", None) or "").endswith(".toml"):
-        yield case.device_profile
+        yield case.device_profile, case.device_profile
 
 
 def _of_scheme(text: str) -> str:

@@ -178,6 +178,7 @@ class Measurement(Data):
         peak_bytes: Peak allocated in one training step, everything included. The headline.
         rank_peak_bytes: The peak of each process, by rank, where several trained together: the largest is
             ``peak_bytes``, and all other bytes are those of its process; empty for one process.
+        at_most: Why the peak may be less, each reason with its line of the script; empty where it is what it is.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
@@ -187,10 +188,8 @@ class Measurement(Data):
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         process_bytes: Memory of the process by the driver (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
-        estimated: Estimated time of a simulated step; None for other meters, for devices without rates and in older
-            records.
-        communication: What one process of several sends in a simulated step; None where there is one alone, of other
-            meters and in older records.
+        estimated: Estimated time of a simulated step; None for other meters and devices without rates.
+        communication: What one process of several sends in a simulated step; None for one alone and other meters.
         untimed: Why the time of a simulated step is not estimated.
         simulated: Kind of the simulated device; None for other meters and in older records.
         timing_round: Name of the group of cases that took turns with this one; None in older records.
@@ -214,6 +213,7 @@ class Measurement(Data):
     activation_bytes: SignedInt
     peak_bytes: NonNegativeInt
     rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
+    at_most: tuple[str, ...] = ()
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
     phase_peaks: PhasePeaks | None = None

@@ -9,10 +9,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Set
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
+from actbench.results.data import Data as Data
 from actbench.results.modelspecs import dtype_for, optimizer_for
+from actbench.results.scripts import Script as Script
 from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
@@ -68,15 +70,6 @@ FailureReason = Literal[
 ]
 
 
-class Data(BaseModel):
-    """A frozen value that is read from or written to a file; unknown fields are refused.
-
-    NaN and infinity are written as strings and read back as numbers, since null means that nothing was measured.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
 class WorkloadSettings(Data):
     """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes."""
 
@@ -99,6 +92,7 @@ class Case(WorkloadSettings):
 
     For a function of the user's own, ``dtype`` and ``optimizer`` may be None: the function's own, or AdamW. For a
     folder or a model of the hub, ``dtype`` may be None: the config's. Elsewhere None becomes ``float32`` and ``adamw``.
+    With a ``script``, whose text ``model`` is, both are the script's own, and so are rows, unless it says their number.
     """
 
     model: str = Field(min_length=1)
@@ -117,21 +111,39 @@ class Case(WorkloadSettings):
     warmup_steps: NonNegativeInt = 2
     min_steps: PositiveInt = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
+    script: Script | None = None
 
     @model_validator(mode="after")  # mode="before" takes a third of the time of reading: it makes a dict of each line
     def _resolved(self) -> Self:
-        dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
-        self.__dict__.update(dtype=dtype, optimizer=optimizer)
+        if self.script is None:
+            dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
+            self.__dict__.update(dtype=dtype, optimizer=optimizer)
         return self
+
+    @property
+    def rows(self) -> int | None:
+        """The batch size, if the case says it; a script without ``--batch-size`` has its own."""
+        return self.batch_size if self.script is None else self.script.batch_size
 
     @property
     def name(self) -> str:
         """Name for messages."""
-        return f"{self.model}, {self.scheme}, batch {self.batch_size} ({self.meter})"
+        return named(self.model, self.scheme, self.rows, self.meter)
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""
-        return self._key(("model", "task", "scheme", "batch_size"))
+        without = {"script"} if self.script is None else set()  # which older cases do not have
+        return self._key(("model", "task", "scheme", "batch_size"), without)
+
+    def with_batch(self, rows: int) -> Case:
+        """Return the case with batches of so many rows."""
+        script = None if self.script is None else self.script.model_copy(update={"batch_size": rows})
+        return self.model_copy(update={"batch_size": rows, "script": script})
+
+
+def named(model: str, scheme: str, rows: int | None, meter: str) -> str:
+    """Return the name of a case for messages; ``rows`` is None where nobody knows its batch."""
+    return f"{model}, {scheme}{'' if rows is None else f', batch {rows}'} ({meter})"
 
 
 class Built(Data):
@@ -143,6 +155,8 @@ class Built(Data):
         sequence_length: Tokens of a sample, of the decoder if the encoder reads no text; None without text.
         image_size: Height and width of a sample's image in pixels; None without images.
         audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
+        batch_size: Rows of a micro-batch of a script, as they were found.
+        micro_batches: Micro-batches of a step of a script; None where nobody counted them.
     """
 
     model_class: str
@@ -150,6 +164,8 @@ class Built(Data):
     sequence_length: PositiveInt | None = None
     image_size: tuple[PositiveInt, PositiveInt] | None = None
     audio_shape: tuple[PositiveInt, ...] | None = None
+    batch_size: PositiveInt | None = None
+    micro_batches: PositiveInt | None = None
 
 
 class Site(Data):

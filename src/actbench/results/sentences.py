@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from actbench.results.records import Case, Failure
+from actbench.results.records import Case, Failure, named
 
 ALL = "All rows"
 """Whose a sentence is that is true of each row."""
@@ -13,6 +13,18 @@ ALL = "All rows"
 T = TypeVar("T")
 Names = Callable[[Sequence[T]], str]
 """From rows to their names in a sentence."""
+
+
+def rows_of(case: Case, outcome: Any) -> int | None:
+    """Return the rows of a batch: those that a script was found to feed, or else those that the case says, if any."""
+    built = getattr(outcome, "built", None)
+    found: int | None = built.batch_size if built else None
+    return found or case.rows
+
+
+def name_of(case: Case, outcome: Any) -> str:
+    """Return the name of a case for messages, with the batch that was found."""
+    return named(case.model, case.scheme, rows_of(case, outcome), case.meter)
 
 
 def without_name(text: str, scheme: str) -> tuple[str, str]:

@@ -45,6 +45,7 @@ class Holder(Data):
         operator: The operator that made it, such as ``aten::addmm``; ``parameter`` and the like if older than the step.
         tensors: Number of storages.
         held_bytes: Their bytes, in blocks of the allocator if the meter counts blocks.
+        line: The line of the user's script that made it, such as ``train.py:41 logits = model(x)``.
     """
 
     module: str
@@ -52,6 +53,7 @@ class Holder(Data):
     operator: str
     tensors: NonNegativeInt
     held_bytes: NonNegativeInt
+    line: str | None = None
 
 
 class Span(Data):

@@ -126,9 +126,15 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, fake; enter it inside a fake tensor mode.
 
+    Integers and truth values, which are no weights, stay real up to ``integers_bytes``.
+
     An operator with a fake argument runs on fake tensors. Any other operator runs on fake tensors first, to learn the
     size of its result, and then on the real ones if the result is small.
     """
+
+    def __init__(self, integers_bytes: int = LARGEST_REAL_BYTES) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._integers_bytes = integers_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -141,13 +147,23 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
-            stays_fake = any(_has_no_place(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
+            stays_fake = any(self._has_no_place(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             stays_fake = False
         if stays_fake:
             return found
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+    def _has_no_place(self, tensor: Tensor) -> bool:
+        """Whether a tensor stays fake; on the meta device, only the empty ones that torch.load fills."""
+        match tensor.device.type:
+            case "cpu":
+                is_float = tensor.is_floating_point() or tensor.is_complex()
+                return tensor.nbytes > (LARGEST_REAL_BYTES if is_float else self._integers_bytes)
+            case "meta":
+                return tensor.numel() == 0
+        return True
 
 
 class RealDataBecomesFake(TorchFunctionMode):
@@ -172,14 +188,18 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
 
     Other threads still allocate memory, so transformers is told to load in this thread.
     """
+    with fakes_accepted(), mode, LargeAreFake(), RealDataBecomesFake(mode):
+        yield
+
+
+@contextmanager
+def fakes_accepted() -> Iterator[None]:
+    """Inside the block, let code that builds and loads models accept fake parameters."""
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
         stack.enter_context(replaced(_lazily.UninitializedTensorMixin, "materialize", _materialize_fake))
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
-        stack.enter_context(mode)
-        stack.enter_context(LargeAreFake())  # type: ignore[no-untyped-call]
-        stack.enter_context(RealDataBecomesFake(mode))
         yield
 
 
@@ -198,16 +218,6 @@ def _shape_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _has_no_place(tensor: Tensor) -> bool:
-    """Whether a tensor stays fake; on the meta device, only the empty ones that torch.load fills."""
-    match tensor.device.type:
-        case "cpu":
-            return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
-        case "meta":
-            return tensor.numel() == 0
-    return True
 
 
 def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:

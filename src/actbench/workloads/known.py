@@ -6,7 +6,9 @@ each operator on them runs a second time, on real tensors that hold the values. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +24,19 @@ MOST_FLOATING_BYTES = 64 * 2**10
 
 NAME = "_actbench_known"
 """The attribute of a fake tensor whose values are known."""
+
+_most_floating_bytes: ContextVar[int] = ContextVar("_most_floating_bytes", default=MOST_FLOATING_BYTES)
+
+
+@contextmanager
+def floats_up_to(most_bytes: int) -> Iterator[None]:
+    """Inside the block, keep the values of floats in storages of up to ``most_bytes``."""
+    token = _most_floating_bytes.set(most_bytes)
+    try:
+        yield
+    finally:
+        _most_floating_bytes.reset(token)
+
 
 _aten = torch.ops.aten
 _EMPTY = frozenset(
@@ -95,7 +110,7 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
-    most = MOST_FLOATING_BYTES if tensor.is_floating_point() else MOST_BYTES
+    most = _most_floating_bytes.get() if tensor.is_floating_point() else MOST_BYTES
     return tensor.layout is torch.strided and not tensor.is_complex() and tensor.untyped_storage().nbytes() <= most
 
 

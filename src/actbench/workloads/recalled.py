@@ -111,6 +111,9 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if found is not None:
                 return known.made_fake(self, found)
             func, args = known.without_masks(func, args)
+            guessed = NotImplemented if _OF_VALUES.isdisjoint(func.tags) else self.unknown(func, args, kwargs)
+            if guessed is not NotImplemented:
+                return guessed
         tensors: list[FakeTensor] = []
         key = self._key(func, args, kwargs, tensors)
         make: Any = None if key is None else self._known.get(key, _UNSEEN)
@@ -123,6 +126,10 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
             self._known[key] = None if changed else _recipe(result, tensors, rows.before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
+
+    def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
+        return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
         """Make a real tensor fake; a small one of integers or booleans keeps its values."""

@@ -218,7 +218,7 @@ class Sessions:
     """Starts the processes of cases, which may work for so many seconds each.
 
     ``gpu`` names the device of cases of one process in ``CUDA_VISIBLE_DEVICES``; None for the first that is visible.
-    ``progress`` is told of simulated steps that take long.
+    ``progress`` is told of simulated steps that take long. ``printed`` is the folder for what unchanged scripts print.
     """
 
     server: ForkServer
@@ -226,6 +226,7 @@ class Sessions:
     launched: Launched = ALONE
     gpu: str | None = None
     progress: Progress = field(default_factory=Progress)
+    printed: str | None = None
 
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
         """Start what measures a case; a MeasurementError if a fork server or a launched process is gone."""
@@ -237,4 +238,8 @@ class Sessions:
         team = self.launched.team
         if team is not None and self.launched.spreads(case):
             return team.open(self.server, case, self.launched.needed(case), self.timeout_seconds, is_trial=is_trial)
-        return IsolatedSession(self.server, case, self.timeout_seconds, is_trial=is_trial, gpu=self.gpu)
+        is_shown = case.script is not None and case.scheme == "exact" and not is_trial
+        printed = self.printed if is_shown else None
+        return IsolatedSession(
+            self.server, case, self.timeout_seconds, is_trial=is_trial, gpu=self.gpu, printed=printed
+        )

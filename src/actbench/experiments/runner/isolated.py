@@ -241,7 +241,7 @@ class CaseSession(_Limited):
 class IsolatedSession(CaseSession):
     """A case of one process, on this machine.
 
-    ``is_trial`` and ``gpu`` are as in :class:`~actbench.experiments.runner.worker.CaseRequest`.
+    ``is_trial``, ``gpu`` and ``printed`` are as in :class:`~actbench.experiments.runner.worker.CaseRequest`.
     """
 
     def __init__(
@@ -252,8 +252,9 @@ class IsolatedSession(CaseSession):
         *,
         is_trial: bool = False,
         gpu: str | None = None,
+        printed: str | None = None,
     ) -> None:
-        request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu)
+        request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu, printed=printed)
         super().__init__([LocalMember(server)], [request], timeout_seconds)
 
 

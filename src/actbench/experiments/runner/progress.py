@@ -74,13 +74,14 @@ _NUMBERS = {"batch", "bits", "size", "peak", "time"}
 
 
 @contextmanager
-def shown(console: Console | None = None, *, as_bar: bool = False) -> Iterator[Progress]:
+def shown(console: Console | None = None, *, as_bar: bool = False, as_lines: bool = False) -> Iterator[Progress]:
     """Show the progress that is told inside the block, on standard error unless given a console.
 
-    With ``as_bar`` a terminal gets a bar of the steps of the training run, in place of a table of all cases.
+    With ``as_bar`` a terminal gets a bar of the steps of the training run, in place of a table of all cases; with
+    ``as_lines`` it gets lines, as a pipe does, between which others may print.
     """
     console = console or Console(stderr=True)
-    if not console.is_terminal:
+    if as_lines or not console.is_terminal:
         yield Lines(console)
     elif as_bar:
         run = _RunBar(console)

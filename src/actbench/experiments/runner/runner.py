@@ -52,6 +52,7 @@ def run(
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
     launched: Launched = ALONE,
+    printed: str | None = None,
 ) -> Summary:
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
@@ -74,6 +75,7 @@ def run(
         bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
         preload: Modules that cases need, imported once.
         launched: The processes that were launched together, of which this is the first, and how many a case needs.
+        printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
@@ -89,7 +91,9 @@ def run(
         launched.team.begin(bench, preload)
     with ForkServer(bench, preload) as server:
         measured = (lambda case: None) if force else partial(_measured, store)
-        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched, measured)
+        sweep = Sweep(
+            server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched, measured, printed
+        )
         with closing(sweep.outcomes(todo)) as outcomes:
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
@@ -104,8 +108,8 @@ def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Outcome | None:
 class Sweep:
     """Measures cases on this machine: simulated ones side by side, then timing groups one after the other on each GPU.
 
-    ``gpus`` and ``launched`` are as in :func:`run`; ``measured`` returns what is known of a case of which the largest
-    batch alone is to be found.
+    ``gpus``, ``launched`` and ``printed`` are as in :func:`run`; ``measured`` returns what is known of a case of which
+    the largest batch alone is to be found.
     """
 
     server: ForkServer
@@ -117,9 +121,10 @@ class Sweep:
     gpus: Sequence[str | None] = (None,)
     launched: Launched = ALONE
     measured: Callable[[Case], Outcome | None] = lambda case: None
+    printed: str | None = None
 
     def _sessions(self, gpu: str | None = None) -> Sessions:
-        return Sessions(self.server, self.timeout_seconds, self.launched, gpu, self.progress)
+        return Sessions(self.server, self.timeout_seconds, self.launched, gpu, self.progress, self.printed)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as it ends, and before its search without its largest batch."""

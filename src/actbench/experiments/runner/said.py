@@ -32,7 +32,12 @@ def cells(case: AnyCase) -> dict[str, str]:
     if isinstance(case, KernelCase):
         return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
     device = case.meter if isinstance(case, Case) else case.device
-    return {"model": case.model, "scheme": changed(case), "batch": str(case.batch_size), "meter": device}
+    return {"model": case.model, "scheme": changed(case), "batch": _batch(case), "meter": device}
+
+
+def _batch(case: Case | TrainingCase) -> str:
+    rows = case.rows if isinstance(case, Case) else case.batch_size
+    return "" if rows is None else str(rows)
 
 
 def name_of(case: AnyCase) -> str:
@@ -42,7 +47,7 @@ def name_of(case: AnyCase) -> str:
 
 def changed(case: Case | TrainingCase) -> str:
     """Return the scheme of a case, with its optimizer if it is not the usual one."""
-    usual = isinstance(case, TrainingCase) or case.optimizer == optimizer_for(case.model)
+    usual = isinstance(case, TrainingCase) or case.script or case.optimizer == optimizer_for(case.model)
     return case.scheme if usual else f"{case.scheme}, {case.optimizer}"
 
 

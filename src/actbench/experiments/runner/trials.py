@@ -9,6 +9,7 @@ from actbench.experiments.runner.progress import Progress
 from actbench.measuring import search
 from actbench.results.measured import LARGEST_THAT_FITS, UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
+from actbench.results.sentences import rows_of
 
 
 class _UndecidedError(Exception):
@@ -49,18 +50,18 @@ class Trials:
             lambda batch_size: self._try(case, batch_size, limit),
             memory_limit_bytes=limit,
             predicted=self._predict(case, limit),
-            known={case.batch_size: _trial(outcome)},
+            known={rows: _trial(outcome)} if (rows := rows_of(case, outcome)) else {},
         )
 
     def _predict(self, case: Case, limit: int) -> int | None:
         simulated = {
             "meter": "simulated",
-            "batch_size": 1,  # the search does not need it, and the case's own may be too much for a simulation
             "device_profile": "cpu" if case.meter == "cpu" else case.device_profile,
             "memory_limit_bytes": limit,
             "gradient_quality": False,
         }
-        outcome = self._memory(case.model_copy(update=simulated))
+        # The search does not need a batch, and the case's own may be too much for a simulation.
+        outcome = self._memory(case.with_batch(1).model_copy(update=simulated))
         if isinstance(outcome, Failure):
             self.progress.message(f"no prediction of the largest batch: {outcome.message}")
             return None
@@ -68,12 +69,11 @@ class Trials:
 
     def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
         alone = {
-            "batch_size": batch_size,
             "memory_limit_bytes": limit,
             "find_largest_batch": False,
             "gradient_quality": False,
         }
-        outcome = self._memory(case.model_copy(update=alone))
+        outcome = self._memory(case.with_batch(batch_size).model_copy(update=alone))
         if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
             raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
         trial = _trial(outcome)

@@ -13,10 +13,12 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Protocol
 
 from actbench import errors, longsteps
+from actbench.experiments.runner.printed import printing_to
 from actbench.experiments.runner.replies import AnyReply, Lost, Said, Seconds, Tried
 from actbench.measuring.launch import Meeting
 from actbench.results.machine import available_memory_bytes
@@ -97,9 +99,15 @@ class Frames:
 
 
 class Session(Protocol):
-    """One case being measured, in this process; ``tried`` is told of each trial of a simulated search."""
+    """One case being measured, in this process.
+
+    Attributes:
+        tried: Told of each trial of a simulated search.
+        said: Told of what the user should know while the case runs, such as the peak of each step of a script.
+    """
 
     tried: Callable[[int, bool], object]
+    said: Callable[[str], object]
 
     def memory(self) -> Measurement:
         """Read everything but time."""
@@ -115,12 +123,14 @@ class CaseRequest(Data):
         is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
         meeting: Where the processes of other ranks measure the same case; None for a case of one process.
+        printed: The folder for what a script prints; see :mod:`actbench.experiments.runner.printed`. None for none.
     """
 
     case: Case
     is_trial: bool = False
     gpu: str | None = None
     meeting: Meeting | None = None
+    printed: str | None = None
 
 
 class Bench(Protocol):
@@ -157,8 +167,10 @@ def work(frames: Frames, bench: Bench) -> None:
         if asked.meeting is not None:
             bench.join(asked.meeting, case)
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
-        with longsteps.told_to(lambda text: _answer(frames, Said(text=text))):
+        say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
+        with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
             session = open_session(case)
+            session.said = say
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
         _answer(frames, found)

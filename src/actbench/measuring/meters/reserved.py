@@ -23,28 +23,49 @@ def reserved_bytes(
     Segments may grow if ``expandable``. ``streams`` says which storages are allocated on which stream; all others are
     on the one that computes.
     """
-    pools = _Pools(ExpandableAllocator if expandable else CachingAllocator, limit_bytes)
-    of = streams or {}
-    held: set[int] = set()
+    pools = Pools(limit_bytes, expandable=expandable, streams=streams)
     for part in parts:
-        for name, amount in part:
-            stream = of.get(name, "")
-            if name in held:
-                pools.of(stream).free(name)
-                held.remove(name)
-            if amount:
-                pools.allocate(stream, name, amount)
-                held.add(name)
+        pools.play(part)
     return pools.peak_bytes
 
 
-class _Pools:
-    """The blocks of each stream, on one device."""
+class Pools:
+    """The blocks of each stream, on one device of ``limit_bytes``; arguments as for :func:`reserved_bytes`.
 
-    def __init__(self, make: Callable[[int], CachingAllocator], limit_bytes: int) -> None:
-        self._make, self._limit_bytes = make, limit_bytes
+    Attributes:
+        peak_bytes: Most bytes that were reserved so far.
+        is_exceeded: Whether an allocation would have failed.
+    """
+
+    def __init__(self, limit_bytes: int, *, expandable: bool, streams: Mapping[int, str] | None = None) -> None:
+        self._make: Callable[[int], CachingAllocator] = ExpandableAllocator if expandable else CachingAllocator
+        self._limit_bytes = limit_bytes
         self._of: dict[str, CachingAllocator] = {}
+        self._streams = streams or {}
+        self._held: set[int] = set()
         self.peak_bytes = 0
+        self.is_exceeded = False
+
+    def play(self, events: Iterable[Event]) -> None:
+        """Let storages be allocated and freed."""
+        for name, amount in events:
+            stream = self._streams.get(name, "")
+            if name in self._held:
+                self.of(stream).free(name)
+                self._held.remove(name)
+            if amount:
+                self.allocate(stream, name, amount)
+                self._held.add(name)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes that are reserved now."""
+        return sum(each.reserved_bytes for each in self._of.values())
+
+    def give_back(self) -> None:
+        """Give the device what is wholly free."""
+        for each in self._of.values():
+            each.give_back()
 
     def of(self, stream: str) -> CachingAllocator:
         """Return what is cut for a stream."""
@@ -55,21 +76,18 @@ class _Pools:
     def allocate(self, stream: str, name: int, amount: int) -> None:
         """Serve a request; where the device is full, all streams give back what is wholly free."""
         pool = self.of(stream)
-        pool.limit_bytes = self._limit_bytes - self._reserved_bytes + pool.reserved_bytes
+        pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
             for other in self._of.values():
                 if other is not pool:
                     other.give_back()
-            pool.limit_bytes = self._limit_bytes - self._reserved_bytes + pool.reserved_bytes
+            pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
             try:
                 pool.allocate(name, amount)
             except OutOfSegments:
+                self.is_exceeded = True
                 pool.allocate_beyond(name, amount)
-                self._limit_bytes = max(self._limit_bytes, self._reserved_bytes)
-        self.peak_bytes = max(self.peak_bytes, self._reserved_bytes)
-
-    @property
-    def _reserved_bytes(self) -> int:
-        return sum(each.reserved_bytes for each in self._of.values())
+                self._limit_bytes = max(self._limit_bytes, self.reserved_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)

@@ -20,6 +20,7 @@ class Origin:
 
     module: str
     operator: str
+    line: str = ""
 
 
 UNKNOWN = Origin(OTHER, "unknown")
@@ -140,6 +141,7 @@ class StepEvents:
                 operator=origin.operator,
                 tensors=len(parts),
                 held_bytes=sum(amount for _, amount in parts),
+                line=origin.line or None,
             )
 
 

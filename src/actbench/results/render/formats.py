@@ -65,7 +65,7 @@ def _texts(table: Table, column: Column[Any], spread: Column[Any] | None, estima
         ]
     if estimate is not None:
         texts = [
-            f"{written} est." if value is not None else text
+            estimate.mark.format(written) if value is not None else text
             for text, written, value in zip(texts, _written(table, estimate), values_of(table, estimate), strict=True)
         ]
     return texts

@@ -18,10 +18,18 @@ from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
 
+_OF_SCRIPTS = ("task", "attention", "weights", "seed")
+"""Settings that a script has in its own lines, which no record knows."""
+
+
+def _setting(entry: Entry, name: str) -> Value:
+    value: Value = getattr(entry.record.case, name)
+    return None if entry.record.case.script is not None and name in _OF_SCRIPTS else value
+
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
     """Return the column of a field of the case."""
-    return Column(name, title, unit, lambda entry: getattr(entry.record.case, name), detail=detail)
+    return Column(name, title, unit, lambda entry: _setting(entry, name), detail=detail)
 
 
 def _measured(name: str) -> Callable[[Entry], Value]:
@@ -84,7 +92,7 @@ def _estimate_error(name: str) -> Callable[[Entry], Value]:
 
 
 MODEL = setting("model", "Model")
-BATCH = setting("batch_size", "Batch", "count")
+BATCH: Column[Entry] = Column("batch_size", "Batch", "count", lambda entry: entry.rows)
 SCHEME = setting("scheme", "Scheme")
 METER = setting("meter", "Meter", detail=1)
 LABEL: Column[Entry] = Column("label", "Label", "text", lambda entry: entry.record.label, detail=2)
@@ -97,7 +105,7 @@ STATUS: Column[Entry] = Column("status", "Status", "text", lambda entry: getattr
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
-    Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or entry.record.case.task),
+    Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or _setting(entry, "task")),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
     Column("image_size", "Image size", "count", computed.image_size),
@@ -147,6 +155,14 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     PROCESSES,
     Column("peak_bytes", "Peak", "bytes", lambda entry: entry.record.outcome.peak_bytes, "lower"),
+    Column(
+        "at_most_peak_bytes",
+        "Peak",
+        "bytes",
+        lambda entry: entry.measured.peak_bytes if entry.measured and entry.measured.at_most else None,
+        estimate_of="peak_bytes",
+        mark="at most {}",
+    ),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
     *VS_PREVIOUS,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Built
+from actbench.results.sentences import rows_of
 from actbench.results.tables.groups import (
     Costs,
     Group,
@@ -126,14 +127,23 @@ class Entry(NamedTuple):
         return known.built if known else None
 
     @property
-    def samples(self) -> int:
-        """Samples of a step, those of all data-parallel processes."""
-        return self.record.case.batch_size * (self.measured.batches if self.measured else 1)
+    def rows(self) -> int | None:
+        """Rows of a batch; None for a script where nobody knows them."""
+        return rows_of(self.record.case, self.measured or self.same_model)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of a step, those of all data-parallel processes; None for a script where nobody counted them."""
+        rows, parts = self.rows, 1
+        if self.record.case.script is not None:
+            parts = self.built.micro_batches or 0 if self.built else 0
+        return rows * parts * (self.measured.batches if self.measured else 1) if rows and parts else None
 
     @property
     def throughput(self) -> Spread | None:
         """Samples a second, of all processes."""
-        return throughput(self.samples, self.step)
+        samples = self.samples
+        return None if samples is None else throughput(samples, self.step)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from actbench.results.advice import PHASES
 from actbench.results.ledger import display_path
 from actbench.results.measured import OTHERS, EstimatedTime, MeasuredRecord, Measurement
+from actbench.results.sentences import rows_of
 from actbench.results.tables.table import Table, fill
 from actbench.results.tables.values import Column
 from actbench.results.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Timeline
@@ -54,7 +55,9 @@ def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]]) -> Ta
         _Operator(_ALL, {scheme: time.step_seconds for scheme, time in times.items()}, {}),
         *(replace(each, name=f"{each.name}{_BESIDE}") for each in _by_operator(times, is_beside=True)),
     ]
-    title = f"Where the time of a step of {case.model} goes, batch {case.batch_size}, {case.device_profile}, est."
+    fed = rows_of(case, found[0][0].outcome)
+    batch = "" if fed is None else f", batch {fed}"
+    title = f"Where the time of a step of {case.model} goes{batch}, {case.device_profile}, est."
     columns = [column for scheme in times for column in _of_scheme(scheme)]
     return fill(title, (Column("operator", "Operator", "text", lambda row: row.name), *columns), rows)
 
@@ -105,7 +108,9 @@ def title_of(record: MeasuredRecord) -> str:
     """Return the title of a timeline."""
     case = record.case
     device = f" {case.device_profile}" if case.meter == "simulated" and case.device_profile else ""
-    return f"{record.label or case.scheme} on {case.model}, batch {case.batch_size} ({case.meter}{device})"
+    rows = rows_of(case, record.outcome)
+    batch = "" if rows is None else f", batch {rows}"
+    return f"{record.label or case.scheme} on {case.model}{batch} ({case.meter}{device})"
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class _Row:
     tensors: int
     held_bytes: int
     share: float | None
+    line: str | None = None
 
 
 def holders_table(record: MeasuredRecord, timeline: Timeline, largest: int = LARGEST) -> Table:
@@ -125,7 +131,10 @@ def holders_table(record: MeasuredRecord, timeline: Timeline, largest: int = LAR
     device = [holder for holder in timeline.holders if holder.kind != "host"]
     named = [holder for holder in device if holder.module != OTHER or holder.operator][:largest]
     rest = [holder for holder in device if holder not in named]
-    rows = [_row(display_holder(each), [each], timeline, TITLES[each.kind], each.operator) for each in named]
+    rows = [
+        replace(_row(display_holder(each), [each], timeline, TITLES[each.kind], each.operator), line=each.line)
+        for each in named
+    ]
     if rest:
         rows.append(_row("all others", rest, timeline))
     rows.append(_row("peak", device, timeline))
@@ -156,6 +165,7 @@ def _notes(timeline: Timeline) -> list[str]:
 
 _COLUMNS: tuple[Column[_Row], ...] = (
     Column("module", "Module", "text", lambda row: row.module),
+    Column("line", "Line", "text", lambda row: row.line),
     Column("kind", "Kind", "text", lambda row: row.kind),
     Column("operator", "Operator", "text", lambda row: row.operator),
     Column("tensors", "Tensors", "count", lambda row: row.tensors, detail=1),

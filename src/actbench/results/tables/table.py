@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from actbench.results.advice import about_largest, about_limits, about_peak, names_of
+from actbench.results.advice import about_bounds, about_largest, about_limits, about_peak, names_of
 from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
 from actbench.results.modelspecs import OPTIMIZER
 from actbench.results.records import Published
@@ -103,6 +103,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
         _published(records),
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),
+        about_bounds(records),
         _saving_nothing(entries),
         about_estimates(records),
         _warnings(records),

@@ -173,7 +173,8 @@ class Column(Generic[Item]):
         compute: From an item to its value.
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.
-        estimate_of: Key of the column in whose empty cells this one stands, marked ``est.``; a file has both.
+        estimate_of: Key of the column in whose cells this one stands where it has a value; a file has both.
+        mark: How such a value is marked.
         detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
         quiet: Whether only CSV has it, unless it is asked for.
         short: What ``--columns`` calls it, where that is not its title.
@@ -186,6 +187,7 @@ class Column(Generic[Item]):
     better: Literal["lower", "higher"] | None = None
     spread_of: str | None = None
     estimate_of: str | None = None
+    mark: str = "{} est."
     detail: int = 0
     quiet: bool = False
     short: str = ""

@@ -24,6 +24,7 @@ from actbench.results.render.page.pictures import (
     texts_of,
 )
 from actbench.results.render.page.timeline import memory_over_step
+from actbench.results.sentences import rows_of
 from actbench.results.tables.computed import step_time_of
 from actbench.results.tables.entries import Entry, join
 from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
@@ -86,11 +87,12 @@ def _comparable(record: MeasuredRecord) -> Any:
 def _names(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
     """Return the possible names of a group, the shortest first."""
     record, case = records[0], records[0].case
-    short = f"{case.model}, batch {case.batch_size}, {_device(record)}"
+    rows = rows_of(case, record.outcome)
+    short = f"{case.model}{'' if rows is None else f', batch {rows}'}, {_device(record)}"
     settings = ", ".join(
         f"{name.replace('_', ' ')} {value}"
         for name, value in case.model_dump(exclude_defaults=True).items()
-        if name not in ("model", "batch_size", "scheme", "meter", "device_profile")
+        if name not in ("model", "batch_size", "scheme", "meter", "device_profile", "script")
     )
     whole = f"{short}; {settings}" if settings else short
     return short, whole, f"{whole}; {record.machine.name}"

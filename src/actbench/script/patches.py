@@ -1,0 +1,24 @@
+"""Attributes of torch that are replaced for a while."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+
+class Patches(ExitStack):
+    """Replaced attributes of modules and classes; leaving the block gives each owner back what it had."""
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Give ``owner`` the attribute ``name``, which it may lack so far."""
+        if name in vars(owner):
+            self.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            self.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+    def replace(self, owner: Any, **values: Any) -> None:
+        """Replace those attributes that ``owner`` has; what this version of torch lacks stays away."""
+        for name, value in values.items():
+            if hasattr(owner, name):
+                self.set(owner, name, value)

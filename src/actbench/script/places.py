@@ -1,0 +1,61 @@
+"""Which tensors are on the simulated card, and which in host memory.
+
+Tensors on the card are fake CPU tensors. So are large tensors in host memory, whose storages are marked
+(:func:`actbench.ops.hostmemory.mark`). Real tensors are in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops import hostmemory
+
+Place = Literal["card", "host"]
+
+_place: ContextVar[Place | None] = ContextVar("_place", default=None)
+
+
+@contextmanager
+def placing(place: Place) -> Iterator[None]:
+    """Inside the block, operators make their results at ``place``, wherever their arguments are."""
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def is_on_card(tensor: Any) -> bool:
+    """Return whether a value is a tensor on the card."""
+    return isinstance(tensor, FakeTensor) and not hostmemory.is_host(tensor.untyped_storage())
+
+
+class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
+    """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory."""
+
+    def runs_on_host(self, args: Any, kwargs: Any) -> bool:
+        """Return whether an operator makes its results in host memory."""
+        if not self.host_is_free:
+            return False
+        place = _place.get()
+        if place is not None:
+            return place == "host"
+        return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+def _any_on_card(values: Iterable[Any]) -> bool:
+    """Return whether one of the tensors among nested values is on the card; it looks no further than the first."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if is_on_card(value):
+                return True
+        elif isinstance(value, list | tuple) and _any_on_card(value):
+            return True
+    return False

@@ -1,0 +1,142 @@
+"""What a step of a simulated script needed: from events, and what was held at its end, to a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from actbench.measuring.cost.clock import communication, estimate
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.base import MemoryReading, held_by_cycles
+from actbench.measuring.meters.peak import Moments, alive
+from actbench.measuring.meters.stepevents import Origin, StepEvents
+from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops.simulation import plain_tensors
+from actbench.results.measured import Measurement
+from actbench.results.records import Built
+from actbench.results.timeline import OPTIMIZER
+from actbench.script.lines import Lines
+from actbench.script.steps import Step
+
+if TYPE_CHECKING:
+    from actbench.script.simulation import Simulation
+
+_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a script held on the card when a step ended: names of storages, and bytes.
+
+    Attributes:
+        owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
+        dtype: Types of the parameters.
+        models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+    """
+
+    weights: set[int]
+    weights_bytes: int
+    state: set[int]
+    state_bytes: int
+    owners: dict[int, Origin]
+    dtype: str | None
+    models: str
+    optimizers: str
+
+
+def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
+    """Return what a script holds now."""
+    weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
+    kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
+    state = [tensor for tensor in kept if not tracker.leaves_out(tensor)]
+    return Held(
+        weights=tracker.names(weights),
+        weights_bytes=footprint.stored_bytes(weights),
+        state=tracker.names(state),
+        state_bytes=footprint.stored_bytes(state),
+        owners=dict(_owners(tracker, lines, optimizers)),
+        dtype=footprint.types(nn.ModuleList(lines.roots)),
+        models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
+        optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+    )
+
+
+def _owners(
+    tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[int, Origin]]:
+    """Yield storages with the modules of their parameters, on the lines that made them."""
+    paths: dict[int, str] = {}
+
+    def owned(path: str, what: str | None, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Origin]]:
+        for name in tracker.names([plain for tensor in tensors for plain in plain_tensors(tensor)]):
+            made = lines.origins.get(name, Origin(path, what or "unknown"))
+            yield name, Origin(path, what or made.operator, made.line)
+
+    for module in (part for root in lines.roots for part in root.modules()):
+        path = lines.path_of(module)
+        for parameter in module.parameters(recurse=False):
+            paths[id(parameter)] = path
+            yield from owned(path, "parameter", [parameter])
+            if parameter.grad is not None:
+                yield from owned(path, None, [parameter.grad])
+        yield from owned(path, "buffer", list(module.buffers(recurse=False)))
+    for optimizer in optimizers:
+        what = f"{type(optimizer).__name__} state"
+        for owner, kept in optimizer.state.items():
+            yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
+
+
+def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
+    """Return the measurement of a step that has ended."""
+    events, profile = run.tracker.events[: step.ended], run.profile
+    moments = Moments(step.begun, step.forwards, step.updating)
+    kinds = moments.kinds(
+        events,
+        weights=found.weights,
+        state=found.state,
+        gradients=step.gradients,
+        communicated=run.tracker.communicated,
+    )
+    before = list(alive(events[: step.begun]).items())
+    shift = len(before) - step.begun
+    passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
+    spans = [(phase, at + shift) for phase, at in (*passes, ("optimizer", step.updating))]
+    whole = StepEvents(
+        events=[*before, *events[step.begun :]],
+        before=len(before),
+        peak_at=step.peak_at + shift,
+        spans=spans,  # type: ignore[arg-type]
+        kinds=kinds,
+        origins=run.lines.origins | found.owners,
+    )
+    first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
+    estimated = None
+    if profile.rates is not None and step.done:
+        estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+    read = MemoryReading(
+        weights_bytes=found.weights_bytes,
+        gradients_bytes=step.gradients_bytes,
+        optimizer_bytes=found.state_bytes,
+        activation_bytes=sum(alive(events[:last]).values()) - sum(alive(events[:first]).values()),
+        peak_bytes=step.peak_bytes,
+        peak_phase=moments.phase(step.peak_at),
+        phase_peaks=moments.peaks(events, step.updating, 0),
+        peak_parts=moments.parts(events, step.peak_at, kinds),
+        reserved_bytes=run.memory.most_reserved_bytes() if profile.is_cuda else None,
+        estimated=estimated,
+        communication=communication(step.done),
+        untimed=_UNTIMED.format(profile.name) if estimated is None else None,
+        simulated="cuda" if profile.is_cuda else "cpu",
+    ).against(run.memory_bytes)
+    return Measurement(
+        **vars(read),
+        dtype=found.dtype,
+        optimizer=found.optimizers,
+        built=Built(model_class=found.models),
+        warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        timeline=whole.timeline(),
+    )

@@ -1,0 +1,248 @@
+"""A training script on a card that is not there: what runs inside :func:`simulate` believes in the card."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from actbench.errors import MeasurementError
+from actbench.measuring.cost.recorder import Recorder
+from actbench.measuring.meters import profiles, temporaries
+from actbench.measuring.meters.operators import device_operators
+from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.unmodelled import Unmodelled
+from actbench.ops import hostmemory
+from actbench.results.measured import Measurement
+from actbench.results.timeline import Timeline
+from actbench.schemes import Scheme
+from actbench.script import reading
+from actbench.script.card import believed
+from actbench.script.facade import Facade
+from actbench.script.lines import Lines
+from actbench.script.memory import CardMemory
+from actbench.script.places import PlacedTracker
+from actbench.script.reading import Held
+from actbench.script.schemes import Applied
+from actbench.script.steps import Step, Steps
+from actbench.script.values import ScriptMode
+from actbench.units import MIB
+from actbench.workloads import known
+from actbench.workloads.fake import LargeAreFake, fakes_accepted
+
+KNOWN_BYTES = 64 * MIB
+"""Storages of integers, and of what follows from them, keep their values up to this size."""
+
+_MOST_STEPS = 8
+"""Steps after which a run ends even if no two were equal: each batch may have its own shape."""
+
+
+class Ended(BaseException):
+    """The steps that are read have run; no ``except Exception`` of a script stops it."""
+
+
+class Simulation:
+    """Runs the training steps inside its block on fake tensors, on a card that is not there.
+
+    The block ends by itself after two equal steps in a row, or after ``steps`` steps.
+
+    Args:
+        profile: The card.
+        memory_limit_bytes: Memory that may be used; None for all of the card's.
+        scheme: Is applied to the models when the first step has ended; None for none.
+        batch_size: Rows of the batches of each DataLoader; None for its own.
+        steps: Steps that run; None until two in a row are equal.
+        raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
+        processes: Processes that train together, of which this is the first.
+        folder: Files below it are the user's, whose lines are named.
+        script: The user's file, if it is somewhere else.
+        stepped: Told of each step that ended, and of its number.
+    """
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        *,
+        memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        raise_oom: bool = False,
+        processes: int = 1,
+        folder: Path | None = None,
+        script: Path | None = None,
+        stepped: Callable[[int, Step], object] = lambda number, step: None,
+    ) -> None:
+        self.profile = profile
+        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self.notes: dict[str, None] = {}
+        self.at_most: dict[str, None] = {}
+        self.lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._batch_size = batch_size
+        self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
+        self._unmodelled = Unmodelled()
+        self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
+        self.tracker = _CheckedTracker(
+            rounding=profile.rounding_bytes,
+            host_is_free=profile.is_cuda,
+            temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
+            observe=self.recorder.note,
+            made=self.lines.made,
+        )
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes)
+        self.steps = Steps(self.tracker, self.recorder, self._ended)
+        self.lines.is_updating = lambda: self.steps.phase == "optimizer"
+        self._mode = ScriptMode(self._note_at_most)
+        self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._held: Held | None = None
+        self._measured: Measurement | None = None
+        self._stack = ExitStack()
+
+    def note(self, text: str) -> None:
+        """Note what has to be said beside the figures, once."""
+        self.notes[text] = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(known.floats_up_to(KNOWN_BYTES))
+            stack.enter_context(fakes_accepted())
+            stack.enter_context(device_operators(self.profile))
+            stack.enter_context(self._mode)
+            stack.enter_context(LargeAreFake(KNOWN_BYTES))
+            stack.enter_context(self.tracker)
+            stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(self.facade.shown(self.tracker.add))
+            registered: Any = self._registered  # torch says that such a hook returns nothing
+            stack.callback(register_module_parameter_registration_hook(registered).remove)
+            stack.enter_context(self.lines.watching())
+            stack.enter_context(self.steps.followed())
+            if self._raise_oom:
+                self.tracker.check = self.memory.check
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._stack.close()
+        if self._held is not None and (error is None or isinstance(error, Ended)):
+            found = reading.measurement(self, self.steps.done[-1], self._held)
+            self._measured = found if self._applied is None else self._under(self._applied, found)
+        return isinstance(error, Ended)
+
+    def real(self) -> AbstractContextManager[Any]:
+        """Return a context in which nothing is fake, such as that of loading data."""
+        return _disable_current_modes()
+
+    @property
+    def measurement(self) -> Measurement:
+        """What was read of the last step; a MeasurementError if no step ended."""
+        if self._measured is None:
+            raise MeasurementError(
+                "no training step ended: no optimizer of torch has stepped; is the training loop inside the block, "
+                "and was it reached?"
+            )
+        return self._measured
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes allocated on the card in a step."""
+        return self.measurement.peak_bytes
+
+    def timeline(self) -> Timeline:
+        """Return the memory over the last step, with its holders at the peak."""
+        found = self.measurement.timeline
+        assert found is not None
+        return found
+
+    def _under(self, applied: Applied, found: Measurement) -> Measurement:
+        """Add what the scheme changed to a measurement."""
+        if len(self.steps.done) < 2:
+            raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
+        setups = applied.setups
+        warnings = [text for setup in setups for text in setup.warnings]
+        return found.model_copy(
+            update={
+                "sites": tuple(site for setup in setups for site in setup.sites),
+                "unreached": tuple(left for setup in setups for left in setup.unreached),
+                "warnings": (*found.warnings, *dict.fromkeys(warnings), *applied.check()),
+            }
+        )
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        """Make a small parameter, which is real, fake: it moves to the card with its module."""
+        if parameter is None or not isinstance(parameter, Tensor) or type(parameter) is not nn.Parameter:
+            return None
+        twin: nn.Parameter | None = getattr(parameter, "_actbench_twin", None)
+        if twin is None and not hasattr(parameter, "fake_mode"):
+            with torch.no_grad():
+                made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
+                bare = self._mode.from_tensor(made) if not hasattr(made, "fake_mode") else made
+            vars(bare).pop(known.NAME, None)
+            if self.profile.is_cuda:
+                hostmemory.mark(bare.untyped_storage())
+            twin = nn.Parameter(bare, requires_grad=parameter.requires_grad)
+            for key, value in vars(parameter).items():
+                vars(twin).setdefault(key, value)
+            vars(parameter)["_actbench_twin"] = twin
+        return twin
+
+    def _ended(self, step: Step) -> None:
+        done = self.steps.done
+        self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
+        self._stepped(len(done), step)
+        began = 1 if self._applied is None else 2  # the step that makes optimizer state
+        if self._applied is not None and len(done) == 1:
+            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            gc.collect()
+            return
+        is_steady = len(done) > began + 1 and step.is_like(done[-2])
+        last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
+        if len(done) >= last or (self._limit is None and is_steady):
+            raise Ended
+        self.lines.is_on = len(done) > began
+
+    def _note_at_most(self, operator: str) -> None:
+        self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
+
+
+class _CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
+    """A tracker that can raise where memory runs out."""
+
+    check: Callable[[], object] = staticmethod(lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.check()
+        return result
+
+
+def simulate(device_profile: str, **options: Any) -> Simulation:
+    """Return a context manager in which a training loop runs on a simulated card.
+
+    ::
+
+        with actbench.simulate("rtx-4090") as card:
+            train()
+        print(card.peak_bytes, card.table())
+
+    The loop ends by itself after two equal steps in a row.
+
+    Args:
+        device_profile: A name of ``actbench devices``, or a ``.toml`` file.
+        options: Those of :class:`Simulation`.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    gc.collect()
+    return Simulation(profiles.get(device_profile), **options)

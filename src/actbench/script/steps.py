@@ -1,0 +1,163 @@
+"""The steps of a training script: where one ends, and which part of it runs.
+
+A step ends when the optimizer that stepped first has stepped again. So the micro-batches of an accumulation are one
+step, and so are the steps of a generator's and a discriminator's optimizer. The forward pass lasts until a backward
+pass begins. What runs between the last backward pass and the end of a step, clipping too, is the optimizer's part.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from actbench.measuring.cost.recorder import Done, Recorder
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.tracker import StorageTracker
+from actbench.results.records import Phase
+from actbench.workloads.overrides import replaced
+
+
+@dataclass
+class Step:
+    """One step, by numbers of events of the tracker.
+
+    Attributes:
+        begun: Events before the step; ``ended`` those before its end, ``updating`` before the optimizer's part.
+        forwards: The beginning and the end of each forward pass.
+        peak_bytes: Most bytes alive; ``live_bytes`` are those at the end.
+        peak_at: Events before the peak.
+        gradients: Names of the storages of gradients, which have ``gradients_bytes``.
+        done: What the operators did.
+        cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
+    """
+
+    begun: int
+    updating: int = 0
+    ended: int = 0
+    forwards: list[tuple[int, int]] = field(default_factory=list)
+    peak_bytes: int = 0
+    peak_at: int = 0
+    live_bytes: int = 0
+    gradients: set[int] = field(default_factory=set)
+    gradients_bytes: int = 0
+    cyclic_bytes: int = 0
+    done: Sequence[Done] = ()
+
+    def is_like(self, other: Step) -> bool:
+        """Return whether another step reached the same peak and left the same bytes."""
+        return (self.peak_bytes, self.live_bytes) == (other.peak_bytes, other.live_bytes)
+
+
+class Steps:
+    """Follows the steps of a script, by hooks on all optimizers and on autograd.
+
+    Args:
+        tracker: Has the events.
+        recorder: Notes what operators do.
+        ended: Called at the end of each step.
+
+    Attributes:
+        done: The steps that have ended.
+        optimizers: All optimizers that have stepped.
+        phase: The part of the step that runs.
+    """
+
+    def __init__(self, tracker: StorageTracker, recorder: Recorder, ended: Callable[[Step], object]) -> None:
+        self._tracker, self._recorder, self._ended = tracker, recorder, ended
+        self.done: list[Step] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.phase: Phase = "forward"
+        self._step = Step(0)
+        self._forward_at = 0
+        self._recorded = 0
+        self._depth = 0
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow steps inside the block."""
+        with ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
+            stack.callback(register_optimizer_step_post_hook(self._end_update).remove)
+            stack.enter_context(replaced(torch.autograd, "_engine_run_backward", self._running_backward))
+            yield
+
+    @property
+    def running(self) -> Step:
+        """The step that runs."""
+        return self._step
+
+    def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:  # a block that is run again inside of the backward pass
+                return own(*args, **kwargs)
+            self._end_forward()
+            self._depth += 1
+            try:
+                return own(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                self._end_backward()
+
+        return run
+
+    def _events(self) -> int:
+        """Return the number of events; a sum of gradients that waits to be counted is counted now."""
+        assert self._tracker.live_bytes >= 0
+        return len(self._tracker.events)
+
+    def _end_forward(self) -> None:
+        if self.phase == "optimizer":  # what ran since the last backward pass was another forward pass
+            done = self._recorder.done
+            done[self._recorded :] = [each._replace(phase="forward") for each in done[self._recorded :]]
+        self._step.forwards.append((self._forward_at, self._events()))
+        self.phase = "backward"
+
+    def _end_backward(self) -> None:
+        self._forward_at = self._step.updating = self._events()
+        self._recorded = len(self._recorder.done)
+        self.phase = "optimizer"
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._tracker.host_is_free:
+            _use_foreach(optimizer)
+        self.phase = "optimizer"
+
+    def _end_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(optimizer is each for each in self.optimizers):
+            self.optimizers.append(optimizer)
+        # now, and not when the update begins: a closure runs both passes inside of it
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        self._step.gradients |= self._tracker.names(gradients)
+        self._step.gradients_bytes += footprint.stored_bytes(gradients)
+        if optimizer is not self.optimizers[0]:
+            self._end_backward()
+            return
+        before = self._tracker.live_bytes
+        gc.collect()
+        step, tracker = self._step, self._tracker
+        step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
+        step.cyclic_bytes = before - step.live_bytes
+        step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
+        step.done = list(self._recorder.done)
+        self.done.append(step)
+        self._step = Step(step.ended, gradients=set(step.gradients))  # which may be alive until its backward pass
+        self._forward_at, self._recorded, self.phase = step.ended, 0, "forward"
+        self._ended(step)
+        tracker.reset_peak()
+        self._recorder.begin()
+
+
+def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Choose torch.optim's default implementation for CUDA parameters."""
+    if isinstance(optimizer, torch.optim.Adafactor):
+        return  # it steps parameter by parameter on every device
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True

@@ -1,0 +1,94 @@
+"""Stands in for ``actbench.script.bench``: it runs the script as python does, and makes up what a step needs.
+
+A script may set the peak, as ``PEAK_GIB = 30``, and may end by an error.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+from actbench.errors import MeasurementError
+from actbench.measuring.failures import failure_of as failure_of
+from actbench.results.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
+from actbench.results.records import Built, Case
+from actbench.results.timeline import Holder, Span, Timeline
+
+GIB = 1024**3
+LIMIT = 24 * GIB
+SHARES = {"exact": 1.0, "checkpoint": 0.5}
+"""Of the saved tensors, by scheme."""
+
+
+class Session:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.said: Any = None
+
+    def memory(self) -> Measurement:
+        script = self.case.script
+        assert script is not None
+        before = sys.argv
+        sys.argv = [script.target, *script.arguments]
+        try:
+            ran = (runpy.run_module if script.is_module else runpy.run_path)(script.target, run_name="__main__")
+        finally:
+            sys.argv = before
+        self.said("step 2: peak 12.4 GiB")
+        if "REFUSED" in ran:
+            raise MeasurementError(ran["REFUSED"])
+        return measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))
+
+
+def measured(case: Case, peak_gib: float, at_most: tuple[str, ...]) -> Measurement:
+    saved = round(8 * GIB * SHARES.get(case.scheme, 0.9))
+    model = round(peak_gib * GIB) - 8 * GIB
+    peak = model + saved
+    limit = case.memory_limit_bytes or LIMIT
+    holders = (
+        holder("block.mlp", "saved", "aten::addmm", saved - GIB, "train.py:3 logits = model(x)"),
+        holder("head", "saved", "aten::_log_softmax", GIB, "train.py:4 loss = cross_entropy(logits, y)"),
+        holder("block.mlp", "weights", "parameter", model, None),
+    )
+    return Measurement(
+        weights_bytes=model // 4,
+        gradients_bytes=model // 4,
+        optimizer_bytes=model // 2,
+        activation_bytes=saved,
+        peak_bytes=peak,
+        at_most=at_most,
+        peak_phase="backward",
+        peak_parts=PeakParts(weights_bytes=model - model // 2, optimizer_bytes=model // 2, activation_bytes=saved),
+        phase_peaks=PhasePeaks(forward_bytes=peak - GIB, backward_bytes=peak, optimizer_bytes=model),
+        memory_limit_bytes=limit,
+        over_limit_bytes=peak - limit if peak > limit else None,
+        reserved_bytes=peak + GIB // 2,
+        estimated=EstimatedTime(
+            step_seconds=0.6,
+            forward_seconds=0.2,
+            backward_seconds=0.3,
+            optimizer_seconds=0.1,
+            host_seconds=0.1,
+            device_seconds=0.5,
+            flops=1,
+            moved_bytes=1,
+        ),
+        simulated="cuda",
+        dtype="float32",
+        optimizer="AdamW",
+        built=Built(model_class="Net", batch_size=case.rows or 16, micro_batches=2),
+        timeline=Timeline(
+            peak_bytes=peak,
+            peak_event=1,
+            events=2,
+            moments=(0, 1, 2),
+            held_bytes={"saved": (0, saved, 0), "weights": (model, model, model)},
+            spans=(Span(phase="forward", start=0), Span(phase="backward", start=0)),
+            holders=holders,
+        ),
+    )
+
+
+def holder(module: str, kind: Any, operator: str, held_bytes: int, line: str | None) -> Holder:
+    return Holder(module=module, kind=kind, operator=operator, tensors=1, held_bytes=held_bytes, line=line)
