@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,7 +42,8 @@ def subclasses_made() -> Iterator[None]:
 
         return make
 
-    with changed(Tensor, "_make_subclass", lambda own: staticmethod(making(own))):
+    importlib.import_module("torch._dynamo")  # which notes this function when it is imported
+    with changed(Tensor, "_make_subclass", making):
         yield
 
 
@@ -78,6 +80,7 @@ def changes(note: Note) -> dict[str, Change]:
         return matmul
 
     return {
+        "bitsandbytes.nn.modules": lambda module: subclasses_made(),
         "bitsandbytes.functional": lambda module: rebound(module, "get_paged", paged),
         "bitsandbytes.autograd._functions": lambda module: rebound(module, "matmul", without_outliers),
     }
