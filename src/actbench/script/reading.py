@@ -138,5 +138,6 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         optimizer=found.optimizers,
         built=Built(model_class=found.models),
         warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        at_most=tuple(run.at_most),
         timeline=whole.timeline(),
     )

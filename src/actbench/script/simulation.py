@@ -22,6 +22,8 @@ from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
+from actbench.results.render import markdown
+from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
 from actbench.script import reading
@@ -66,6 +68,7 @@ class Simulation:
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Simulation:
         folder: Path | None = None,
         script: Path | None = None,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.profile = profile
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
@@ -89,7 +93,7 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
+        self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker = _CheckedTracker(
@@ -136,9 +140,8 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._stack.close()
-        if self._held is not None and (error is None or isinstance(error, Ended)):
-            found = reading.measurement(self, self.steps.done[-1], self._held)
-            self._measured = found if self._applied is None else self._under(self._applied, found)
+        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
+            self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -160,14 +163,21 @@ class Simulation:
         """The most bytes allocated on the card in a step."""
         return self.measurement.peak_bytes
 
+    def table(self) -> str:
+        """Return the peak by phase, by kind, by line and by module as Markdown."""
+        return "\n".join(map(markdown, script_tables(self.measurement)))
+
     def timeline(self) -> Timeline:
         """Return the memory over the last step, with its holders at the peak."""
         found = self.measurement.timeline
         assert found is not None
         return found
 
-    def _under(self, applied: Applied, found: Measurement) -> Measurement:
-        """Add what the scheme changed to a measurement."""
+    def _read(self, held: Held) -> Measurement:
+        """Return the measurement of the last step, and of what the scheme changed."""
+        found, applied = reading.measurement(self, self.steps.done[-1], held), self._applied
+        if applied is None:
+            return found
         if len(self.steps.done) < 2:
             raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
         setups = applied.setups
@@ -199,6 +209,9 @@ class Simulation:
         return twin
 
     def _ended(self, step: Step) -> None:
+        if self._measured is not None:  # the script has caught the end of its run, and goes on
+            self._when_ended(self._measured)
+            raise Ended
         done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(done), step)
@@ -210,6 +223,7 @@ class Simulation:
         is_steady = len(done) > began + 1 and step.is_like(done[-2])
         last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
         if len(done) >= last or (self._limit is None and is_steady):
+            self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(done) > began
 
