@@ -13,6 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.script.arrivals import Change, changed, rebound
 
+_PAGED_ELEMENTS = 100_000
+"""Elements from which bitsandbytes lets the driver page a state."""
+
 Note = Callable[[str], None]
 
 
@@ -27,10 +30,12 @@ def subclasses_made() -> Iterator[None]:
 
     def making(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def make(cls: Any, data: Tensor, requires_grad: bool = False, **options: Any) -> Tensor:
-            if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+            if not isinstance(data, FakeTensor):
                 return own(cls, data, requires_grad, **options)
-            made: Any = data.detach()
-            if cls not in both:
+            made: Any = FakeTensor.detach(data)
+            if issubclass(cls, FakeTensor):
+                both[cls] = cls
+            elif cls not in both:
                 both[cls] = type(cls)(
                     cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": _detach}
                 )
@@ -59,14 +64,16 @@ def _detach(self: Tensor) -> Tensor:
 def changes(note: Note) -> dict[str, Change]:
     """Return the changes of bitsandbytes, by the names of its modules."""
 
-    def paged(_: Any) -> Callable[..., Tensor]:
-        def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-            note(
-                "bitsandbytes: states of paged optimizers are counted in host memory, as torch's allocator counts them."
-            )
-            return torch.empty(*shape, dtype=dtype)
+    def paged(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def get_state_buffer(self: Any, p: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+            if not self.is_paged or p.numel() < _PAGED_ELEMENTS or p.device.type == "cpu":
+                return own(self, p, dtype)
+            note("bitsandbytes: states of paged optimizers are in memory that torch's allocator does not count.")
+            state: Any = torch.zeros(p.shape, dtype=dtype, device="cpu")
+            state.is_paged = True
+            return state  # type: ignore[no-any-return]
 
-        return get_paged
+        return get_state_buffer
 
     def without_outliers(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def matmul(
@@ -81,6 +88,7 @@ def changes(note: Note) -> dict[str, Change]:
 
     return {
         "bitsandbytes.nn.modules": lambda module: subclasses_made(),
-        "bitsandbytes.functional": lambda module: rebound(module, "get_paged", paged),
+        "bitsandbytes.functional": lambda module: rebound(module, "prefetch_tensor", lambda own: lambda *tensors: None),
+        "bitsandbytes.optim.optimizer": lambda module: changed(module.Optimizer8bit, "get_state_buffer", paged),
         "bitsandbytes.autograd._functions": lambda module: rebound(module, "matmul", without_outliers),
     }
