@@ -38,7 +38,7 @@ from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Step, Steps
 from actbench.script.values import ScriptMode
-from actbench.units import MIB
+from actbench.units import MIB, format_bytes
 from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
@@ -111,6 +111,7 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
         self._stack = ExitStack()
@@ -178,7 +179,14 @@ class Simulation:
 
     def _read(self, held: Held) -> Measurement:
         """Return the measurement of the last step, and of what the scheme changed."""
-        found, applied = reading.measurement(self, self.steps.done[-1], held), self._applied
+        steady, applied = self.steps.done[self._began :] or self.steps.done[-1:], self._applied
+        peaks = [step.peak_bytes for step in steady]
+        if max(peaks) > 1.001 * min(peaks):
+            self.note(
+                f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
+                f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
+            )
+        found = reading.measurement(self, max(steady, key=lambda step: step.peak_bytes), held)
         if applied is None:
             return found
         if len(self.steps.done) < 2:
@@ -216,7 +224,7 @@ class Simulation:
         done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(done), step)
-        began = 1 if self._applied is None else 2  # the step that makes optimizer state
+        began = self._began
         if self._applied is not None and len(done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
