@@ -181,12 +181,13 @@ class Simulation:
         """Return the measurement of the last step, and of what the scheme changed."""
         steady, applied = self.steps.done[self._began :] or self.steps.done[-1:], self._applied
         peaks = [step.peak_bytes for step in steady]
-        if max(peaks) > 1.001 * min(peaks):
+        if max(peaks) > 1.01 * min(peaks):
             self.note(
                 f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
                 f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
             )
-        found = reading.measurement(self, max(steady, key=lambda step: step.peak_bytes), held)
+        largest = max(reversed(steady), key=lambda step: step.peak_bytes)  # lines are known of later ones
+        found = reading.measurement(self, largest, held)
         if applied is None:
             return found
         if len(self.steps.done) < 2:
