@@ -37,6 +37,7 @@ class Run(Protocol):
     notes: dict[str, None]
     at_most: dict[str, None]
     moved: set[int]
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
-        built=Built(model_class=found.models),
+        built=Built(model_class=found.models, batch_size=run.rows, micro_batches=max(1, len(step.forwards))),
         warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         at_most=tuple(run.at_most),
         timeline=whole.timeline(),

@@ -92,6 +92,7 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
+        self.rows: int | None = None
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
@@ -132,7 +133,7 @@ class Simulation:
             stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
-            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
@@ -236,6 +237,9 @@ class Simulation:
             self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(done) > began
+
+    def _fetched(self, rows: int) -> None:
+        self.rows = rows
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.moved |= self.tracker.names(tensors)
