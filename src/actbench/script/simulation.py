@@ -23,7 +23,7 @@ from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
 from actbench.results.timeline import Timeline
-from actbench.script import reading
+from actbench.script import groups, reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
 from actbench.script.lines import Lines
@@ -80,6 +80,8 @@ class Simulation:
         self.at_most: dict[str, None] = {}
         self.lines = Lines(folder or Path.cwd(), script)
         self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
+        self._processes = processes
+        self._per_machine = profile.rates.links.devices if profile.rates else groups.MOST_A_MACHINE
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker = _CheckedTracker(
@@ -111,6 +113,7 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(groups.joined(self._processes, self._per_machine))
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
