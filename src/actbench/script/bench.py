@@ -7,22 +7,23 @@ from pathlib import Path
 
 import torch
 
-from actbench import longsteps
+from actbench import schemes
 from actbench.errors import MeasurementError
 from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.meters import profiles
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.results.measured import Measurement
-from actbench.results.records import Case
+from actbench.results.records import Case, Script
 from actbench.script import launching
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
+from actbench.script.trials import largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
-    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads training "
-    "steps, which end with optimizer.step()"
+    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
+    "training steps, which end with optimizer.step()"
 )
 
 
@@ -31,6 +32,7 @@ class Session:
 
     Attributes:
         tried: Told of each trial of a search for the largest batch.
+        said: Told of each step.
     """
 
     def __init__(self, case: Case, *, timeline: bool = True) -> None:
@@ -38,7 +40,10 @@ class Session:
             raise MeasurementError(f"{case.name}: the case names no script")
         self.case, self.script = case, case.script
         self._wants_timeline = timeline
+        self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
+        self._scheme = schemes.build(case.scheme)
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
+        self.said: Callable[[str], object] = lambda text: None
 
     def memory(self) -> Measurement:
         """Run the script until its steps are alike, and return what a step needs.
@@ -46,28 +51,49 @@ class Session:
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.script.launching.run`.
         """
-        torch.manual_seed(self.case.seed)
-        target = Path(self.script.target)
-        simulation = Simulation(
-            profiles.get(self.case.device_profile or profiles.DEFAULT),
-            memory_limit_bytes=self.case.memory_limit_bytes,
-            steps=self.script.steps,
-            raise_oom=self.script.raise_oom,
-            processes=self.script.processes,
-            folder=Path.cwd() if self.script.is_module else target.resolve().parent,
-            script=None if self.script.is_module else target,
-            stepped=_tell,
+        searched = None
+        if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
+            limit = self.case.memory_limit_bytes or self._profile.memory_bytes
+            searched = largest_batch(self._trial, limit, self.tried)
+        found = self._run(self.script, self._say)
+        return found.model_copy(
+            update={
+                "timeline": found.timeline if self._wants_timeline else None,
+                "largest_batch": searched and searched.batch_size,
+                "largest_batch_search": searched,
+            }
         )
-        with simulation:
-            launching.run(self.script)
-        if not simulation.steps.done:
-            raise MeasurementError(_NO_STEP.format(self.script.text))
-        found = simulation.measurement
-        return found if self._wants_timeline else found.model_copy(update={"timeline": None})
 
     def time(self, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
 
+    def _trial(self, rows: int) -> Measurement:
+        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet)
 
-def _tell(number: int, step: Step) -> None:
-    longsteps.tell(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+    def _run(self, script: Script, stepped: Callable[[int, Step], object]) -> Measurement:
+        torch.manual_seed(self.case.seed)
+        target = Path(script.target)
+        simulation = Simulation(
+            self._profile,
+            memory_limit_bytes=self.case.memory_limit_bytes,
+            scheme=self._scheme if self._scheme.changes else None,
+            batch_size=script.batch_size,
+            steps=script.steps,
+            raise_oom=script.raise_oom,
+            processes=script.processes,
+            folder=Path.cwd() if script.is_module else target.resolve().parent,
+            script=None if script.is_module else target,
+            stepped=stepped,
+        )
+        with simulation:
+            launching.run(script)
+        if not simulation.steps.done:
+            raise MeasurementError(_NO_STEP.format(script.text))
+        return simulation.measurement
+
+    def _say(self, number: int, step: Step) -> None:
+        self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _quiet(number: int, step: Step) -> None:
+    """Say nothing of the steps of a trial."""

@@ -23,6 +23,7 @@ from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
 from actbench.results.timeline import Timeline
+from actbench.schemes import Scheme
 from actbench.script import groups, reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
@@ -30,6 +31,7 @@ from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.places import PlacedTracker
 from actbench.script.reading import Held
+from actbench.script.schemes import Applied
 from actbench.script.steps import Step, Steps
 from actbench.script.values import ScriptMode
 from actbench.units import MIB
@@ -55,8 +57,11 @@ class Simulation:
     Args:
         profile: The card.
         memory_limit_bytes: Memory that may be used; None for all of the card's.
+        scheme: Is applied to the models when the first step has ended; None for none.
+        batch_size: Rows of the batches of each DataLoader; None for its own.
         steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
+        processes: Processes that train together, of which this is the first.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
@@ -67,6 +72,8 @@ class Simulation:
         profile: DeviceProfile,
         *,
         memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
         steps: int | None = None,
         raise_oom: bool = False,
         processes: int = 1,
@@ -79,6 +86,8 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._batch_size = batch_size
         self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
         self._processes = processes
         self._per_machine = profile.rates.links.devices if profile.rates else groups.MOST_A_MACHINE
@@ -128,8 +137,9 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._stack.close()
-        if self._held is not None:
-            self._measured = reading.measurement(self, self.steps.done[-1], self._held)
+        if self._held is not None and (error is None or isinstance(error, Ended)):
+            found = reading.measurement(self, self.steps.done[-1], self._held)
+            self._measured = found if self._applied is None else self._under(self._applied, found)
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -157,6 +167,20 @@ class Simulation:
         assert found is not None
         return found
 
+    def _under(self, applied: Applied, found: Measurement) -> Measurement:
+        """Add what the scheme changed to a measurement."""
+        if len(self.steps.done) < 2:
+            raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
+        setups = applied.setups
+        warnings = [text for setup in setups for text in setup.warnings]
+        return found.model_copy(
+            update={
+                "sites": tuple(site for setup in setups for site in setup.sites),
+                "unreached": tuple(left for setup in setups for left in setup.unreached),
+                "warnings": (*found.warnings, *dict.fromkeys(warnings), *applied.check()),
+            }
+        )
+
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """Make a small parameter, which is real, fake: it moves to the card with its module."""
         if parameter is None or not isinstance(parameter, Tensor) or type(parameter) is not nn.Parameter:
@@ -179,10 +203,16 @@ class Simulation:
         done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(done), step)
-        is_steady = len(done) > 2 and step.is_like(done[-2])
-        if len(done) == self._limit or (self._limit is None and (is_steady or len(done) == _MOST_STEPS)):
+        began = 1 if self._applied is None else 2  # the step that makes optimizer state
+        if self._applied is not None and len(done) == 1:
+            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            gc.collect()
+            return
+        is_steady = len(done) > began + 1 and step.is_like(done[-2])
+        last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
+        if len(done) >= last or (self._limit is None and is_steady):
             raise Ended
-        self.lines.is_on = len(done) >= 2
+        self.lines.is_on = len(done) > began
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
