@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
 from actbench.script.patches import Patches
@@ -77,7 +78,7 @@ def joined(processes: int, per_machine: int = MOST_A_MACHINE) -> Iterator[None]:
         patches.callback(setattr, sys, "excepthook", sys.excepthook)
         patches.callback(_leave)
         _register(patches)
-        patches.set(c10d, "rendezvous", _meeting(processes, FakeStore))
+        patches.set(c10d, "rendezvous", _meeting(processes, FakeStore, patches))
         for name, function in (_objects() | {"all_reduce": _all_reduce(distributed.all_reduce)}).items():
             for owner in (distributed, c10d):
                 patches.set(owner, name, function)
@@ -112,17 +113,34 @@ def _register(patches: Patches) -> None:
         patches.replace(owner, monitored_barrier=lambda *args, **options: None)
 
 
-def _meeting(processes: int, store: Callable[[], Any]) -> Callable[..., Iterator[tuple[Any, int, int]]]:
+def _meeting(processes: int, store: Callable[[], Any], patches: Patches) -> Callable[..., Iterator[Any]]:
     """Return what lets a process meet the others: nobody is waited for."""
 
-    def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         if world_size not in (-1, processes):
             raise MeasurementError(_OTHER_SIZE.format(world_size, processes, world_size))
         if rank > 0:
             raise MeasurementError(_OTHER_RANK.format(rank))
+        _settle_tensors(patches)
         yield store(), 0, processes
 
     return meet
+
+
+def _settle_tensors(patches: Patches) -> None:
+    """Let DTensors find shapes outside of what is counted, and draw numbers without states that processes agree on."""
+    from torch.distributed.tensor import _dispatch, _random, _sharding_prop  # imports as much as all of torch
+
+    def elsewhere(propagator: Any, schema: Any) -> Any:
+        with _disable_current_modes():
+            return own(propagator, schema)
+
+    propagator = _sharding_prop.ShardingPropagator
+    own = propagator._propagate_tensor_meta_non_cached
+    patches.set(propagator, "_propagate_tensor_meta_non_cached", elsewhere)
+    patches.replace(_dispatch, run_dtensor_rng_op=lambda start, end, op, *args, **options: op(*args, **options))
+    for tracker in (_random._RNGStateTracker, _random.OffsetBasedRNGTracker):
+        patches.replace(tracker, _distribute_region=lambda own, spec, generator=None: nullcontext())
 
 
 def _objects() -> dict[str, Callable[..., Any]]:
