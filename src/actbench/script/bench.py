@@ -9,22 +9,35 @@ import torch
 
 from actbench import schemes
 from actbench.errors import MeasurementError
-from actbench.measuring.failures import failure_of as failure_of
+from actbench.measuring import failures
 from actbench.measuring.meters import profiles
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.results.measured import Measurement
-from actbench.results.records import Case, Script
+from actbench.results.records import Case, Failure, Script
 from actbench.script import launching
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
-from actbench.script.trials import largest_batch
+from actbench.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
     "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
     "training steps, which end with optimizer.step()"
 )
+
+
+class ScriptError(MeasurementError):
+    """A script that failed in its process; ``failure`` is the record of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the record of an error."""
+    return error.failure if isinstance(error, ScriptError) else failures.failure_of(error)
 
 
 class Session:
@@ -55,7 +68,9 @@ class Session:
         if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
             limit = self.case.memory_limit_bytes or self._profile.memory_bytes
             searched = largest_batch(self._trial, limit, self.tried)
-        found = self._run(self.script, self._say)
+        found = forked(lambda finish: self._run(self.script, self._say, finish))
+        if isinstance(found, Failure):
+            raise ScriptError(found)
         return found.model_copy(
             update={
                 "timeline": found.timeline if self._wants_timeline else None,
@@ -67,10 +82,10 @@ class Session:
     def time(self, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
 
-    def _trial(self, rows: int) -> Measurement:
-        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet)
+    def _trial(self, rows: int, finish: Finish) -> Measurement:
+        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
 
-    def _run(self, script: Script, stepped: Callable[[int, Step], object]) -> Measurement:
+    def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
         torch.manual_seed(self.case.seed)
         target = Path(script.target)
         simulation = Simulation(
@@ -84,6 +99,7 @@ class Session:
             folder=Path.cwd() if script.is_module else target.resolve().parent,
             script=None if script.is_module else target,
             stepped=stepped,
+            ended=finish,
         )
         with simulation:
             launching.run(script)

@@ -1,7 +1,7 @@
 """The place of a script among processes that train together: rank 0 of them, whose collectives move nothing.
 
-What torchrun and ``accelerate launch`` tell a script stands in its environment. Groups of any backend are of torch's
-fake process groups, and say the backend that the script asked for.
+What torchrun and ``accelerate launch`` tell a process stands in the environment. Groups of any backend are torch's fake
+process groups; they say that they are of the backend that the script asked for.
 """
 
 from __future__ import annotations
@@ -11,32 +11,41 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
+from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.script import collectives
 from actbench.script.patches import Patches
 from actbench.script.reducer import Logger, Reducer
-from actbench.workloads import known
 
-MOST_A_MACHINE = 8
-"""Cards of one machine, where a profile does not say."""
+_MOST_A_MACHINE = 8
+"""Cards of one machine, where a profile has no rates."""
 
 _BACKENDS = ("gloo", "nccl", "ucc")
 _OTHER_SIZE = (
-    "the script makes a group of {} processes, and there are {}: give --gpus {}, or let the script take the number "
-    "from the environment, as torchrun gives it"
+    "the script makes a group of {0} processes, and it runs as the first of {1}: give --gpus {0}, or let it take the "
+    "number from the environment variable WORLD_SIZE, as torchrun says it"
 )
-_OTHER_RANK = "the script takes rank {} of its process group; only rank 0 is simulated: launch it as torchrun would"
+_OTHER_RANK = "the script takes rank {} of its process group, and only the first process is simulated: take RANK"
+_OTHER_GROUP = (
+    "this process belongs to a process group ({}) already: simulate the script in a process of its own, or after "
+    "torch.distributed.destroy_process_group()"
+)
+_ENGINES = {"deepspeed": "DeepSpeed", "megatron": "Megatron"}
+_REFUSED = (
+    "{} is not simulated: it trains by kernels, buffers and processes of its own; run the script with --meter cuda, or "
+    "let it share the model out by torch: fully_shard does what ZeRO-3 does, parallelize_module is tensor parallel"
+)
 
 
-def environment(processes: int, per_machine: int = MOST_A_MACHINE) -> dict[str, str]:
+def environment(processes: int, per_machine: int) -> dict[str, str]:
     """Return what torchrun tells the first of ``processes``, as many on each machine as its cards allow."""
     local = max(count for count in range(1, min(processes, per_machine) + 1) if processes % count == 0)
     return {
@@ -58,32 +67,40 @@ def environment(processes: int, per_machine: int = MOST_A_MACHINE) -> dict[str, 
 
 
 @contextmanager
-def joined(processes: int, per_machine: int = MOST_A_MACHINE) -> Iterator[None]:
+def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]], object]) -> Iterator[None]:
     """Inside the block, let a script be the first of ``processes``; a group that it makes is left at the end.
 
     One process alone is told nothing, as by ``python``, but may make a group of one.
+
+    Args:
+        processes: How many train together.
+        profile: The card of each.
+        note: Receives buffers in which DistributedDataParallel averages gradients.
 
     Raises:
         MeasurementError: This process belongs to a process group already.
     """
     if distributed.is_initialized():
-        raise MeasurementError(
-            f"this process belongs to a process group ({distributed.get_backend()}): simulate a script in a process of "
-            "its own, or after torch.distributed.destroy_process_group()"
-        )
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+        raise MeasurementError(_OTHER_GROUP.format(distributed.get_backend()))
+    per_machine = profile.rates.links.devices if profile.rates else _MOST_A_MACHINE
     told = environment(processes, per_machine) if processes > 1 else {}
-    with mock.patch.dict(os.environ, told), Patches() as patches:
-        patches.callback(setattr, sys, "excepthook", sys.excepthook)
+    with Patches() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, told))
+        patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch sets one that says the rank
         patches.callback(_leave)
-        _register(patches)
-        patches.set(c10d, "rendezvous", _meeting(processes, FakeStore, patches))
-        for name, function in (_objects() | {"all_reduce": _all_reduce(distributed.all_reduce)}).items():
-            for owner in (distributed, c10d):
-                patches.set(owner, name, function)
-        patches.replace(distributed, Reducer=Reducer, Logger=Logger)
-        patches.replace(distributed, _register_comm_hook=_hooked, _register_builtin_comm_hook=_hooked_by_name)
+        _let_backends_be_fake(patches)
+        patches.set(c10d, "rendezvous", _meeting(processes, patches))
+        for name, change in collectives.CHANGES.items():
+            changed = change(getattr(c10d, name))
+            patches.set(c10d, name, changed)
+            patches.set(distributed, name, changed)
+        patches.replace(
+            distributed,
+            Reducer=functools.partial(Reducer, note=note),
+            Logger=Logger,
+            _register_comm_hook=Reducer.take_hook,
+            _register_builtin_comm_hook=Reducer.take_builtin_hook,
+        )
         yield
 
 
@@ -92,15 +109,18 @@ def _leave() -> None:
         distributed.destroy_process_group()
 
 
-def _register(patches: Patches) -> None:
-    """Make groups of all backends fake, for tensors on the card, which are the CPU's, too."""
-    plugins = dict(distributed.Backend._plugins)
-    fake = plugins["FAKE"]
-    capability = distributed.Backend.backend_capability
-    patches.enter_context(
-        mock.patch.dict(distributed.Backend._plugins, {name.upper(): fake for name in _BACKENDS})
-    )
-    patches.enter_context(mock.patch.dict(capability, {name: ["cpu", "cuda"] for name in _BACKENDS}))
+def _let_backends_be_fake(patches: Patches) -> None:
+    """Make groups of all backends fake, and for tensors on the card, which are the CPU's, too."""
+    from torch.testing._internal.distributed import fake_pg
+
+    def make(common: Any, options: Any) -> Any:
+        _refuse_engines(sys._getframe(1))
+        return fake_pg._create_fake_pg(common, None)
+
+    backend = distributed.Backend
+    plugin = backend._BackendPlugin(make, True)
+    patches.enter_context(mock.patch.dict(backend._plugins, {name.upper(): plugin for name in _BACKENDS}))
+    patches.enter_context(mock.patch.dict(backend.backend_capability, {name: ["cpu", "cuda"] for name in _BACKENDS}))
     own = c10d.BackendConfig.get_device_backend_map
 
     def of_devices(config: c10d.BackendConfig) -> Mapping[str, str]:
@@ -110,99 +130,50 @@ def _register(patches: Patches) -> None:
     patches.set(c10d.BackendConfig, "get_device_backend_map", of_devices)
     for owner in (distributed, c10d):
         patches.replace(owner, is_nccl_available=lambda: True, is_gloo_available=lambda: True)
-        patches.replace(owner, monitored_barrier=lambda *args, **options: None)
 
 
-def _meeting(processes: int, store: Callable[[], Any], patches: Patches) -> Callable[..., Iterator[Any]]:
-    """Return what lets a process meet the others: nobody is waited for."""
+def _refuse_engines(frame: FrameType | None) -> None:
+    """Raise a MeasurementError if an engine that is not simulated makes a group."""
+    while frame is not None:
+        engine = _ENGINES.get(str(frame.f_globals.get("__name__")).partition(".")[0])
+        if engine is not None:
+            raise MeasurementError(_REFUSED.format(engine))
+        frame = frame.f_back
+
+
+def refused_package(name: str | None) -> str | None:
+    """Return why a package that trains by itself is not simulated; None for other packages."""
+    engine = _ENGINES.get((name or "").partition(".")[0])
+    return None if engine is None else _REFUSED.format(engine)
+
+
+def _meeting(processes: int, patches: Patches) -> Callable[..., Iterator[Any]]:
+    """Return what lets a process meet the others: it waits for nobody."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         if world_size not in (-1, processes):
-            raise MeasurementError(_OTHER_SIZE.format(world_size, processes, world_size))
+            raise MeasurementError(_OTHER_SIZE.format(world_size, processes))
         if rank > 0:
             raise MeasurementError(_OTHER_RANK.format(rank))
-        _settle_tensors(patches)
-        yield store(), 0, processes
+        _let_shared_tensors_be_fake(patches)
+        yield FakeStore(), 0, processes
 
     return meet
 
 
-def _settle_tensors(patches: Patches) -> None:
-    """Let DTensors find shapes outside of what is counted, and draw numbers without states that processes agree on."""
+def _let_shared_tensors_be_fake(patches: Patches) -> None:
+    """Let DTensors find shapes outside of what is counted, and draw numbers without a generator of all processes."""
     from torch.distributed.tensor import _dispatch, _random, _sharding_prop  # imports as much as all of torch
-
-    def elsewhere(propagator: Any, schema: Any) -> Any:
-        with _disable_current_modes():
-            return own(propagator, schema)
 
     propagator = _sharding_prop.ShardingPropagator
     own = propagator._propagate_tensor_meta_non_cached
+
+    def elsewhere(propagating: Any, schema: Any) -> Any:
+        with _disable_current_modes():
+            return own(propagating, schema)
+
     patches.set(propagator, "_propagate_tensor_meta_non_cached", elsewhere)
     patches.replace(_dispatch, run_dtensor_rng_op=lambda start, end, op, *args, **options: op(*args, **options))
     for tracker in (_random._RNGStateTracker, _random.OffsetBasedRNGTracker):
         patches.replace(tracker, _distribute_region=lambda own, spec, generator=None: nullcontext())
-
-
-def _objects() -> dict[str, Callable[..., Any]]:
-    """Return collectives of objects: those of all processes are this one's."""
-
-    def all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * len(object_list)
-
-    def gather(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
-        if object_gather_list is not None:
-            all_gather(object_gather_list, obj)
-
-    def scatter(scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, *_: Any, **__: Any) -> None:
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[0]
-
-    return {
-        "all_gather_object": all_gather,
-        "gather_object": gather,
-        "scatter_object_list": scatter,
-        "broadcast_object_list": lambda *args, **options: None,
-    }
-
-
-class _Done:
-    """The work of a collective that is done, as :class:`torch.distributed.Work`; a fake group's has no results."""
-
-    def __init__(self, work: Any, results: list[Tensor]) -> None:
-        self._work, self._results = work, results
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return the results, which are there."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(self._results)
-        return future
-
-    def result(self) -> list[Tensor]:
-        """Return the results."""
-        return self._results
-
-
-def _all_reduce(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Let values that are known, which are the same in all processes, be added up as many times."""
-
-    def all_reduce(tensor: Tensor, op: Any = distributed.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        work = own(tensor, op=op, group=group, async_op=async_op)
-        value = known.value_of(tensor)
-        if value is not None and op == distributed.ReduceOp.SUM:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
-                value.mul_(distributed.get_world_size(group))
-        return None if work is None else _Done(work, [tensor])
-
-    return functools.wraps(own)(all_reduce)
-
-
-def _hooked(reducer: Reducer, state: Any, hook: Callable[..., Any]) -> None:
-    reducer._hook = (state, hook)
-
-
-def _hooked_by_name(reducer: Reducer, kind: Any) -> None:
-    is_half = kind == distributed.BuiltinCommHookType.FP16_COMPRESS
-    reducer._hook = (reducer._group, default_hooks.fp16_compress_hook if is_half else default_hooks.allreduce_hook)

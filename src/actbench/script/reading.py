@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from actbench.ops.simulation import plain_tensors
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
 from actbench.results.timeline import OPTIMIZER
+from actbench.script import sharing
 from actbench.script.lines import Lines
 from actbench.script.steps import Step
 
@@ -36,6 +37,7 @@ class Held:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        tensor_parallel: How many processes share the layers of one batch.
     """
 
     weights: set[int]
@@ -46,13 +48,17 @@ class Held:
     dtype: str | None
     models: str
     optimizers: str
+    tensor_parallel: int
 
 
 def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
-    weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
-    kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
-    state = [tensor for tensor in kept if not tracker.leaves_out(tensor)]
+
+    def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+
+    weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
     return Held(
         weights=tracker.names(weights),
         weights_bytes=footprint.stored_bytes(weights),
@@ -62,6 +68,7 @@ def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
 
 
@@ -114,6 +121,10 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         origins=run.lines.origins | found.owners,
     )
     first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
+    # gradients of the step before may be alive when the first forward pass begins, and not when it ends
+    held_before, held_after = (
+        sum(amount for name, amount in alive(events[:at]).items() if name not in step.gradients) for at in (first, last)
+    )
     estimated = None
     if profile.rates is not None and step.done:
         estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
@@ -121,7 +132,7 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=sum(alive(events[:last]).values()) - sum(alive(events[:first]).values()),
+        activation_bytes=held_after - held_before,
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),
@@ -137,6 +148,8 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         dtype=found.dtype,
         optimizer=found.optimizers,
         built=Built(model_class=found.models),
+        mesh=sharing.mesh(run.processes, found.tensor_parallel),
         warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        at_most=tuple(run.at_most),
         timeline=whole.timeline(),
     )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.autograd import Variable
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from actbench.errors import UntraceableError
 
@@ -37,12 +38,18 @@ class Bucket:
     Args:
         number: Its place in the order of averaging.
         members: The parameters, of one type.
+        is_last: Whether no other comes after it.
+
+    Attributes:
+        views: The part of each parameter.
+        missing: How many gradients are not there yet.
+        future: The averages, once the averaging has begun.
     """
 
-    def __init__(self, number: int, members: Sequence[nn.Parameter], last: bool) -> None:
-        self._number, self._last = number, last
+    def __init__(self, number: int, members: Sequence[nn.Parameter], *, is_last: bool) -> None:
+        self._number, self._last = number, is_last
         self.members = members
-        self._flat = _flat(members)
+        self._flat = members[0].new_empty(sum(each.numel() for each in members), requires_grad=False)
         self.views = _views(self._flat, members)
         self.missing = len(members)
         self.future: Any = None
@@ -67,7 +74,11 @@ class Bucket:
 
 
 class Reducer:
-    """Averages gradients over processes, bucket by bucket; arguments are those of ``torch.distributed.Reducer``."""
+    """Averages gradients over processes, bucket by bucket; stands in for ``torch.distributed.Reducer``.
+
+    Args:
+        note: Receives new buffers; the other arguments are those of torch's.
+    """
 
     def __init__(
         self,
@@ -86,6 +97,8 @@ class Reducer:
         bucket_bytes_cap_list: Sequence[int] = (),
         batched_grad_copy: bool = False,
         lazy_bucket_allocation: bool = False,
+        *,
+        note: Callable[[list[Tensor]], object] = lambda buffers: None,
     ) -> None:
         if any(expect_sparse_gradients):
             raise UntraceableError(
@@ -96,7 +109,7 @@ class Reducer:
             raise UntraceableError(
                 "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out, for an upper bound"
             )
-        self._params, self._group = list(params), process_group
+        self._params, self._group, self._note = list(params), process_group, note
         self._caps = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._find_unused, self._as_view = find_unused_parameters, gradient_as_bucket_view
         self._names = param_to_name_mapping or {}
@@ -216,10 +229,20 @@ class Reducer:
         self._places: dict[int, tuple[Bucket, Tensor]] = {}
         buckets = []
         for number, members in enumerate(indices):
-            bucket = Bucket(number, [self._params[index] for index in members], number == len(indices) - 1)
+            bucket = Bucket(number, [self._params[index] for index in members], is_last=number == len(indices) - 1)
             self._places.update((index, (bucket, view)) for index, view in zip(members, bucket.views, strict=True))
             buckets.append(bucket)
+        self._note([bucket.buffer() for bucket in buckets])
         return buckets
+
+    def take_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Average by a function of the user's from ``state`` and a bucket to a future."""
+        self._hook = (state, hook)
+
+    def take_builtin_hook(self, kind: Any) -> None:
+        """Average by one of the functions that torch has in C++."""
+        is_half = kind == distributed.BuiltinCommHookType.FP16_COMPRESS
+        self.take_hook(self._group, default_hooks.fp16_compress_hook if is_half else default_hooks.allreduce_hook)
 
     def _rebuild_buckets(self) -> bool:
         """Make buckets anew, by the order of gradients in the first backward pass; return whether it did."""
@@ -254,7 +277,7 @@ class Reducer:
         self._reducing = self._finalizing = False
 
     def _get_zeros_like_grad_buckets(self) -> list[Bucket]:
-        return [Bucket(bucket.index(), bucket.members, bucket.is_last()) for bucket in self._buckets]
+        return [Bucket(bucket.index(), bucket.members, is_last=bucket.is_last()) for bucket in self._buckets]
 
     def _get_local_used_map(self) -> Tensor:
         return self._used
@@ -285,10 +308,6 @@ class Logger:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args: None
-
-
-def _flat(members: Sequence[nn.Parameter]) -> Tensor:
-    return members[0].new_empty(sum(each.numel() for each in members), requires_grad=False)
 
 
 def _views(flat: Tensor, members: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,8 @@ from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
+from actbench.results.render import markdown
+from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
 from actbench.script import groups, reading
@@ -65,6 +68,7 @@ class Simulation:
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Simulation:
         folder: Path | None = None,
         script: Path | None = None,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.profile = profile
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
@@ -88,9 +93,8 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
-        self._processes = processes
-        self._per_machine = profile.rates.links.devices if profile.rates else groups.MOST_A_MACHINE
+        self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
+        self.processes = processes
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker = _CheckedTracker(
@@ -100,7 +104,7 @@ class Simulation:
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
@@ -122,14 +126,14 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
-            stack.enter_context(groups.joined(self._processes, self._per_machine))
+            stack.enter_context(groups.joined(self.processes, self.profile, self.tracker.note_buckets))
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
-                self.tracker.check = self.memory.check
+                self.tracker.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
@@ -137,9 +141,8 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._stack.close()
-        if self._held is not None and (error is None or isinstance(error, Ended)):
-            found = reading.measurement(self, self.steps.done[-1], self._held)
-            self._measured = found if self._applied is None else self._under(self._applied, found)
+        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
+            self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -161,14 +164,21 @@ class Simulation:
         """The most bytes allocated on the card in a step."""
         return self.measurement.peak_bytes
 
+    def table(self) -> str:
+        """Return the peak by phase, by kind, by line and by module as Markdown."""
+        return "\n".join(map(markdown, script_tables(self.measurement)))
+
     def timeline(self) -> Timeline:
         """Return the memory over the last step, with its holders at the peak."""
         found = self.measurement.timeline
         assert found is not None
         return found
 
-    def _under(self, applied: Applied, found: Measurement) -> Measurement:
-        """Add what the scheme changed to a measurement."""
+    def _read(self, held: Held) -> Measurement:
+        """Return the measurement of the last step, and of what the scheme changed."""
+        found, applied = reading.measurement(self, self.steps.done[-1], held), self._applied
+        if applied is None:
+            return found
         if len(self.steps.done) < 2:
             raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
         setups = applied.setups
@@ -200,6 +210,9 @@ class Simulation:
         return twin
 
     def _ended(self, step: Step) -> None:
+        if self._measured is not None:  # the script has caught the end of its run, and goes on
+            self._when_ended(self._measured)
+            raise Ended
         done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(done), step)
@@ -211,8 +224,13 @@ class Simulation:
         is_steady = len(done) > began + 1 and step.is_like(done[-2])
         last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
         if len(done) >= last or (self._limit is None and is_steady):
+            self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(done) > began
+
+    def _restart(self) -> None:
+        self.steps.restart()
+        self._held, self.lines.is_on = None, False
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

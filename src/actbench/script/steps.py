@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops.simulation import plain_tensors
 from actbench.results.records import Phase
 from actbench.workloads.overrides import replaced
 
@@ -92,6 +93,19 @@ class Steps:
         """The step that runs."""
         return self._step
 
+    def restart(self) -> None:
+        """Forget all steps: memory ran out, and the script tries something else."""
+        self.done.clear()
+        self.optimizers.clear()
+        self._tracker.reset_peak()
+        self._begin()
+
+    def _begin(self) -> None:
+        events = self._events()
+        before = self._step.gradients  # which may be alive until the backward pass of the new step
+        self._step = Step(events, gradients=set(before))
+        self._forward_at, self._recorded, self.phase = events, 0, "forward"
+
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._depth:  # a block that is run again inside of the backward pass
@@ -133,7 +147,8 @@ class Steps:
             self.optimizers.append(optimizer)
         # now, and not when the update begins: a closure runs both passes inside of it
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        gradients = [each for each in made if not self._tracker.leaves_out(each)]
         self._step.gradients |= self._tracker.names(gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
         if optimizer is not self.optimizers[0]:
@@ -147,8 +162,7 @@ class Steps:
         step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
         step.done = list(self._recorder.done)
         self.done.append(step)
-        self._step = Step(step.ended, gradients=set(step.gradients))  # which may be alive until its backward pass
-        self._forward_at, self._recorded, self.phase = step.ended, 0, "forward"
+        self._begin()
         self._ended(step)
         tracker.reset_peak()
         self._recorder.begin()
