@@ -6,11 +6,13 @@ The other processes have what this one has.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, distributed
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.workloads import known
 
@@ -50,6 +52,28 @@ def _adding_up(own: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(own)(all_reduce)
 
 
+def _writing(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a collective that writes tensors, its first argument, forget their values, or write those of its second."""
+    named = tuple(inspect.signature(own).parameters)
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        given = dict(zip(named, args, strict=False)) | kwargs
+        outputs, source = given[named[0]], known.value_of(given[named[1]])
+        for output in [outputs] if isinstance(outputs, Tensor) else outputs:
+            value = known.value_of(output)
+            if value is None or not isinstance(output, FakeTensor):
+                continue
+            if source is None or value.numel() % source.numel() or "gather" not in own.__name__:
+                known.forget(output)
+                continue
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                value.view(-1, source.numel()).copy_(source.reshape(1, -1))
+        return result
+
+    return functools.wraps(own)(collective)
+
+
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     object_list[:] = [obj] * len(object_list)
 
@@ -72,11 +96,15 @@ def _instead(function: Callable[..., None]) -> Callable[[Callable[..., Any]], Ca
 
 
 CHANGES: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "all_gather": _writing,
+    "all_gather_into_tensor": _writing,
     "all_reduce": _adding_up,
     "all_gather_object": _instead(_all_gather_object),
     "broadcast_object_list": _instead(_nothing),
     "gather_object": _instead(_gather_object),
     "monitored_barrier": _instead(_nothing),
+    "reduce_scatter": _writing,
+    "reduce_scatter_tensor": _writing,
     "scatter_object_list": _instead(_scatter_object_list),
 }
 """From the name of a function of ``torch.distributed`` to what makes another of it for a fake group."""

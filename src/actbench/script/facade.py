@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _device
 
 from actbench.ops import hostmemory
-from actbench.script.places import is_made_of_others, is_on_card, placing
-from actbench.script.values import READERS
+from actbench.script.places import address, is_made_of_others, is_on_card, placing
+from actbench.script.values import READERS, real_if_known
 from actbench.workloads import known
 from actbench.workloads.overrides import replaced
 
@@ -83,7 +83,7 @@ class Facade:
         if not (self._is_apart and is_on_card(tensor)):
             return self._move(tensor, dtype, **options)
         with placing("host"):
-            return self._move(tensor, dtype, **{**options, "copy": True})
+            return real_if_known(self._move(tensor, dtype, **{**options, "copy": True}))
 
     def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
         """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
@@ -125,6 +125,7 @@ class Facade:
         yield torch, "normal", self._making
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
+        yield torch.UntypedStorage, "data_ptr", _addressed
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self._to = own
@@ -219,6 +220,7 @@ class Facade:
             "device": property(device),
             "is_cuda": property(self.on_card),
             "is_cpu": property(lambda tensor: not self.on_card(tensor)),
+            "data_ptr": lambda tensor: address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize,
             "get_device": lambda tensor: 0 if self.on_card(tensor) else -1,
             "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
         }
@@ -231,6 +233,10 @@ def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
 
     return make
+
+
+def _addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
 
 
 def is_cuda(device: Any) -> bool:
