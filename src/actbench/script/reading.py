@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.base import MemoryReading, held_by_cycles
 from actbench.measuring.meters.peak import Moments, alive
+from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops.simulation import plain_tensors
@@ -21,12 +22,21 @@ from actbench.results.records import Built
 from actbench.results.timeline import OPTIMIZER
 from actbench.script import sharing
 from actbench.script.lines import Lines
+from actbench.script.memory import CardMemory
 from actbench.script.steps import Step
 
-if TYPE_CHECKING:
-    from actbench.script.simulation import Simulation
-
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
+
+
+class Run(Protocol):
+    """A simulated run; see :class:`actbench.script.simulation.Simulation`."""
+
+    profile: DeviceProfile
+    tracker: StorageTracker
+    lines: Lines
+    memory: CardMemory
+    notes: dict[str, None]
+    at_most: dict[str, None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def _owners(
             yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
 
 
-def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
+def measurement(run: Run, step: Step, found: Held) -> Measurement:
     """Return the measurement of a step that has ended."""
     events, profile = run.tracker.events[: step.ended], run.profile
     moments = Moments(step.begun, step.forwards, step.updating)
@@ -142,7 +152,7 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         communication=communication(step.done),
         untimed=_UNTIMED.format(profile.name) if estimated is None else None,
         simulated="cuda" if profile.is_cuda else "cpu",
-    ).against(run.memory_bytes)
+    ).against(run.memory.total_bytes)
     return Measurement(
         **vars(read),
         dtype=found.dtype,

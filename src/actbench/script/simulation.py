@@ -20,6 +20,7 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
@@ -30,6 +31,7 @@ from actbench.schemes import Scheme
 from actbench.script import groups, reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
+from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.places import PlacedTracker
@@ -97,13 +99,14 @@ class Simulation:
         self.processes = processes
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker = _CheckedTracker(
+        self._checked = _CheckedTracker(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
+        self.tracker: StorageTracker = self._checked
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
@@ -130,10 +133,11 @@ class Simulation:
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
-                self.tracker.check = partial(self.memory.check, self._restart)
+                self._checked.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
