@@ -40,7 +40,9 @@ class _Done:
 def _adding_up(own: Callable[..., Any]) -> Callable[..., Any]:
     """Let an all-reduce that adds up add values that are known as often as there are processes."""
 
-    def all_reduce(tensor: Tensor, op: Any = distributed.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(
+        tensor: Tensor, op: Any = distributed.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
         work = own(tensor, op=op, group=group, async_op=async_op)
         value = known.value_of(tensor)
         size = distributed.get_world_size(group)

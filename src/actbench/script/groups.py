@@ -45,9 +45,14 @@ _REFUSED = (
 )
 
 
-def environment(processes: int, per_machine: int) -> dict[str, str]:
-    """Return what torchrun tells the first of ``processes``, as many on each machine as its cards allow."""
-    local = max(count for count in range(1, min(processes, per_machine) + 1) if processes % count == 0)
+def cards_of_machine(processes: int, profile: DeviceProfile) -> int:
+    """Return how many processes, each with a card, are on one machine: equally many on each, as many as it takes."""
+    most = profile.rates.links.devices if profile.rates else _MOST_A_MACHINE
+    return max(count for count in range(1, min(processes, most) + 1) if processes % count == 0)
+
+
+def environment(processes: int, local: int) -> dict[str, str]:
+    """Return what torchrun tells the first of ``processes``, of which ``local`` are on each machine."""
     return {
         "RANK": "0",
         "WORLD_SIZE": str(processes),
@@ -82,8 +87,7 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
     """
     if distributed.is_initialized():
         raise MeasurementError(_OTHER_GROUP.format(distributed.get_backend()))
-    per_machine = profile.rates.links.devices if profile.rates else _MOST_A_MACHINE
-    told = environment(processes, per_machine) if processes > 1 else {}
+    told = environment(processes, cards_of_machine(processes, profile)) if processes > 1 else {}
     with Patches() as patches:
         patches.enter_context(mock.patch.dict(os.environ, told))
         patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch sets one that says the rank
@@ -115,7 +119,7 @@ def _let_backends_be_fake(patches: Patches) -> None:
 
     def make(common: Any, options: Any) -> Any:
         _refuse_engines(sys._getframe(1))
-        return fake_pg._create_fake_pg(common, None)
+        return fake_pg._create_fake_pg(common, None)  # type: ignore[no-untyped-call]
 
     backend = distributed.Backend
     plugin = backend._BackendPlugin(make, True)

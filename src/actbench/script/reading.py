@@ -37,6 +37,7 @@ class Run(Protocol):
     memory: CardMemory
     notes: dict[str, None]
     at_most: dict[str, None]
+    processes: int
 
 
 @dataclass(frozen=True)

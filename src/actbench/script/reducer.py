@@ -19,58 +19,19 @@ from torch.autograd import Variable
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from actbench.errors import UntraceableError
+from actbench.script.buckets import Bucket, views
 
 _bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 
 _UNFINISHED = (
-    "Expected to have finished reduction in the prior iteration before starting a new one. {} parameters had no gradient "
-    "in the last backward pass (the first is {}): DistributedDataParallel(find_unused_parameters=True) allows for them"
+    "Expected to have finished reduction in the prior iteration before starting a new one. {} parameters had no "
+    "gradient in the last backward pass (the first is {}): DistributedDataParallel(find_unused_parameters=True) allows "
+    "for them"
 )
 _TWICE = (
     "Expected to mark a variable ready only once. {} had a gradient twice in one backward pass: it is used by several "
     "reentrant checkpoints, or in several forward passes; static_graph=True, or use_reentrant=False, allows for it"
 )
-
-
-class Bucket:
-    """Gradients that are averaged at once; stands in for ``torch.distributed.GradBucket``.
-
-    Args:
-        number: Its place in the order of averaging.
-        members: The parameters, of one type.
-        is_last: Whether no other comes after it.
-
-    Attributes:
-        views: The part of each parameter.
-        missing: How many gradients are not there yet.
-        future: The averages, once the averaging has begun.
-    """
-
-    def __init__(self, number: int, members: Sequence[nn.Parameter], *, is_last: bool) -> None:
-        self._number, self._last = number, is_last
-        self.members = members
-        self._flat = members[0].new_empty(sum(each.numel() for each in members), requires_grad=False)
-        self.views = _views(self._flat, members)
-        self.missing = len(members)
-        self.future: Any = None
-
-    def index(self) -> int:
-        return self._number
-
-    def is_last(self) -> bool:
-        return self._last
-
-    def buffer(self) -> Tensor:
-        return self._flat
-
-    def set_buffer(self, tensor: Tensor) -> None:
-        self._flat = tensor
-
-    def gradients(self) -> list[Tensor]:
-        return self.views
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.members)
 
 
 class Reducer:
@@ -107,7 +68,7 @@ class Reducer:
             )
         if lazy_bucket_allocation:
             raise UntraceableError(
-                "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out, for an upper bound"
+                "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out for an upper bound"
             )
         self._params, self._group, self._note = list(params), process_group, note
         self._caps = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
@@ -216,8 +177,8 @@ class Reducer:
         found = found[0] if isinstance(found, list | tuple) else found
         bucket.future = None
         flat = bucket.buffer()
-        views = bucket.views if found is flat else _views(found, bucket.members)
-        for parameter, own, view in zip(bucket.members, bucket.views, views, strict=True):
+        averages = bucket.views if found is flat else views(found, bucket.members)
+        for parameter, own, view in zip(bucket.members, bucket.views, averages, strict=True):
             if parameter.grad is None:
                 continue  # unused here, and so in all processes
             if not self._as_view:
@@ -241,7 +202,7 @@ class Reducer:
 
     def take_builtin_hook(self, kind: Any) -> None:
         """Average by one of the functions that torch has in C++."""
-        is_half = kind == distributed.BuiltinCommHookType.FP16_COMPRESS
+        is_half = kind.name == "FP16_COMPRESS"
         self.take_hook(self._group, default_hooks.fp16_compress_hook if is_half else default_hooks.allreduce_hook)
 
     def _rebuild_buckets(self) -> bool:
@@ -295,7 +256,8 @@ class Reducer:
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None: ...
 
-    def set_logger(self, logger: Any) -> None: ...
+    def set_logger(self, logger: Any) -> None:
+        """Take what tells of this object: nobody asks it."""
 
 
 class Logger:
@@ -308,12 +270,3 @@ class Logger:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args: None
-
-
-def _views(flat: Tensor, members: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return the part of each parameter in a flat tensor, with its strides where it has no gaps."""
-    views, offset = [], 0
-    for each in members:
-        views.append(flat.as_strided(each.shape, torch.empty_like(each, device="meta").stride(), offset))
-        offset += each.numel()
-    return views

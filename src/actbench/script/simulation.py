@@ -107,7 +107,8 @@ class Simulation:
             made=self.lines.made,
         )
         self.tracker: StorageTracker = self._checked
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
+        cards = groups.cards_of_machine(processes, profile)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
@@ -129,7 +130,7 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
-            stack.enter_context(groups.joined(self.processes, self.profile, self.tracker.note_buckets))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._checked.note_buckets))
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
