@@ -62,10 +62,6 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
 
-    def note_buckets(self, tensors: Iterable[Tensor]) -> None:
-        """Note that tensors are buffers in which processes average their gradients."""
-        self.communicated.gathered |= self.names(tensors)
-
 
 def _any_on_card(values: Iterable[Any]) -> bool:
     """Return whether one of the tensors among nested values is on the card; it looks no further than the first."""

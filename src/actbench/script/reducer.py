@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -264,6 +265,9 @@ class Logger:
     """Stands in for ``torch.distributed.Logger``, which tells of a reducer in C++."""
 
     def __init__(self, reducer: Reducer) -> None: ...
+
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        return SimpleNamespace(strs_map={}, ints_map={})
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return what notes nothing."""

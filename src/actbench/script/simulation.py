@@ -20,6 +20,7 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
@@ -130,7 +131,7 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
-            stack.enter_context(groups.joined(self.processes, self.profile, self._checked.note_buckets))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
@@ -213,6 +214,13 @@ class Simulation:
                 vars(twin).setdefault(key, value)
             vars(parameter)["_actbench_twin"] = twin
         return twin
+
+    def _note_buckets(self, buckets: list[Tensor]) -> None:
+        """Note what tensors in which processes average gradients are for, and who made them."""
+        names = self.tracker.names(buckets)
+        self.tracker.communicated.gathered |= names
+        origin = Origin("", "DistributedDataParallel", self.lines.line())
+        self.lines.origins.update(dict.fromkeys(names, origin))
 
     def _ended(self, step: Step) -> None:
         if self._measured is not None:  # the script has caught the end of its run, and goes on
