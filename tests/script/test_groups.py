@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from residual import ROWS, Block, Residual, batch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -20,6 +22,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from actbench.errors import CodeError, MeasurementError, UntraceableError
 from actbench.measuring import bench, ranks
@@ -357,3 +360,80 @@ def test_a_script_for_torchrun_says_what_is_missing(tmp_path: Path) -> None:
     script.write_text("print({}['other'])\n")
     with on_card(1), pytest.raises(CodeError, match="KeyError"):
         launching.run(Script(target=str(script)))
+
+
+@pytest.fixture
+def no_state_left() -> Iterator[None]:
+    """Accelerate remembers the processes that it found."""
+    PartialState._reset_state()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    yield
+    PartialState._reset_state()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+
+
+def accelerated(**options: Any) -> Measurement:
+    """Return what a step of a loop needs that accelerate has prepared."""
+    with on_card() as card:
+        accelerator = Accelerator(**options)
+        data = TensorDataset(*batch(16 * ROWS * PROCESSES).values())
+        model = Residual()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, ROWS, shuffle=True))
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert accelerator.gather_for_metrics(loss.detach()).tolist() == [1] * PROCESSES
+    return card.measurement
+
+
+@pytest.mark.usefixtures("no_state_left")
+def test_accelerate_wraps_a_model_by_itself() -> None:
+    assert accelerated().peak_bytes == pytest.approx(trained(ddp()).peak_bytes, rel=1e-3)
+
+
+@pytest.mark.usefixtures("no_state_left")
+def test_accelerate_shares_a_model_out() -> None:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    found, expected = accelerated(fsdp_plugin=plugin), trained(fsdp2())
+
+    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=1e-3)
+    assert found.optimizer_bytes == pytest.approx(expected.optimizer_bytes, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_model_of_eight_billion_parameters_is_shared_out_as_measure_says(llama_8b: Path) -> None:
+    def train() -> None:
+        distributed.init_process_group("nccl")
+        config = LlamaConfig.from_pretrained(llama_8b, use_cache=False)
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config).to(torch.bfloat16)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        model.to_empty(device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(4):
+            tokens = torch.randint(0, config.vocab_size, (1, 1024), device="cuda")
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with on_card(8) as card:
+        train()
+
+    case = Case(
+        model="llama-3.1-8b", scheme="fsdp:8", batch_size=1, sequence_length=1024, dtype="bfloat16", meter="simulated",
+        device_profile=CARD,
+    )  # fmt: skip
+    with ranks.left_after():
+        expected = bench.Session(case).memory()
+    assert card.peak_bytes == pytest.approx(expected.peak_bytes, rel=1e-3)
+    assert card.measurement.weights_bytes == expected.weights_bytes
+    assert card.measurement.optimizer_bytes == expected.optimizer_bytes

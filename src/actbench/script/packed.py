@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from actbench.ops import hostmemory
 from actbench.script.arrivals import Change, changed, rebound
 
 _PAGED_ELEMENTS = 100_000
@@ -30,6 +32,10 @@ def subclasses_made() -> Iterator[None]:
 
     def making(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def make(cls: Any, data: Tensor, requires_grad: bool = False, **options: Any) -> Tensor:
+            mode = _running_mode() if cls.__module__.startswith("bitsandbytes.") else None
+            if mode is not None and not isinstance(data, FakeTensor):
+                data = mode.from_tensor(data)  # a small one, which is real, and is in host memory
+                hostmemory.mark(data.untyped_storage())
             if not isinstance(data, FakeTensor):
                 return own(cls, data, requires_grad, **options)
             made: Any = FakeTensor.detach(data)
@@ -50,6 +56,11 @@ def subclasses_made() -> Iterator[None]:
     importlib.import_module("torch._dynamo")  # which notes this function when it is imported
     with changed(Tensor, "_make_subclass", making):
         yield
+
+
+def _running_mode() -> FakeTensorMode | None:
+    modes = _get_current_dispatch_mode_stack()
+    return next((mode for mode in modes if isinstance(mode, FakeTensorMode)), None)
 
 
 def _detach(self: Tensor) -> Tensor:

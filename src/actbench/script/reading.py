@@ -38,6 +38,7 @@ class Run(Protocol):
     notes: dict[str, None]
     at_most: dict[str, None]
     processes: int
+    moved: set[int]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         gradients=step.gradients,
         communicated=run.tracker.communicated,
     )
+    kinds |= {name: "batch" for name in run.moved if kinds.get(name, "saved") == "saved"}
     before = list(alive(events[: step.begun]).items())
     shift = len(before) - step.begun
     passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
@@ -132,10 +134,9 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         origins=run.lines.origins | found.owners,
     )
     first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
-    # gradients of the step before may be alive when the first forward pass begins, and not when it ends
-    held_before, held_after = (
-        sum(amount for name, amount in alive(events[:at]).items() if name not in step.gradients) for at in (first, last)
-    )
+    # neither the batch, which is moved to the card meanwhile, nor what the script still holds of the step before
+    older = alive(events[:first]).keys() | run.moved | step.gradients
+    made_bytes = sum(amount for name, amount in alive(events[:last]).items() if name not in older)
     estimated = None
     if profile.rates is not None and step.done:
         estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
@@ -143,7 +144,7 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=held_after - held_before,
+        activation_bytes=made_bytes,
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),
