@@ -97,7 +97,7 @@ class Session:
             raise_oom=script.raise_oom,
             processes=script.processes,
             folder=Path.cwd() if script.is_module else target.resolve().parent,
-            script=None if script.is_module else target,
+            script=None if script.file is None else Path(script.file),
             stepped=stepped,
             ended=finish,
         )

@@ -40,13 +40,16 @@ _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}
 
 
 @contextmanager
-def loaded_here(note: Note, real: Real, batch_size: int | None) -> Iterator[None]:
+def loaded_here(
+    note: Note, real: Real, batch_size: int | None, fetched: Callable[[int], object] = lambda rows: None
+) -> Iterator[None]:
     """Inside the block, let each ``DataLoader`` fetch its batches in this process, each inside ``real()``.
 
     Args:
         note: Receives a sentence about a loader whose batches cannot get the size.
         real: Makes the context in which data sets, samplers and collators run.
         batch_size: Rows of a batch of the loaders that train; None leaves each its own.
+        fetched: Is told the samples of each batch that is fetched while gradients are recorded.
     """
     base: Any = torchs._SingleProcessDataLoaderIter
 
@@ -54,6 +57,12 @@ def loaded_here(note: Note, real: Real, batch_size: int | None) -> Iterator[None
         def __init__(self, loader: DataLoader[Any]) -> None:
             with real(), _alone(loader):
                 super().__init__(loader)
+
+        def _next_index(self) -> Any:
+            index = super()._next_index()
+            if isinstance(index, list) and torch.is_grad_enabled():
+                fetched(len(index))
+            return index
 
         def _next_data(self) -> Any:
             with real():

@@ -39,6 +39,7 @@ class Run(Protocol):
     at_most: dict[str, None]
     processes: int
     moved: set[int]
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
-        built=Built(model_class=found.models),
+        built=Built(model_class=found.models, batch_size=run.rows, micro_batches=max(1, len(step.forwards))),
         mesh=sharing.mesh(run.processes, found.tensor_parallel),
         warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         at_most=tuple(run.at_most),

@@ -39,7 +39,7 @@ from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Step, Steps
 from actbench.script.values import ScriptMode
-from actbench.units import MIB
+from actbench.units import MIB, format_bytes
 from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
@@ -93,6 +93,7 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
+        self.rows: int | None = None
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
@@ -114,6 +115,7 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
         self._stack = ExitStack()
@@ -135,7 +137,7 @@ class Simulation:
             stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
-            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
@@ -182,7 +184,15 @@ class Simulation:
 
     def _read(self, held: Held) -> Measurement:
         """Return the measurement of the last step, and of what the scheme changed."""
-        found, applied = reading.measurement(self, self.steps.done[-1], held), self._applied
+        steady, applied = self.steps.done[self._began :] or self.steps.done[-1:], self._applied
+        peaks = [step.peak_bytes for step in steady]
+        if max(peaks) > 1.01 * min(peaks):
+            self.note(
+                f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
+                f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
+            )
+        largest = max(reversed(steady), key=lambda step: step.peak_bytes)  # lines are known of later ones
+        found = reading.measurement(self, largest, held)
         if applied is None:
             return found
         if len(self.steps.done) < 2:
@@ -227,7 +237,7 @@ class Simulation:
         done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(done), step)
-        began = 1 if self._applied is None else 2  # the step that makes optimizer state
+        began = self._began
         if self._applied is not None and len(done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
@@ -238,6 +248,9 @@ class Simulation:
             self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(done) > began
+
+    def _fetched(self, rows: int) -> None:
+        self.rows = rows
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.moved |= self.tracker.names(tensors)

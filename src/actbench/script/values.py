@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
@@ -55,7 +55,11 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         """Run an operator, and note what truth values in its result are taken for."""
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
+            found = known.computed(func, args, kwargs or {})
+            result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
         is_truth = type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result)
         if is_truth and getattr(func, "overloadpacket", None) in _PREDICATES and not func._schema.is_mutable:
             vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
@@ -74,7 +78,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         NotImplemented for an operator whose arguments decide that no value is needed.
         """
         match func._schema.name:
-            case "aten::_local_scalar_dense":
+            case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
                 return plausible(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
