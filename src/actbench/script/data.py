@@ -51,28 +51,13 @@ def loaded_here(
         batch_size: Rows of a batch of the loaders that train; None leaves each its own.
         fetched: Is told the samples of each batch that is fetched while gradients are recorded.
     """
-    base: Any = torchs._SingleProcessDataLoaderIter
-
-    class Fetching(base):  # type: ignore[misc]
-        def __init__(self, loader: DataLoader[Any]) -> None:
-            with real(), _alone(loader):
-                super().__init__(loader)
-
-        def _next_index(self) -> Any:
-            index = super()._next_index()
-            if isinstance(index, list) and torch.is_grad_enabled():
-                fetched(len(index))
-            return index
-
-        def _next_data(self) -> Any:
-            with real():
-                return _on_host(super()._next_data())
+    fetching = _fetching(real, fetched)
 
     def iterating(_: Any) -> Any:
         def get_iterator(self: DataLoader[Any]) -> Any:
             if batch_size is not None and torch.is_grad_enabled():
                 resize(self, batch_size, note)
-            return Fetching(self)
+            return fetching(self)
 
         return get_iterator
 
@@ -101,6 +86,28 @@ def _on_host(batch: Any) -> Any:
         if isinstance(leaf, FakeTensor) and leaf._base is None:
             hostmemory.mark(leaf.untyped_storage())
     return batch
+
+
+def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoader[Any]], Any]:
+    """Return the class of iterators that fetch each batch inside ``real()``."""
+    base: Any = torchs._SingleProcessDataLoaderIter
+
+    class Fetching(base):  # type: ignore[misc]
+        def __init__(self, loader: DataLoader[Any]) -> None:
+            with real(), _alone(loader):
+                super().__init__(loader)
+
+        def _next_index(self) -> Any:
+            index = super()._next_index()
+            if isinstance(index, list) and torch.is_grad_enabled():
+                fetched(len(index))
+            return index
+
+        def _next_data(self) -> Any:
+            with real():
+                return _on_host(super()._next_data())
+
+    return Fetching
 
 
 @contextmanager

@@ -80,8 +80,10 @@ class Facade:
         """Return a tensor on the card as one in host memory."""
         if not (self._is_apart and is_on_card(tensor)):
             return self._move(tensor, dtype, **options)
+        is_asked = self.on_card(tensor)  # by a script, not by an operator
         with placing("host"):
-            return real_if_known(self._move(tensor, dtype, **{**options, "copy": True}))
+            moved = self._move(tensor, dtype, **{**options, "copy": True})
+        return real_if_known(moved) if is_asked else moved
 
     def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
         """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
