@@ -213,6 +213,7 @@ class Reducer:
         ordered = [self._params[index] for index in self._order]
         sparse = [False] * len(ordered)
         assigned, _ = _bucket_assignment(list[Tensor](ordered), self._caps, sparse, self._order)
+        self._buckets.clear()  # torch frees the old ones first
         self._buckets = self._made(assigned)
         self._rebuilt = True
         return True
