@@ -204,7 +204,7 @@ def fakes_accepted() -> Iterator[None]:
 
 
 def _holds_fake(values: Iterable[Any]) -> bool:
-    """Whether arguments of an operator, or lists among them, hold something fake; it looks no further than the first."""
+    """Whether arguments of an operator, or lists among them, hold something fake; it looks at the first one only."""
     return any(_holds_fake(value) if isinstance(value, list | tuple) else _is_fake(value) for value in values)
 
 
