@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _device
 
 from actbench.ops import hostmemory
-from actbench.script.places import is_made_of_others, is_on_card, placing
+from actbench.script.places import address, is_made_of_others, is_on_card, placing
 from actbench.script.tensors import CARD, attributes_shown
+from actbench.script.values import real_if_known
 from actbench.workloads.overrides import replaced
 
 _HOST = torch.device("cpu")
@@ -79,8 +80,10 @@ class Facade:
         """Return a tensor on the card as one in host memory."""
         if not (self._is_apart and is_on_card(tensor)):
             return self._move(tensor, dtype, **options)
+        is_asked = self.on_card(tensor)  # by a script, not by an operator
         with placing("host"):
-            return self._move(tensor, dtype, **{**options, "copy": True})
+            moved = self._move(tensor, dtype, **{**options, "copy": True})
+        return real_if_known(moved) if is_asked else moved
 
     def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
         """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
@@ -122,6 +125,7 @@ class Facade:
         yield torch, "normal", self._making
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
+        yield torch.UntypedStorage, "data_ptr", _addressed
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self._to = own
@@ -194,6 +198,10 @@ def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
 
     return make
+
+
+def _addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
 
 
 def is_cuda(device: Any) -> bool:

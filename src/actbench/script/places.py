@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.measuring.meters.tracker import StorageTracker
@@ -31,6 +31,11 @@ def placing(place: Place) -> Iterator[None]:
         yield
     finally:
         _place.reset(token)
+
+
+def address(storage: UntypedStorage) -> int:
+    """Return a number of a storage without memory that no other has while it lives; 0 of an empty one."""
+    return storage._cdata if storage.nbytes() else 0
 
 
 def is_on_card(tensor: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from actbench.ops.simulation import plain_tensors
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
 from actbench.results.timeline import OPTIMIZER
+from actbench.script import sharing
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.steps import Step
@@ -36,6 +37,7 @@ class Run(Protocol):
     memory: CardMemory
     notes: dict[str, None]
     at_most: dict[str, None]
+    processes: int
     moved: set[int]
     rows: int | None
 
@@ -48,6 +50,7 @@ class Held:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        tensor_parallel: How many processes share the layers of one batch.
     """
 
     weights: set[int]
@@ -58,13 +61,17 @@ class Held:
     dtype: str | None
     models: str
     optimizers: str
+    tensor_parallel: int
 
 
 def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
-    weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
-    kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
-    state = [tensor for tensor in kept if not tracker.leaves_out(tensor)]
+
+    def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+
+    weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
     return Held(
         weights=tracker.names(weights),
         weights_bytes=footprint.stored_bytes(weights),
@@ -74,6 +81,7 @@ def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
 
 
@@ -153,6 +161,7 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         dtype=found.dtype,
         optimizer=found.optimizers,
         built=Built(model_class=found.models, batch_size=run.rows, micro_batches=max(1, len(step.forwards))),
+        mesh=sharing.mesh(run.processes, found.tensor_parallel),
         warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         at_most=tuple(run.at_most),
         timeline=whole.timeline(),

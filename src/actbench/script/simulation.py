@@ -19,6 +19,7 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
@@ -27,7 +28,7 @@ from actbench.results.render import markdown
 from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
-from actbench.script import reading
+from actbench.script import groups, reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
@@ -97,6 +98,7 @@ class Simulation:
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
         self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
+        self.processes = processes
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self._checked = _CheckedTracker(
@@ -107,7 +109,8 @@ class Simulation:
             made=self.lines.made,
         )
         self.tracker: StorageTracker = self._checked
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
+        cards = groups.cards_of_machine(processes, profile)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(self.tracker, self.recorder, self._ended)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
@@ -130,6 +133,7 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
@@ -218,6 +222,13 @@ class Simulation:
                 vars(twin).setdefault(key, value)
             vars(parameter)["_actbench_twin"] = twin
         return twin
+
+    def _note_buckets(self, buckets: list[Tensor]) -> None:
+        """Note what tensors in which processes average gradients are for, and who made them."""
+        names = self.tracker.names(buckets)
+        self.tracker.communicated.gathered |= names
+        origin = Origin("", "DistributedDataParallel", self.lines.line())
+        self.lines.origins.update(dict.fromkeys(names, origin))
 
     def _ended(self, step: Step) -> None:
         if self._measured is not None:  # the script has caught the end of its run, and goes on

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops.simulation import plain_tensors
 from actbench.results.records import Phase
 from actbench.workloads.overrides import replaced
 
@@ -146,7 +147,8 @@ class Steps:
             self.optimizers.append(optimizer)
         # now, and not when the update begins: a closure runs both passes inside of it
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        gradients = [each for each in made if not self._tracker.leaves_out(each)]
         self._step.gradients |= self._tracker.names(gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
         if optimizer is not self.optimizers[0]:
