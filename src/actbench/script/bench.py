@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from actbench.measuring.ranks import join as join
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.script import launching
+from actbench.script.real import RealRun
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
 from actbench.units import format_bytes
@@ -47,26 +49,34 @@ class Session:
             ActbenchError: The script came to no step; see :func:`actbench.script.launching.run`.
         """
         torch.manual_seed(self.case.seed)
-        target = Path(self.script.target)
-        simulation = Simulation(
-            profiles.get(self.case.device_profile or profiles.DEFAULT),
-            memory_limit_bytes=self.case.memory_limit_bytes,
-            steps=self.script.steps,
-            raise_oom=self.script.raise_oom,
-            processes=self.script.processes,
-            folder=Path.cwd() if self.script.is_module else target.resolve().parent,
-            script=None if self.script.is_module else target,
-            stepped=_tell,
-        )
-        with simulation:
+        run = self._opened()
+        with run:
             launching.run(self.script)
-        if not simulation.steps.done:
+        if not run.steps.done:
             raise MeasurementError(_NO_STEP.format(self.script.text))
-        found = simulation.measurement
+        found = run.measurement
         return found if self._wants_timeline else found.model_copy(update={"timeline": None})
 
+    def _opened(self) -> Simulation | RealRun:
+        target = Path(self.script.target)
+        options: dict[str, Any] = {
+            "memory_limit_bytes": self.case.memory_limit_bytes,
+            "steps": self.script.steps,
+            "folder": Path.cwd() if self.script.is_module else target.resolve().parent,
+            "script": None if self.script.is_module else target,
+            "stepped": _tell,
+        }
+        if self.case.meter == "cpu":
+            return RealRun(**options)
+        return Simulation(
+            profiles.get(self.case.device_profile or profiles.DEFAULT),
+            raise_oom=self.script.raise_oom,
+            processes=self.script.processes,
+            **options,
+        )
+
     def time(self, steps: int) -> None:
-        """Return None: a step that is not computed takes no time that means anything."""
+        """Return None: a script times its own steps, as far as they are computed."""
 
 
 def _tell(number: int, step: Step) -> None:

@@ -82,9 +82,7 @@ def _believe_in_classes(patches: Patches) -> None:
     """Replace the classes whose objects only a driver can make."""
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
-        patches.replace(
-            module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent
-        )
+        patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
     patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         for module in (torch.cuda, torch.cuda.graphs):

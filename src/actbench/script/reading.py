@@ -1,20 +1,18 @@
-"""What a step of a simulated script needed: from events, and what was held at its end, to a measurement."""
+"""What a step of a script needed: from events, and what was held at its end, to a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.base import MemoryReading, held_by_cycles
-from actbench.measuring.meters.peak import Moments, alive
+from actbench.measuring.meters.peak import Communicated, Event, Moments, alive
 from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops.simulation import plain_tensors
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
@@ -22,10 +20,15 @@ from actbench.results.timeline import OPTIMIZER
 from actbench.script.lines import Lines
 from actbench.script.steps import Step
 
-if TYPE_CHECKING:
-    from actbench.script.simulation import Simulation
 
-_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
+class Names(Protocol):
+    """Names the storages of tensors."""
+
+    def names(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the names in events of the storages of tensors, as far as these are counted."""
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in memory that is not counted."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Held:
     optimizers: str
 
 
-def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
+def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
     weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
     kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
@@ -65,9 +68,7 @@ def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim
     )
 
 
-def _owners(
-    tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[tuple[int, Origin]]:
+def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, Origin]]:
     """Yield storages with the modules of their parameters, on the lines that made them."""
     paths: dict[int, str] = {}
 
@@ -90,16 +91,36 @@ def _owners(
             yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
 
 
-def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
-    """Return the measurement of a step that has ended."""
-    events, profile = run.tracker.events[: step.ended], run.profile
-    moments = Moments(step.begun, step.forwards, step.updating)
+def measurement(
+    step: Step,
+    found: Held,
+    events: Sequence[Event],
+    *,
+    origins: Mapping[int, Origin],
+    memory_bytes: int,
+    warnings: tuple[str, ...],
+    communicated: Communicated | None = None,
+    **more: Any,
+) -> Measurement:
+    """Return the measurement of a step that has ended.
+
+    Args:
+        step: The step.
+        found: What was held at its end.
+        events: All events from the beginning of the script to the end of the step.
+        origins: Who made each storage.
+        memory_bytes: Memory that the step may use.
+        warnings: What has to be said beside the figures.
+        communicated: What collectives read and write.
+        more: Other fields of :class:`actbench.measuring.meters.base.MemoryReading`.
+    """
+    moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
     kinds = moments.kinds(
         events,
         weights=found.weights,
         state=found.state,
         gradients=step.gradients,
-        communicated=run.tracker.communicated,
+        communicated=communicated,
     )
     before = list(alive(events[: step.begun]).items())
     shift = len(before) - step.begun
@@ -111,32 +132,26 @@ def measurement(run: Simulation, step: Step, found: Held) -> Measurement:
         peak_at=step.peak_at + shift,
         spans=spans,  # type: ignore[arg-type]
         kinds=kinds,
-        origins=run.lines.origins | found.owners,
+        origins={**origins, **found.owners},
     )
-    first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
-    estimated = None
-    if profile.rates is not None and step.done:
-        estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+    first, last = moments.forwards[-1]
+    old = alive(events[:first])
     read = MemoryReading(
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=sum(alive(events[:last]).values()) - sum(alive(events[:first]).values()),
+        activation_bytes=sum(amount for name, amount in alive(events[:last]).items() if name not in old),
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),
         peak_parts=moments.parts(events, step.peak_at, kinds),
-        reserved_bytes=run.memory.most_reserved_bytes() if profile.is_cuda else None,
-        estimated=estimated,
-        communication=communication(step.done),
-        untimed=_UNTIMED.format(profile.name) if estimated is None else None,
-        simulated="cuda" if profile.is_cuda else "cpu",
-    ).against(run.memory_bytes)
+        **more,
+    ).against(memory_bytes)
     return Measurement(
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
         built=Built(model_class=found.models),
-        warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         timeline=whole.timeline(),
     )

@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
+from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
@@ -30,7 +31,7 @@ from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.places import PlacedTracker
 from actbench.script.reading import Held
-from actbench.script.steps import Step, Steps
+from actbench.script.steps import Ended, Step, Steps, Tracked
 from actbench.script.values import ScriptMode
 from actbench.units import MIB
 from actbench.workloads import known
@@ -38,13 +39,7 @@ from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
 KNOWN_BYTES = 64 * MIB
 """Storages of integers, and of what follows from them, keep their values up to this size."""
-
-_MOST_STEPS = 8
-"""Steps after which a run ends even if no two were equal: each batch may have its own shape."""
-
-
-class Ended(BaseException):
-    """The steps that are read have run; no ``except Exception`` of a script stops it."""
+_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
 
 class Simulation:
@@ -90,7 +85,7 @@ class Simulation:
             made=self.lines.made,
         )
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes)
-        self.steps = Steps(self.tracker, self.recorder, self._ended)
+        self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
@@ -126,7 +121,7 @@ class Simulation:
     ) -> bool:
         self._stack.close()
         if self._held is not None:
-            self._measured = reading.measurement(self, self.steps.done[-1], self._held)
+            self._measured = self._read(self.steps.done[-1], self._held)
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -154,6 +149,25 @@ class Simulation:
         assert found is not None
         return found
 
+    def _read(self, step: Step, held: Held) -> Measurement:
+        profile, estimated = self.profile, None
+        if profile.rates is not None and step.done:
+            estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+        return reading.measurement(
+            step,
+            held,
+            self.tracker.events[: step.ended],
+            origins=self.lines.origins,
+            communicated=self.tracker.communicated,
+            memory_bytes=self.memory_bytes,
+            warnings=tuple(self.notes),
+            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
+            estimated=estimated,
+            communication=communication(step.done),
+            untimed=_UNTIMED.format(profile.name) if estimated is None else None,
+            simulated="cuda" if profile.is_cuda else "cpu",
+        )
+
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """Make a small parameter, which is real, fake: it moves to the card with its module."""
         if parameter is None or not isinstance(parameter, Tensor) or type(parameter) is not nn.Parameter:
@@ -173,13 +187,11 @@ class Simulation:
         return twin
 
     def _ended(self, step: Step) -> None:
-        done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
-        self._stepped(len(done), step)
-        is_steady = len(done) > 2 and step.is_like(done[-2])
-        if len(done) == self._limit or (self._limit is None and (is_steady or len(done) == _MOST_STEPS)):
+        self._stepped(len(self.steps.done), step)
+        if self.steps.are_enough(self._limit):
             raise Ended
-        self.lines.is_on = len(done) >= 2
+        self.lines.is_on = len(self.steps.done) >= 2
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

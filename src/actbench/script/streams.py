@@ -12,6 +12,7 @@ import torch
 CUDA = 1
 """``c10::DeviceType::CUDA``."""
 
+
 class Selected(threading.local):
     """The card and the streams that a thread has selected."""
 
