@@ -81,13 +81,6 @@ def followed(parameters: Iterable[object], phase: Phase | None = None) -> Iterat
         yield
 
 
-def tell(text: str) -> None:
-    """Tell whoever listens."""
-    listening = _listening.get()
-    if listening is not None:
-        listening.tell(text)
-
-
 def ran(args: Sequence[Any]) -> None:
     """Note that an operator runs on fake tensors, with these arguments."""
     step = _running.get()

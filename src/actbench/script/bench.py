@@ -8,23 +8,25 @@ from typing import Any
 
 import torch
 
-from actbench import longsteps
+from actbench import schemes
 from actbench.errors import MeasurementError
 from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.meters import profiles
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
+from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
-from actbench.results.records import Case
+from actbench.results.records import Case, Script
 from actbench.script import launching
 from actbench.script.real import RealRun
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
+from actbench.script.trials import largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
-    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads training "
-    "steps, which end with optimizer.step()"
+    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
+    "training steps, which end with optimizer.step()"
 )
 
 
@@ -33,6 +35,7 @@ class Session:
 
     Attributes:
         tried: Told of each trial of a search for the largest batch.
+        said: Told of each step.
     """
 
     def __init__(self, case: Case, *, timeline: bool = True) -> None:
@@ -40,7 +43,10 @@ class Session:
             raise MeasurementError(f"{case.name}: the case names no script")
         self.case, self.script = case, case.script
         self._wants_timeline = timeline
+        self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
+        self._scheme = schemes.build(case.scheme)
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
+        self.said: Callable[[str], object] = lambda text: None
 
     def memory(self) -> Measurement:
         """Run the script until its steps are alike, and return what a step needs.
@@ -48,36 +54,51 @@ class Session:
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.script.launching.run`.
         """
-        torch.manual_seed(self.case.seed)
-        run = self._opened()
-        with run:
-            launching.run(self.script)
-        if not run.steps.done:
-            raise MeasurementError(_NO_STEP.format(self.script.text))
-        found = run.measurement
-        return found if self._wants_timeline else found.model_copy(update={"timeline": None})
-
-    def _opened(self) -> Simulation | RealRun:
-        target = Path(self.script.target)
-        options: dict[str, Any] = {
-            "memory_limit_bytes": self.case.memory_limit_bytes,
-            "steps": self.script.steps,
-            "folder": Path.cwd() if self.script.is_module else target.resolve().parent,
-            "script": None if self.script.is_module else target,
-            "stepped": _tell,
-        }
-        if self.case.meter == "cpu":
-            return RealRun(**options)
-        return Simulation(
-            profiles.get(self.case.device_profile or profiles.DEFAULT),
-            raise_oom=self.script.raise_oom,
-            processes=self.script.processes,
-            **options,
+        searched = None
+        if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
+            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
+            searched = largest_batch(self._trial, self.case.memory_limit_bytes or own, self.tried)
+        found = self._run(self.script, self._say)
+        return found.model_copy(
+            update={
+                "timeline": found.timeline if self._wants_timeline else None,
+                "largest_batch": searched and searched.batch_size,
+                "largest_batch_search": searched,
+            }
         )
 
     def time(self, steps: int) -> None:
         """Return None: a script times its own steps, as far as they are computed."""
 
+    def _trial(self, rows: int) -> Measurement:
+        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet)
 
-def _tell(number: int, step: Step) -> None:
-    longsteps.tell(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+    def _run(self, script: Script, stepped: Callable[[int, Step], object]) -> Measurement:
+        torch.manual_seed(self.case.seed)
+        with self._opened(script, stepped) as run:
+            launching.run(script)
+        if not run.steps.done:
+            raise MeasurementError(_NO_STEP.format(script.text))
+        return run.measurement
+
+    def _opened(self, script: Script, stepped: Callable[[int, Step], object]) -> Simulation | RealRun:
+        target = Path(script.target)
+        options: dict[str, Any] = {
+            "memory_limit_bytes": self.case.memory_limit_bytes,
+            "scheme": self._scheme if self._scheme.changes else None,
+            "batch_size": script.batch_size,
+            "steps": script.steps,
+            "folder": Path.cwd() if script.is_module else target.resolve().parent,
+            "script": None if script.is_module else target,
+            "stepped": stepped,
+        }
+        if self.case.meter == "cpu":
+            return RealRun(**options)
+        return Simulation(self._profile, raise_oom=script.raise_oom, processes=script.processes, **options)
+
+    def _say(self, number: int, step: Step) -> None:
+        self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _quiet(number: int, step: Step) -> None:
+    """Say nothing of the steps of a trial."""

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _device
 
 from actbench.ops import hostmemory
-from actbench.script.places import is_on_card, placing
+from actbench.script.places import is_made_of_others, is_on_card, placing
 from actbench.script.values import READERS
 from actbench.workloads import known
 from actbench.workloads.overrides import replaced
@@ -45,6 +45,8 @@ class Facade:
         self._mode = mode
         self._is_apart = is_apart
         self._depth = 0
+        self._is_passing = False
+        self._to = Tensor.to
         self._add: Callable[[list[Tensor]], object] = lambda tensors: None
 
     @contextmanager
@@ -60,6 +62,8 @@ class Facade:
                 stack.enter_context(replaced(owner, name, change))
             for name, value in self._attributes().items():
                 stack.enter_context(_class_attribute(FakeTensor, name, value))
+            for name, value in self._attributes_of_others().items():
+                stack.enter_context(_class_attribute(Tensor, name, value))
             yield
 
     def on_card(self, tensor: Tensor) -> bool:
@@ -69,17 +73,32 @@ class Facade:
     def to_card(self, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         """Return a tensor in host memory as one on the card; it keeps the values of small integers."""
         if not self._is_apart:
-            return self._move(tensor, "cpu", dtype or tensor.dtype, **options)
-        source = tensor if isinstance(tensor, FakeTensor) else self._faked(tensor)
+            return self._move(tensor, dtype, **options)
+        is_fake = isinstance(tensor, FakeTensor) or is_made_of_others(tensor)
+        source = tensor if is_fake else self._faked(tensor)
         with placing("card"):
-            return self._move(source, "cpu", dtype or tensor.dtype, **{**options, "copy": True})
+            return self._move(source, dtype, **{**options, "copy": True})
 
     def to_host(self, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         """Return a tensor on the card as one in host memory."""
         if not (self._is_apart and is_on_card(tensor)):
-            return self._move(tensor, "cpu", dtype or tensor.dtype, **options)
+            return self._move(tensor, dtype, **options)
         with placing("host"):
-            return self._move(tensor, "cpu", dtype or tensor.dtype, **{**options, "copy": True})
+            return self._move(tensor, dtype, **{**options, "copy": True})
+
+    def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
+        """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
+        with self._passing():
+            return self._to(tensor, "cpu", dtype or tensor.dtype, **options)
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        """Inside the block, devices are as torch's operators see them."""
+        before, self._is_passing = self._is_passing, True
+        try:
+            yield
+        finally:
+            self._is_passing = before
 
     def _faked(self, tensor: Tensor) -> FakeTensor:
         assert self._mode is not None
@@ -89,7 +108,6 @@ class Facade:
         return made
 
     def _replacements(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-        self._move = Tensor.to
         yield Tensor, "to", self._moving
         yield Tensor, "cuda", lambda own: lambda tensor, device=None, **options: tensor.to(CARD, **_memory(options))
         yield Tensor, "cpu", lambda own: lambda tensor, **options: tensor.to("cpu", **_memory(options))
@@ -97,6 +115,7 @@ class Facade:
         yield Tensor, "is_pinned", lambda own: lambda tensor, device=None: False
         yield Tensor, "record_stream", lambda own: lambda tensor, stream: None
         yield Tensor, "type", self._typed
+        yield Tensor, "_make_wrapper_subclass", _making_wrapper
         for function in _device._device_constructors():
             owner = torch.fft if function.__name__ in ("fftfreq", "rfftfreq") else torch
             if hasattr(owner, function.__name__):
@@ -110,14 +129,18 @@ class Facade:
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        self._to = own
+
         def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self._is_passing:
+                return own(tensor, *args, **kwargs)
             device, dtype, options = _asked(tensor, args, kwargs)
             if device is None or device.type not in ("cuda", "cpu"):
                 return own(tensor, *args, **kwargs)
             if device.type == "cpu":
                 return self.to_host(tensor, dtype, **options)
             if is_on_card(tensor) or not self._is_apart:
-                return own(tensor, "cpu", dtype or tensor.dtype, **options)
+                return self._move(tensor, dtype, **options)
             return self.to_card(tensor, dtype, **options)
 
         return functools.wraps(own)(to)
@@ -126,6 +149,8 @@ class Facade:
         """Let a function that makes a tensor make it on the card, where it is asked for."""
 
         def make(*args: Any, **kwargs: Any) -> Any:
+            if self._is_passing:
+                return own(*args, **kwargs)
             asked = kwargs.get("device")
             if asked is None:
                 current = _device.CURRENT_DEVICE
@@ -140,7 +165,9 @@ class Facade:
                 kwargs["generator"] = None  # one of the card's; no value matters
             kwargs.pop("pin_memory", None)
             with placing("card"):
-                return self._settled(own(*args, **kwargs))
+                with self._passing():
+                    made = own(*args, **kwargs)
+                return self._settled(made)
 
         return functools.wraps(own)(make)
 
@@ -160,6 +187,18 @@ class Facade:
             return own(tensor, dtype, *args, **kwargs)
 
         return typed
+
+    def _attributes_of_others(self) -> dict[str, Any]:
+        """Return attributes of all tensors, for those that are made of others."""
+        own_device, own_is_cuda = Tensor.device.__get__, Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+        def is_such(tensor: Tensor) -> bool:
+            return is_made_of_others(tensor) and self.on_card(tensor)
+
+        return {
+            "device": property(lambda tensor: CARD if is_such(tensor) else own_device(tensor)),
+            "is_cuda": property(lambda tensor: is_such(tensor) or own_is_cuda(tensor)),
+        }
 
     def _default(self, own: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda device: own(None if device is None else torch.device(device))
@@ -185,6 +224,15 @@ class Facade:
             "get_device": lambda tensor: 0 if self.on_card(tensor) else -1,
             "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
         }
+
+
+def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a tensor that is made of others on the CPU, as these are for torch's operators."""
+
+    def make(*args: Any, device: Any = None, **options: Any) -> Tensor:
+        return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
+
+    return make
 
 
 def is_cuda(device: Any) -> bool:

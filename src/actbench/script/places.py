@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
+from actbench.ops.simulation import plain_tensors
 
 Place = Literal["card", "host"]
 
@@ -33,8 +34,15 @@ def placing(place: Place) -> Iterator[None]:
 
 
 def is_on_card(tensor: Any) -> bool:
-    """Return whether a value is a tensor on the card."""
-    return isinstance(tensor, FakeTensor) and not hostmemory.is_host(tensor.untyped_storage())
+    """Return whether a value is a tensor on the card, or a tensor that is made of such tensors."""
+    if isinstance(tensor, FakeTensor):
+        return not hostmemory.is_host(tensor.untyped_storage())
+    return is_made_of_others(tensor) and any(map(is_on_card, plain_tensors(tensor)))
+
+
+def is_made_of_others(tensor: Any) -> bool:
+    """Return whether a value is a tensor without memory of its own, such as a quantized one or a DTensor."""
+    return hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor)
 
 
 class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,11 +22,13 @@ from actbench.measuring.meters.trace import AllocationTrace
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.timeline import OTHER
+from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
 from actbench.script.lines import Lines
 from actbench.script.reading import Held
+from actbench.script.schemes import Applied
 from actbench.script.steps import Counting, Ended, Step, Steps
 from actbench.workloads.overrides import replaced
 
@@ -52,6 +54,8 @@ class RealRun:
 
     Args:
         memory_limit_bytes: Memory that may be used; None for what is available now.
+        scheme: Changes the models after the first step.
+        batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
         steps: Steps that are read; None until two in a row are equal.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
@@ -62,6 +66,8 @@ class RealRun:
         self,
         *,
         memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
         steps: int | None = None,
         folder: Path | None = None,
         script: Path | None = None,
@@ -70,6 +76,8 @@ class RealRun:
         self.memory_bytes = memory_limit_bytes or available_memory_bytes()
         self.notes: dict[str, None] = {}
         self._lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._batch_size = batch_size
         self._limit, self._stepped = steps, stepped
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
@@ -115,7 +123,8 @@ class RealRun:
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
         )
-        return found.model_copy(update={"step_seconds": tuple(self._seconds) or None})
+        found = found.model_copy(update={"step_seconds": tuple(self._seconds) or None})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _held_tensors(self) -> list[Tensor]:
         weights = [tensor for root in self._lines.roots for tensor in footprint.weights(root)]
@@ -128,7 +137,10 @@ class RealRun:
             self._read_step = step
             self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)
-            if self.steps.are_enough(self._limit):
+            if self._applied is not None and len(self.steps.done) == 1:
+                self._allocations.begin()
+                self._applied.apply(self._lines.roots, self.steps.optimizers)
+            elif self.steps.are_enough(self._limit, 1 if self._applied is None else 2):
                 self._allocations.is_on = False
         if len(self._seconds) == _TIMED:
             raise Ended
@@ -158,6 +170,7 @@ class Allocations(Counting):
         self._names: dict[int, int] = {}
         self._gradients: list[tuple[int, set[int]]] = []
         self.is_on = True
+        self._is_tracing = False
         self.live_bytes = self.peak_bytes = 0
 
     @property
@@ -174,16 +187,18 @@ class Allocations(Counting):
 
     def start(self) -> None:
         """Begin to trace, or go on."""
+        self._is_tracing = True
         self._trace = AllocationTrace(after=self._trace)
         self._trace.__enter__()
+        gc.enable()
         self.now()
 
     def stop(self) -> None:
         """Trace no more; what was not read is dropped."""
-        gc.enable()
-        if self.is_on and self._trace is not None:
+        if self._is_tracing and self._trace is not None:
             self._trace.__exit__(MeasurementError, None, None)
-        self.is_on = False
+        self.is_on = self._is_tracing = False
+        gc.enable()
 
     def now(self) -> int:
         """Return the number of this moment, which the trace has marked."""
@@ -210,6 +225,7 @@ class Allocations(Counting):
         collected = self.now()
         gc.disable()
         trace.__exit__(None, None, None)
+        self._is_tracing = False
         self._names = trace.named(str(collected))
         for moment, addresses in self._gradients:
             step.gradients |= trace.names(str(moment), addresses)
@@ -231,9 +247,8 @@ class Allocations(Counting):
 
     def begin(self) -> int:
         """Go on tracing."""
-        if self.is_on:
+        if self.is_on and not self._is_tracing:
             self.start()
-            gc.enable()
         return self._moments
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:

@@ -24,6 +24,7 @@ from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
 from actbench.results.timeline import Timeline
+from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
@@ -31,6 +32,7 @@ from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.places import PlacedTracker
 from actbench.script.reading import Held
+from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps, Tracked
 from actbench.script.values import ScriptMode
 from actbench.units import MIB
@@ -50,8 +52,11 @@ class Simulation:
     Args:
         profile: The card.
         memory_limit_bytes: Memory that may be used; None for all of the card's.
+        scheme: Is applied to the models when the first step has ended; None for none.
+        batch_size: Rows of the batches of each DataLoader; None for its own.
         steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
+        processes: Processes that train together, of which this is the first.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
@@ -62,6 +67,8 @@ class Simulation:
         profile: DeviceProfile,
         *,
         memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
         steps: int | None = None,
         raise_oom: bool = False,
         processes: int = 1,
@@ -74,6 +81,8 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._batch_size = batch_size
         self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
@@ -120,8 +129,9 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._stack.close()
-        if self._held is not None:
-            self._measured = self._read(self.steps.done[-1], self._held)
+        if self._held is not None and (error is None or isinstance(error, Ended)):
+            found = self._read(self.steps.done[-1], self._held)
+            self._measured = found if self._applied is None else self._applied.told(found, len(self.steps.done))
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -160,7 +170,7 @@ class Simulation:
             origins=self.lines.origins,
             communicated=self.tracker.communicated,
             memory_bytes=self.memory_bytes,
-            warnings=tuple(self.notes),
+            warnings=(*self.notes, *self._unmodelled.warnings()),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
@@ -189,9 +199,14 @@ class Simulation:
     def _ended(self, step: Step) -> None:
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
-        if self.steps.are_enough(self._limit):
+        if self._applied is not None and len(self.steps.done) == 1:
+            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            gc.collect()
+            return
+        began = 1 if self._applied is None else 2  # the step that makes optimizer state
+        if self.steps.are_enough(self._limit, began):
             raise Ended
-        self.lines.is_on = len(self.steps.done) >= 2
+        self.lines.is_on = len(self.steps.done) > began
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

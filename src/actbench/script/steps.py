@@ -23,7 +23,6 @@ from actbench.measuring.meters.tracker import StorageTracker
 from actbench.results.records import Phase
 from actbench.workloads.overrides import replaced
 
-
 _MOST = 8
 """Steps after which a run ends even if no two were equal: each batch may have its own shape."""
 
@@ -149,11 +148,15 @@ class Steps:
             stack.enter_context(replaced(torch.autograd, "_engine_run_backward", self._running_backward))
             yield
 
-    def are_enough(self, limit: int | None) -> bool:
-        """Return whether ``limit`` steps have ended; without a limit, two equal ones in a row."""
+    def are_enough(self, limit: int | None, began: int = 1) -> bool:
+        """Return whether enough steps have ended: ``limit`` of them; without a limit, two equal ones in a row.
+
+        ``began`` is the number of the step that makes optimizer state, which counts as the first.
+        """
+        count = len(self.done)
         if limit is not None:
-            return len(self.done) >= limit
-        return len(self.done) == _MOST or (len(self.done) > 2 and self.done[-1].is_like(self.done[-2]))
+            return count >= began - 1 + limit
+        return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
 
     @property
     def running(self) -> Step:
