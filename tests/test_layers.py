@@ -39,6 +39,7 @@ ALLOWED = {
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
     "workloads": SETUP | {"declared", "longsteps", "ops", "nn"},
     "measuring": SETUP | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads"},
+    "script": SETUP | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads", "measuring"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
     "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},

@@ -10,15 +10,20 @@ import sys
 from typing import Any
 
 from actbench.errors import MeasurementError
-from actbench.measuring.failures import failure_of as failure_of
 from actbench.results.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
-from actbench.results.records import Built, Case
+from actbench.results.records import Built, Case, Failure
 from actbench.results.timeline import Holder, Span, Timeline
 
 GIB = 1024**3
 LIMIT = 24 * GIB
+ROWS, ROW_BYTES = 16, GIB // 2
 SHARES = {"exact": 1.0, "checkpoint": 0.5}
 """Of the saved tensors, by scheme."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    reason = "unsupported" if isinstance(error, MeasurementError) else "crash"
+    return Failure(reason=reason, message=f"{type(error).__name__}: {error}")
 
 
 class Session:
@@ -40,14 +45,18 @@ class Session:
             raise MeasurementError(ran["REFUSED"])
         return measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))
 
+    def time(self, steps: int) -> None:
+        pass
+
 
 def measured(case: Case, peak_gib: float, at_most: tuple[str, ...]) -> Measurement:
-    saved = round(8 * GIB * SHARES.get(case.scheme, 0.9))
-    model = round(peak_gib * GIB) - 8 * GIB
+    rows = case.rows or ROWS
+    saved = round(rows * ROW_BYTES * SHARES.get(case.scheme, 0.9))
+    model = round(peak_gib * GIB) - ROWS * ROW_BYTES
     peak = model + saved
     limit = case.memory_limit_bytes or LIMIT
     holders = (
-        holder("block.mlp", "saved", "aten::addmm", saved - GIB, "train.py:3 logits = model(x)"),
+        holder("block.mlp", "saved", "aten::addmm", max(0, saved - GIB), "train.py:3 logits = model(x)"),
         holder("head", "saved", "aten::_log_softmax", GIB, "train.py:4 loss = cross_entropy(logits, y)"),
         holder("block.mlp", "weights", "parameter", model, None),
     )
@@ -63,7 +72,7 @@ def measured(case: Case, peak_gib: float, at_most: tuple[str, ...]) -> Measureme
         phase_peaks=PhasePeaks(forward_bytes=peak - GIB, backward_bytes=peak, optimizer_bytes=model),
         memory_limit_bytes=limit,
         over_limit_bytes=peak - limit if peak > limit else None,
-        reserved_bytes=peak + GIB // 2,
+        reserved_bytes=peak + GIB // 2 if case.meter == "simulated" else None,
         estimated=EstimatedTime(
             step_seconds=0.6,
             forward_seconds=0.2,
@@ -75,9 +84,10 @@ def measured(case: Case, peak_gib: float, at_most: tuple[str, ...]) -> Measureme
             moved_bytes=1,
         ),
         simulated="cuda",
+        largest_batch=(limit - model) // ROW_BYTES if case.find_largest_batch and case.meter == "simulated" else None,
         dtype="float32",
         optimizer="AdamW",
-        built=Built(model_class="Net", batch_size=case.rows or 16, micro_batches=2),
+        built=Built(model_class="Net", batch_size=rows, micro_batches=2),
         timeline=Timeline(
             peak_bytes=peak,
             peak_event=1,

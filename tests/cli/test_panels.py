@@ -9,7 +9,7 @@ import pytest
 
 from actbench.cli.app import PANELS
 
-VERBS = ["measure", "sweep", "fit", "train", "convert"]
+VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
 
 
 def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:

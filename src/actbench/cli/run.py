@@ -77,6 +77,7 @@ def run_script(
     timeout: TimeoutOption = 600.0,
     quiet: Annotated[bool, option("--quiet", "Leave out what the script prints.")] = False,
     force: Annotated[bool, option("--force", "Run again what the results file already holds.")] = False,
+    retry_failed: Annotated[bool, option("--retry-failed", "Run again the rows of that file that failed.")] = False,
     require_fit: RequireFitOption = False,
     output: OutputOption = None,
     exports: ResultFlags,
@@ -100,7 +101,7 @@ def run_script(
 
     actbench run --device-profile rtx-4090 -s checkpoint -s adam8bit train.py
 
-    actbench run --device-profile h100-80gb --gpus 8 -m trl sft --config sft.yaml
+    actbench run --device-profile h100-80gb --gpus 8 -m trl.scripts.sft --config sft.yaml
 
     actbench run --device-profile rtx-3060 --max-batch --columns largest-batch,peak train.py
 
@@ -135,6 +136,7 @@ def run_script(
             command=command_line(),
             timeout_seconds=timeout,
             force=force,
+            retry_failed=retry_failed,
             progress=progress,
             printed=None if quiet else (out, sys.stderr),
         )
@@ -186,7 +188,7 @@ def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: Cu
     from actbench.results.verdict import verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
-    of_script = list(script_tables(unchanged))
+    of_script = list(script_tables(unchanged.outcome))
     shown = report_tables(records, f"What does each scheme save on {unchanged.case.model}?", columns)
     export(
         exports,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from actbench.errors import UsageError
 from actbench.paths import read_bytes
-from actbench.results.scripts import Script
+from actbench.results.scripts import Script, spec_of
 from actbench.units import MIB
 
 MOST_BYTES = 16 * MIB
@@ -24,10 +24,7 @@ def check_script(script: Script) -> None:
     """
     file, target = script.file, script.target
     if file is None:
-        raise UsageError(
-            f"-m {target}: there is no module of this name here, or it is none that 'python -m' runs: check the "
-            "spelling, run it from the folder that holds it, or install its package into the environment of actbench"
-        )
+        raise UsageError(f"-m {target}: {_why_no_module(target)}")
     if not script.is_module and os.path.isdir(file):
         raise UsageError(f"{target} is a folder: name the script in it, such as {os.path.join(target, 'train.py')}")
     if not os.path.exists(file):
@@ -40,6 +37,18 @@ def check_script(script: Script) -> None:
             return  # a module that was compiled before
         raise UsageError(f"{target} is no Python script: name a file that ends in .py, or a module by -m")
     _parse(file, f"-m {target}" if script.is_module else target)
+
+
+def _why_no_module(name: str) -> str:
+    if spec_of(name) is not None:
+        return (
+            f"'python -m {name}' runs nothing, since there is no {name}.__main__: name the module that is run, as by "
+            "python -m"
+        )
+    return (
+        "there is no module of this name here: check the spelling, start from the folder that holds it, or install its "
+        "package into the environment of actbench"
+    )
 
 
 def _parse(file: str, name: str) -> None:

@@ -69,6 +69,7 @@ def run(
     command: str,
     timeout_seconds: float | None,
     force: bool = False,
+    retry_failed: bool = False,
     progress: Progress | None = None,
     printed: tuple[TextIO, TextIO] | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
@@ -81,6 +82,7 @@ def run(
         command: What the user can type to have the same, for the records.
         timeout_seconds: Time that each may take; None is without end.
         force: Whether to run what the results file holds as well.
+        retry_failed: Whether to run again what it holds and failed.
         progress: Told what happens.
         printed: Where standard output and error of the unchanged script go while it runs; None for nowhere.
 
@@ -100,6 +102,7 @@ def run(
             jobs=machine().cores,
             timeout_seconds=timeout_seconds,
             force=force,
+            retry_failed=retry_failed,
             progress=progress,
             bench=BENCH,
             preload=(),

@@ -51,13 +51,14 @@ def file_of_module(name: str) -> str | None:
 
     Nothing is imported, packages that the module is in neither.
     """
-    spec = _spec_of(name)
+    spec = spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _found(f"{name}.__main__", list(spec.submodule_search_locations))
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def _spec_of(name: str) -> ModuleSpec | None:
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return where a module or package is; None if it is nowhere. Nothing is imported."""
     parts = name.split(".")
     spec = _found(parts[0], None)
     for place in range(2, len(parts) + 1):

@@ -10,54 +10,58 @@ from actbench.script.patches import Patches
 
 
 class _Autocast(threading.local):
-    """The type that CUDA's autocast computes in. Whether it is on is the state of the CPU's, for both names."""
+    """Whether autocast is on is the state of the CPU's, for both devices; each has a type that it computes in.
+
+    The CPU's type is that of CUDA while CUDA's autocast is on.
+    """
 
     dtype = torch.float16
     host_dtype = torch.bfloat16
 
+    def __init__(self) -> None:
+        self.is_host_enabled, self.enable_host = torch._C.is_autocast_enabled, torch._C.set_autocast_enabled
+        self.host_dtype_of, self.set_host_dtype = torch._C.get_autocast_dtype, torch._C.set_autocast_dtype
+
+    def is_enabled(self, device_type: str = "cuda") -> bool:
+        return self.is_host_enabled("cpu" if device_type == "cuda" else device_type)
+
+    def dtype_of(self, device_type: str) -> torch.dtype:
+        return self.dtype if device_type == "cuda" else self.host_dtype_of(device_type)
+
+    def enable(self, device_type: str | bool, enabled: bool | None = None) -> None:
+        """Switch autocast of a device on or off; torch's older form, of one boolean, is for CUDA."""
+        if isinstance(device_type, bool):
+            self.enable("cuda", device_type)
+            return
+        if device_type != "cuda":
+            self.enable_host(device_type, bool(enabled))
+            return
+        if enabled and not self.is_host_enabled("cpu"):
+            self.host_dtype = self.host_dtype_of("cpu")
+        self.enable_host("cpu", bool(enabled))
+        self.set_host_dtype("cpu", self.dtype if enabled else self.host_dtype)
+
+    def set_dtype(self, device_type: str, dtype: torch.dtype) -> None:
+        if device_type != "cuda":
+            self.set_host_dtype(device_type, dtype)
+            return
+        self.dtype = dtype
+        if self.is_host_enabled("cpu"):
+            self.set_host_dtype("cpu", dtype)
+
 
 def believe_in_autocast(patches: Patches) -> None:
     """Let questions and commands about autocast on CUDA meet the CPU's autocast."""
-    c, state = torch._C, _Autocast()
-    is_enabled, set_enabled, get_dtype, set_dtype = (
-        c.is_autocast_enabled, c.set_autocast_enabled, c.get_autocast_dtype, c.set_autocast_dtype,
-    )  # fmt: skip
-
-    def switch(device_type: str, enabled: bool) -> None:
-        if device_type != "cuda":
-            return set_enabled(device_type, enabled)
-        if enabled and not is_enabled("cpu"):
-            state.host_dtype = get_dtype("cpu")
-        set_enabled("cpu", enabled)
-        return set_dtype("cpu", state.dtype if enabled else state.host_dtype)
-
-    def choose(device_type: str, dtype: torch.dtype) -> None:
-        if device_type != "cuda":
-            return set_dtype(device_type, dtype)
-        state.dtype = dtype
-        return set_dtype("cpu", dtype) if is_enabled("cpu") else None
-
-    def is_on(device_type: str = "cuda") -> bool:
-        return is_enabled("cpu" if device_type == "cuda" else device_type)
-
-    def chosen(device_type: str) -> torch.dtype:
-        return state.dtype if device_type == "cuda" else get_dtype(device_type)
-
-    def set_autocast_enabled(device_type: str | bool, enabled: bool | None = None) -> None:
-        if isinstance(device_type, str) and enabled is not None:
-            switch(device_type, enabled)
-        else:  # torch's older form names no device and means CUDA
-            switch("cuda", bool(device_type if enabled is None else enabled))
-
-    for owner in (torch, c):
+    state = _Autocast()
+    patches.callback(state.enable_host, "cpu", state.is_host_enabled("cpu"))
+    patches.callback(state.set_host_dtype, "cpu", state.host_dtype_of("cpu"))
+    for owner in (torch, torch._C):
         patches.replace(
             owner,
-            is_autocast_enabled=is_on,
-            set_autocast_enabled=set_autocast_enabled,
-            get_autocast_dtype=chosen,
-            set_autocast_dtype=choose,
-            get_autocast_gpu_dtype=lambda: chosen("cuda"),
-            set_autocast_gpu_dtype=lambda dtype: choose("cuda", dtype),
+            is_autocast_enabled=state.is_enabled,
+            set_autocast_enabled=state.enable,
+            get_autocast_dtype=state.dtype_of,
+            set_autocast_dtype=state.set_dtype,
+            get_autocast_gpu_dtype=lambda: state.dtype_of("cuda"),
+            set_autocast_gpu_dtype=lambda dtype: state.set_dtype("cuda", dtype),
         )
-    patches.callback(set_enabled, "cpu", is_enabled("cpu"))
-    patches.callback(set_dtype, "cpu", get_dtype("cpu"))

@@ -10,24 +10,37 @@ import torch
 
 from actbench import schemes
 from actbench.errors import MeasurementError
-from actbench.measuring.failures import failure_of as failure_of
+from actbench.measuring import failures
 from actbench.measuring.meters import profiles
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
-from actbench.results.records import Case, Script
+from actbench.results.records import Case, Failure, Script
 from actbench.script import launching
 from actbench.script.real import RealRun
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
-from actbench.script.trials import largest_batch
+from actbench.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
     "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
     "training steps, which end with optimizer.step()"
 )
+
+
+class ScriptError(MeasurementError):
+    """A script that failed in its process; ``failure`` is the record of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the record of an error."""
+    return error.failure if isinstance(error, ScriptError) else failures.failure_of(error)
 
 
 class Session:
@@ -58,7 +71,9 @@ class Session:
         if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
             own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
             searched = largest_batch(self._trial, self.case.memory_limit_bytes or own, self.tried)
-        found = self._run(self.script, self._say)
+        found = forked(lambda finish: self._run(self.script, self._say, finish))
+        if isinstance(found, Failure):
+            raise ScriptError(found)
         return found.model_copy(
             update={
                 "timeline": found.timeline if self._wants_timeline else None,
@@ -70,18 +85,18 @@ class Session:
     def time(self, steps: int) -> None:
         """Return None: a script times its own steps, as far as they are computed."""
 
-    def _trial(self, rows: int) -> Measurement:
-        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet)
+    def _trial(self, rows: int, finish: Finish) -> Measurement:
+        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
 
-    def _run(self, script: Script, stepped: Callable[[int, Step], object]) -> Measurement:
+    def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
         torch.manual_seed(self.case.seed)
-        with self._opened(script, stepped) as run:
+        with self._opened(script, stepped, finish) as run:
             launching.run(script)
         if not run.steps.done:
             raise MeasurementError(_NO_STEP.format(script.text))
         return run.measurement
 
-    def _opened(self, script: Script, stepped: Callable[[int, Step], object]) -> Simulation | RealRun:
+    def _opened(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Simulation | RealRun:
         target = Path(script.target)
         options: dict[str, Any] = {
             "memory_limit_bytes": self.case.memory_limit_bytes,
@@ -91,6 +106,7 @@ class Session:
             "folder": Path.cwd() if script.is_module else target.resolve().parent,
             "script": None if script.is_module else target,
             "stepped": stepped,
+            "ended": finish,
         }
         if self.case.meter == "cpu":
             return RealRun(**options)

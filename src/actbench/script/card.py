@@ -39,7 +39,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
             noted.add(text)
             note(text)
 
-    selected = streams.Selected()
+    selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
     with Patches() as patches:
         for functions in (
@@ -52,6 +52,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         _believe_in_state(patches, counters, generators)
         _believe_in_classes(patches)
         _believe_in_sensors(patches, counters, note_once)
+        _profile_the_host_only(patches, note_once)
         believe_in_autocast(patches)
         yield
 
@@ -83,21 +84,27 @@ def _believe_in_classes(patches: Patches) -> None:
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
         patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
+    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=torch._C._cuda_isCurrentStreamCapturing)
     patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         for module in (torch.cuda, torch.cuda.graphs):
             patches.replace(module, **{name: _refused(f"torch.cuda.{name}")})
+    patches.replace(torch.accelerator, Graph=_refused("torch.accelerator.Graph"))
+    for module in (torch.cuda, torch.cuda.memory):
+        patches.replace(module, MemPool=_refused("torch.cuda.MemPool"))
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+def _refused(name: str) -> type:
+    """Return a class, as libraries name it in annotations and derive from it, that nobody can make an object of."""
+
+    def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
         caller = sys._getframe(1)
         raise MeasurementError(
-            f"{name} cannot be simulated: a replayed CUDA graph calls no operators, and its private memory pool is not "
-            f"counted; run {caller.f_code.co_filename}:{caller.f_lineno} without graphs"
+            f"{name} cannot be simulated: a replayed CUDA graph calls no operators, and private memory pools are not "
+            f"counted; run {caller.f_code.co_filename}:{caller.f_lineno} without it"
         )
 
-    return refuse
+    return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": "torch.cuda"})
 
 
 def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:
@@ -126,6 +133,19 @@ def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[st
     )
     for module in (torch.cuda, torch.cuda.memory):
         patches.replace(module, list_gpu_processes=processes)
+
+
+def _profile_the_host_only(patches: Patches, note: Callable[[str], None]) -> None:
+    """Leave the card out of torch's profilers, whose C++ would ask the driver at each operator."""
+    profile = torch.autograd.profiler.profile
+    start = profile.__init__
+
+    def of_the_host(self: Any, *arguments: Any, **keywords: Any) -> None:
+        if keywords.pop("use_device", None) or keywords.pop("use_cuda", False):
+            note("torch.profiler: a simulated card runs no kernels; only the host is profiled")
+        start(self, *arguments, **keywords)
+
+    patches.set(profile, "__init__", of_the_host)
 
 
 class _Ranges(types.SimpleNamespace):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from actbench.errors import MeasurementError
 from actbench.script.generators import CardGenerator
 from actbench.script.properties import Counters, DeviceProperties, memory_stats
 from actbench.script.streams import Selected, Stream
@@ -35,7 +36,8 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
     architecture = "sm_{}{}".format(*counters.capability)
     built_for = (torch._C._cuda_getArchFlags() or "").split() if hasattr(torch._C, "_cuda_getArchFlags") else []
     host = {name: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for name in ("allocations", "allocated_bytes")}
-    return {
+    needing = ("cudaCachingAllocator_raw_alloc", "getCurrentBlasHandle", "getCurrentSolverHandle", "customAllocator")
+    return {f"_cuda_{name}": _needs_driver(name) for name in needing} | {
         "_cuda_getDeviceCount": lambda: counters.devices,
         "_cuda_init": _nothing,
         "_cuda_isInBadFork": lambda: False,
@@ -58,7 +60,7 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
         "_cuda_setStream": selected.set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_emptyCache": lambda *_: counters.empty_cache(),
-        "_cuda_memoryStats": lambda index: memory_stats(counters),
+        "_cuda_memoryStats": lambda index: memory_stats(counters) if selected.checked(index) >= 0 else {},
         "_cuda_hostMemoryStats": lambda: host,
         "_cuda_resetAccumulatedMemoryStats": _nothing,
         "_cuda_resetPeakMemoryStats": lambda index: counters.reset_peak(),
@@ -80,7 +82,7 @@ def accelerator_functions(
 
     def current_stream(index: int) -> Stream:
         number, place, _ = selected.current(index)
-        return torch.cuda.Stream(stream_id=number, device_index=place)
+        return Stream(stream_id=number, device_index=place)
 
     def set_stream(stream: Any) -> None:
         selected.set_stream(stream.stream_id, stream.device_index)
@@ -111,14 +113,14 @@ def accelerator_functions(
 
 def missing_functions() -> dict[str, Any]:
     """Return what a build of torch without CUDA lacks, and what its own answers are in a build with it."""
-    told = {"_has_cuda": True, "_nccl_version": lambda: _NCCL, "_nccl_version_suffix": lambda: ""}
+    told = {"_has_cuda": True, "_nccl_version": lambda: _NCCL, "_nccl_version_suffix": lambda: b""}
     return told if torch.version.cuda is None else {}
 
 
 class Runtime:
     """Stands in for the CUDA runtime that ``torch.cuda.cudart()`` returns."""
 
-    cudaError = types.SimpleNamespace(success=0)
+    cudaError = types.SimpleNamespace(success=0)  # noqa: N815
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
@@ -149,6 +151,15 @@ def properties_of(counters: Counters) -> Callable[[int], DeviceProperties]:
     """Return the function that torch's C code defines when it initializes CUDA."""
     cards = [DeviceProperties.of(counters, index) for index in range(counters.devices)]
     return lambda index: cards[index]
+
+
+def _needs_driver(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise MeasurementError(
+            f"torch's {name} cannot be simulated: it needs CUDA's driver, and is not counted; allocate tensors"
+        )
+
+    return refuse
 
 
 def _nothing(*_: Any, **__: Any) -> None:

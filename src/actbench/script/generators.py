@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-_HostGenerator = torch._C.Generator
+_HostGenerator: Any = torch._C.Generator  # of C, whose attributes a subclass may well define anew
 
 
 class _AnyGenerator(type(_HostGenerator)):  # type: ignore[misc]
@@ -21,7 +21,7 @@ class _AnyGenerator(type(_HostGenerator)):  # type: ignore[misc]
         return isinstance(instance, _HostGenerator)
 
 
-class CardGenerator(_HostGenerator):
+class CardGenerator(_HostGenerator):  # type: ignore[misc]
     """A generator that draws on the host, as every tensor is there, and says that it is on the card.
 
     Its state is CUDA's, 16 bytes (8 of the seed and 8 of an offset), while the CPU's state has 5,056. The offset stands
@@ -45,7 +45,7 @@ class CardGenerator(_HostGenerator):
             self.states[told] = state
             return torch.frombuffer(bytearray(told), dtype=torch.uint8)
 
-    def set_state(self, state: Tensor) -> CardGenerator:  # type: ignore[override]
+    def set_state(self, state: Tensor) -> CardGenerator:
         """Take 16 bytes, uint8, on the host; of a tensor without values nothing can be taken.
 
         Raises:
@@ -69,7 +69,8 @@ class CardGenerator(_HostGenerator):
 
     def set_offset(self, offset: int) -> CardGenerator:
         """Take an offset; the CPU's generators start at the seed for every one."""
-        return self.manual_seed(self.initial_seed())  # type: ignore[return-value]
+        self.manual_seed(self.initial_seed())
+        return self
 
     def clone_state(self) -> CardGenerator:
         """Return another generator in the same state."""
@@ -78,6 +79,9 @@ class CardGenerator(_HostGenerator):
         return other.set_state(self.get_state())
 
     graphsafe_get_state = clone_state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CardGenerator:
+        return self.clone_state()
 
     def graphsafe_set_state(self, other: CardGenerator) -> CardGenerator:
         """Take the state of another generator."""
@@ -93,7 +97,7 @@ def card_generator(index: int) -> CardGenerator:
     return generator
 
 
-class Generator(_HostGenerator, metaclass=_AnyGenerator):
+class Generator(_HostGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
     """Stands in for ``torch.Generator``: a card's generator for CUDA, else torch's own."""
 
     def __new__(cls, device: Any = "cpu") -> Any:

@@ -82,7 +82,7 @@ class DeviceProperties:
     pci_bus_id: int = 0
     pci_device_id: int = 0
     pci_domain_id: int = 0
-    gcnArchName: str = ""
+    gcnArchName: str = ""  # noqa: N815
 
     @classmethod
     def of(cls, counters: Counters, index: int) -> DeviceProperties:
@@ -131,7 +131,7 @@ def memory_stats(counters: Counters) -> dict[str, Any]:
     allocated = counters.allocated_bytes(), counters.peak_allocated_bytes()
     reserved = counters.reserved_bytes(), counters.peak_reserved_bytes()
     gaps = max(reserved[0] - allocated[0], 0), max(reserved[1] - allocated[1], 0)
-    by_name = {name: allocated for name in _BYTES} | {"reserved_bytes": reserved, "inactive_split_bytes": gaps}
+    by_name = dict.fromkeys(_BYTES, allocated) | {"reserved_bytes": reserved, "inactive_split_bytes": gaps}
     told: dict[str, Any] = {}
     for name in (*_BYTES, *_COUNTS):
         stat = _stat(*by_name.get(name, (0, 0)))

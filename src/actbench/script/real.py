@@ -60,6 +60,7 @@ class RealRun:
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class RealRun:
         folder: Path | None = None,
         script: Path | None = None,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.memory_bytes = memory_limit_bytes or available_memory_bytes()
         self.notes: dict[str, None] = {}
         self._lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._stepped = steps, stepped
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
         self._held: Held | None = None
@@ -123,7 +125,7 @@ class RealRun:
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
         )
-        found = found.model_copy(update={"step_seconds": tuple(self._seconds) or None})
+        found = found.model_copy(update={"step_seconds": tuple(self._seconds[:_TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _held_tensors(self) -> list[Tensor]:
@@ -142,7 +144,9 @@ class RealRun:
                 self._applied.apply(self._lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, 1 if self._applied is None else 2):
                 self._allocations.is_on = False
-        if len(self._seconds) == _TIMED:
+        if len(self._seconds) > _TIMED:  # the script has caught the end of its run, and goes on
+            self._when_ended(self.measurement)
+        if len(self._seconds) >= _TIMED:
             raise Ended
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()

@@ -23,6 +23,8 @@ from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
+from actbench.results.render import markdown
+from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
 from actbench.script import reading
@@ -60,6 +62,7 @@ class Simulation:
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Simulation:
         folder: Path | None = None,
         script: Path | None = None,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.profile = profile
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
@@ -83,7 +87,7 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._raise_oom, self._stepped = steps, raise_oom, stepped
+        self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker = _CheckedTracker(
@@ -129,9 +133,8 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._stack.close()
-        if self._held is not None and (error is None or isinstance(error, Ended)):
-            found = self._read(self.steps.done[-1], self._held)
-            self._measured = found if self._applied is None else self._applied.told(found, len(self.steps.done))
+        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
+            self._measured = self._read(self.steps.done[-1], self._held)
         return isinstance(error, Ended)
 
     def real(self) -> AbstractContextManager[Any]:
@@ -153,6 +156,10 @@ class Simulation:
         """The most bytes allocated on the card in a step."""
         return self.measurement.peak_bytes
 
+    def table(self) -> str:
+        """Return the peak by phase, by kind, by line and by module as Markdown."""
+        return "\n".join(map(markdown, script_tables(self.measurement)))
+
     def timeline(self) -> Timeline:
         """Return the memory over the last step, with its holders at the peak."""
         found = self.measurement.timeline
@@ -160,10 +167,11 @@ class Simulation:
         return found
 
     def _read(self, step: Step, held: Held) -> Measurement:
+        """Return the measurement of a step, and of what the scheme changed."""
         profile, estimated = self.profile, None
         if profile.rates is not None and step.done:
             estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
-        return reading.measurement(
+        found = reading.measurement(
             step,
             held,
             self.tracker.events[: step.ended],
@@ -177,6 +185,8 @@ class Simulation:
             untimed=_UNTIMED.format(profile.name) if estimated is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
         )
+        found = found.model_copy(update={"at_most": tuple(self.at_most)})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """Make a small parameter, which is real, fake: it moves to the card with its module."""
@@ -197,6 +207,9 @@ class Simulation:
         return twin
 
     def _ended(self, step: Step) -> None:
+        if self._measured is not None:  # the script has caught the end of its run, and goes on
+            self._when_ended(self._measured)
+            raise Ended
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
         if self._applied is not None and len(self.steps.done) == 1:
@@ -205,6 +218,7 @@ class Simulation:
             return
         began = 1 if self._applied is None else 2  # the step that makes optimizer state
         if self.steps.are_enough(self._limit, began):
+            self._measured = self._read(step, self._held)
             raise Ended
         self.lines.is_on = len(self.steps.done) > began
 

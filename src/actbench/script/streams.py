@@ -12,20 +12,34 @@ import torch
 CUDA = 1
 """``c10::DeviceType::CUDA``."""
 
+_Stream: Any = torch.Stream  # of C, whose attributes a subclass may well define anew
+_Event: Any = torch.Event
+
 
 class Selected(threading.local):
     """The card and the streams that a thread has selected."""
 
     index = 0
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
         self.streams: dict[int, int] = {}
 
+    def checked(self, index: int) -> int:
+        """Return the number of a card that there is.
+
+        Raises:
+            torch.AcceleratorError: There is none; torch raises the same.
+        """
+        if index >= self.devices:
+            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal {index}; the cards are {self.devices}")
+        return index
+
     def exchange(self, index: int) -> int:
-        """Select a card unless ``index`` is negative, and return the one that was selected; -1 if none was asked for."""
+        """Select a card unless ``index`` is negative, and return the one before; -1 if negative."""
         if index < 0:
             return -1
-        before, self.index = self.index, index
+        before, self.index = self.index, self.checked(index)
         return before
 
     def select(self, index: int) -> None:
@@ -47,7 +61,7 @@ class Selected(threading.local):
         self.index = device_index
 
 
-class Stream(torch.Stream):
+class Stream(_Stream):  # type: ignore[misc]
     """Stands in for ``torch.Stream`` and ``torch.cuda.Stream``."""
 
     def __new__(cls, device: Any = None, priority: int = 0, *, stream_ptr: int | None = None, **known: int) -> Any:
@@ -64,22 +78,27 @@ class Stream(torch.Stream):
 
     @property
     def device(self) -> torch.device:
+        """The card."""
         return torch.device("cuda", self._index)
 
     @property
     def device_index(self) -> int:
+        """The card's number."""
         return int(self._index)
 
     @property
     def device_type(self) -> int:
+        """As C++ numbers the types."""
         return CUDA
 
     @property
     def stream_id(self) -> int:
+        """The stream's number; 0 is the default stream."""
         return int(self._number)
 
     @property
     def cuda_stream(self) -> int:
+        """The same, as the address of a ``cudaStream_t``."""
         return int(self._number)
 
     native_handle = cuda_stream
@@ -89,24 +108,31 @@ class Stream(torch.Stream):
         return ctypes.c_void_p(self._number)
 
     def query(self) -> bool:
+        """Return that all work is done."""
         return True
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait for nothing."""
 
-    def wait_event(self, event: Any) -> None: ...
+    def wait_event(self, event: Any) -> None:
+        """Wait for nothing."""
 
-    def wait_stream(self, stream: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None:
+        """Wait for nothing."""
 
     def record_event(self, event: Any = None) -> Any:
+        """Record an event, or a new one, and return it."""
         event = CudaEvent() if event is None else event
         event.record(self)
         return event
 
     def is_capturing(self) -> bool:
+        """Return that no graph is captured."""
         return False
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
+        """Return the lowest and the highest priority."""
         return 0, -5
 
     def __enter__(self) -> Any:
@@ -121,6 +147,9 @@ class Stream(torch.Stream):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self._number, self._index) == (other._number, other._index)
+
+    def __ne__(self, other: object) -> bool:  # torch.Stream has its own
+        return not self == other
 
     def __hash__(self) -> int:
         return hash((self._number, self._index))
@@ -140,7 +169,7 @@ class ExternalStream(Stream):
         return super().__new__(cls, device, stream_ptr=stream_ptr, **known)
 
 
-class Event(torch.Event):
+class Event(_Event):  # type: ignore[misc]
     """Stands in for ``torch.Event`` and ``torch.cuda.Event``; its times are the host's."""
 
     def __new__(cls, device: Any = None, enable_timing: bool = False, *_: Any, **__: Any) -> Any:
@@ -155,23 +184,29 @@ class Event(torch.Event):
 
     @property
     def device(self) -> torch.device:
+        """The card."""
         return torch.device("cuda", self._index)
 
     @property
     def event_id(self) -> int:
+        """Its address once it is recorded, else 0."""
         return id(self) if self._seconds is not None else 0
 
     cuda_event = event_id
 
     def record(self, stream: Any = None) -> None:
+        """Note the time."""
         self._seconds = time.perf_counter()
 
-    def wait(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None:
+        """Wait for nothing."""
 
     def query(self) -> bool:
+        """Return that all work is done."""
         return True
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait for nothing."""
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds of the host from this event to the other.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from pydantic import TypeAdapter
 
@@ -18,14 +20,15 @@ from actbench.results.records import Failure
 
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
-Run = Callable[[int], Measurement]
-"""Runs the script with batches of so many rows."""
+Finish = Callable[[Measurement], NoReturn]
+"""Answers with a measurement and ends the process, whatever runs in it."""
 
 
-def forked(run: Callable[[], Measurement]) -> Measurement | Failure:
+def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
     """Return what a function returns in a process of its own, or the failure of what it raises.
 
-    What runs a script leaves its modules, threads and hooks behind; so the next one begins where this one began.
+    What runs a script leaves its modules, threads and hooks behind; so the next one begins where this one began. And a
+    script that catches everything, and goes on when its run has ended, can be left.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -36,29 +39,37 @@ def forked(run: Callable[[], Measurement]) -> Measurement | Failure:
     with os.fdopen(receiving, "rb") as answers:
         text = answers.read()
     _, status = os.waitpid(child, 0)
-    if not text:
-        raise MeasurementError(f"the process of a trial ended without an answer, with status {status}")
-    return _OUTCOME.validate_json(text)
+    if text:
+        return _OUTCOME.validate_json(text)
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Failure(reason="crash", message=f"the script's process {how} before any step was read")
 
 
-def _answer(run: Callable[[], Measurement], sending: int) -> None:
+def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
     """Send an outcome and end the process: nothing of its parent's may run in it."""
-    try:
-        try:
-            found: Measurement | Failure = run()
-        except BaseException as error:  # whatever a script does is an outcome of its trial
-            found = failure_of(error)
+
+    def finish(found: Measurement | Failure) -> NoReturn:
         with os.fdopen(sending, "wb") as answers:
             answers.write(found.model_dump_json().encode())
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the script may have closed it
                 stream.flush()
-    finally:
         os._exit(0)
 
+    try:
+        finish(run(finish))
+    except BaseException as error:  # whatever a script does is an outcome of its trial
+        traceback.print_exc()
+        finish(failure_of(error))
+    finally:
+        os._exit(1)
 
-def largest_batch(run: Run, limit_bytes: int, tried: Callable[[int, bool], object]) -> LargestBatch:
-    """Return the largest batch that fits.
+
+def largest_batch(
+    run: Callable[[int, Finish], Measurement], limit_bytes: int, tried: Callable[[int, bool], object]
+) -> LargestBatch:
+    """Return the largest batch that fits; ``run`` runs the script with batches of so many rows.
 
     Raises:
         MeasurementError: A trial failed.
@@ -66,7 +77,7 @@ def largest_batch(run: Run, limit_bytes: int, tried: Callable[[int, bool], objec
     seconds: dict[int, float] = {}
 
     def fits(batch: int) -> Trial:
-        found = forked(lambda: run(batch))
+        found = forked(lambda finish: run(batch, finish))
         if isinstance(found, Failure):
             if found.reason == "out-of-memory":
                 tried(batch, False)

@@ -61,7 +61,6 @@ def training_function(args):
         for epoch in range(args.epochs):
             model.train()
             for step, batch in enumerate(train_loader):
-                batch.to(accelerator.device) if hasattr(batch, "to") else None
                 loss = model(**batch).loss
                 accelerator.backward(loss)
                 optimizer.step()

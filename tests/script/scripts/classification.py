@@ -21,6 +21,10 @@ def accuracy(output, target, topk=(1,)):
         return [correct[:k].flatten().sum(dtype=torch.float32) * (100.0 / target.size(0)) for k in topk]
 
 
+def exponential_moving_average(averaged, current, num_averaged, decay=0.999):
+    return decay * averaged + (1 - decay) * current
+
+
 def train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, args, model_ema=None, scaler=None):
     model.train()
     for i, (image, target) in enumerate(data_loader):
@@ -93,8 +97,9 @@ def main(args):
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=85)
     lr_scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], milestones=[5])
-    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
-    model_ema = torch.optim.swa_utils.AveragedModel(model, device, average, use_buffers=True) if args.ema else None
+    model_ema = None
+    if args.ema:
+        model_ema = torch.optim.swa_utils.AveragedModel(model, device, exponential_moving_average, use_buffers=True)
 
     start = time.time()
     for epoch in range(args.epochs):

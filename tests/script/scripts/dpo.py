@@ -1,4 +1,4 @@
-"""Train a language model on preferences (DPO): a policy, its frozen reference, and a chosen and a rejected answer each."""
+"""Train a language model on preferences by DPO: a policy, its frozen reference, chosen and rejected answers."""
 
 import argparse
 import copy
@@ -85,10 +85,9 @@ def main(args):
         optimizer.zero_grad()
         accuracy = (chosen_rewards > rejected_rewards).float().mean().cpu().numpy()
         margins = (chosen_rewards - rejected_rewards).detach().cpu().tolist()
-        memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
-        print(
-            f"{step}: loss {loss.item():.4f} accuracy {accuracy:.2f} margin {margins[0]:.3f} norm {norm:.2f} {memory:.2f} GiB"
-        )
+        print(f"{step}: loss {loss.item():.4f} accuracy {accuracy:.2f} margin {margins[0]:.3f} norm {norm:.2f}")
+        if torch.cuda.is_available():
+            print(f"{step}: {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
     torch.save({"state": policy.state_dict(), "step": step}, "policy.pt")
 
 

@@ -92,7 +92,9 @@ def main(args):
     dist.init_process_group("gloo" if args.cpu else "nccl")
     torch.manual_seed(0)
     model = parallel(args, device, world_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, **({"foreach": False} if args.mode == "tp" else {"fused": True})
+    )
     dataset = TensorDataset(torch.randint(0, args.vocab, (args.samples, args.length + 1)))
     shards = {"num_replicas": 1, "rank": 0} if args.mode == "tp" else {}
     sampler = DistributedSampler(dataset, **shards)
@@ -104,9 +106,10 @@ def main(args):
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             loss.backward()
+            norm = torch.zeros(())
             if args.mode == "fsdp1":
                 norm = model.clip_grad_norm_(1.0)
-            else:
+            elif args.mode != "tp":
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

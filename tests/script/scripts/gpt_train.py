@@ -25,7 +25,7 @@ weight_decay, beta1, beta2, grad_clip = 1e-1, 0.9, 0.95, 1.0
 backend = "nccl"
 device = "cuda"
 dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
-compile = True
+compile = True  # noqa: A001
 config_keys = [k for k, v in globals().items() if not k.startswith("_") and isinstance(v, int | float | bool | str)]
 for arg in sys.argv[1:]:
     key, _, value = arg.removeprefix("--").partition("=")

@@ -45,7 +45,7 @@ lora = LoraConfig(
 model = get_peft_model(model, lora)
 model.print_trainable_parameters()
 
-words = "the cat sat on a mat and looked at two dogs in front of an old house near our river".split()
+words = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
 texts = [" ".join(words[(i * k) % len(words)] for k in range(args.max_length)) for i in range(1, 65)]
 dataset = Dataset.from_dict({"text": texts})
 dataset = dataset.map(
@@ -64,7 +64,7 @@ trainer = Trainer(
         gradient_checkpointing_kwargs={"use_reentrant": False},
         max_steps=args.max_steps,
         learning_rate=2e-4,
-        bf16=True,
+        bf16=torch.cuda.is_available(),
         max_grad_norm=0.3,
         optim=args.optim,
         logging_steps=1,

@@ -45,6 +45,7 @@ arguments = TrainingArguments(
     gradient_accumulation_steps=2,
     gradient_checkpointing=True,
     bf16=True,
+    use_cpu=not torch.cuda.is_available(),
     optim="adamw_torch_fused",
     learning_rate=3e-4,
     lr_scheduler_type="cosine",

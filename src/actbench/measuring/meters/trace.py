@@ -57,7 +57,7 @@ class AllocationTrace:
         self._names: dict[str, dict[int, int]] = {}
         self._curve: list[int] = after._curve if after else [0]
         self._alive: dict[int, Event] = after._alive if after else {}
-        self._new_names = after._new_names if after else itertools.count()
+        self._new_names: Iterator[int] = after._new_names if after else itertools.count()
         self.events: list[Event] = after.events if after else []
         self.origins: dict[int, Origin] = after.origins if after else {}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from actbench.results.advice import PHASES
-from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Phase
 from actbench.results.tables.step import LARGEST, display_holder
 from actbench.results.tables.table import Table, fill
@@ -25,9 +25,8 @@ _KINDS = {
 NO_LINE = "(no line of the script)"
 
 
-def script_tables(record: MeasuredRecord) -> Iterator[Table]:
+def script_tables(measured: Outcome) -> Iterator[Table]:
     """Yield what is known of the peak and the time of a step, as tables; none of a case that failed."""
-    measured = record.outcome
     if not isinstance(measured, Measurement):
         return
     if measured.phase_peaks is not None or measured.estimated is not None:

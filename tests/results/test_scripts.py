@@ -1,0 +1,129 @@
+"""Scripts of the user's own in records: their text, their files, and what makes a case another."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from actbench.results import store
+from actbench.results.contents import Contents, content_of
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Built, Case, Script
+from actbench.results.render import markdown
+from actbench.results.scripts import file_of_module
+from actbench.results.sentences import name_of
+from actbench.results.tables import results_table
+
+DATA = Path(__file__).parents[1] / "data"
+MakeRecord = Callable[..., MeasuredRecord]
+
+
+def case(**settings: object) -> Case:
+    script = Script.model_validate({"target": "train.py", "arguments": ("--lr", "3 e"), **settings})
+    return Case(model=script.text, batch_size=script.batch_size or 1, script=script)
+
+
+def test_the_text_of_a_script_is_what_a_shell_takes_behind_python() -> None:
+    assert shlex.split(case().model) == ["train.py", "--lr", "3 e"]
+    assert Script(target="trl", is_module=True, arguments=("sft", "--x")).text == "-m trl sft --x"
+    with pytest.raises(ValidationError):
+        Script(target="")
+
+
+@pytest.mark.parametrize(
+    ("file", "first"),
+    [
+        ("measured-2026-11.jsonl", "0da38fbffe733fbb"),
+        ("quickstart-2026-11.jsonl", "785aef482c22a5a1"),
+        ("results-schema-1.jsonl", "e9ac538edb87fe3e"),
+    ],
+)
+def test_keys_of_cases_without_a_script_are_what_they_were(file: str, first: str) -> None:
+    """The keys are those of the version that knew no scripts."""
+    record = store.read(DATA / file, MeasuredRecord).records[0]
+
+    assert record.case.key() == first
+
+
+def test_any_field_of_a_script_makes_another_case() -> None:
+    changes = ({"arguments": ()}, {"batch_size": 2}, {"steps": 2}, {"processes": 2}, {"raise_oom": True})
+
+    assert case().key() == case().key()
+    assert len({case().key(), *(case(**change).key() for change in changes)}) == 1 + len(changes)
+
+
+def test_a_script_has_its_own_type_optimizer_and_batch(make_record: MakeRecord) -> None:
+    own = case()
+    assert (own.dtype, own.optimizer, own.rows) == (None, None, None)
+    assert own.name == "train.py --lr '3 e', exact (simulated)"
+    assert case(batch_size=4).name == "train.py --lr '3 e', exact, batch 4 (simulated)"
+
+    record = make_record(
+        model=own.model, batch_size=1, script=own.script, built=Built(model_class="Net", batch_size=32)
+    )
+    assert name_of(record.case, record.outcome) == "train.py --lr '3 e', exact, batch 32 (simulated)"
+    assert MeasuredRecord.model_validate_json(record.model_dump_json()) == record
+    assert "| 32 | exact |" in markdown(results_table([record]))
+
+    searched = own.with_batch(7)
+    assert (searched.batch_size, searched.rows) == (7, 7)
+    assert own.script is not None
+    assert own.script.batch_size is None
+
+
+def test_samples_a_second_need_the_rows_of_a_step(make_record: MakeRecord) -> None:
+    def shown(**built: int) -> object:
+        found = make_record(
+            model="train.py",
+            batch_size=1,
+            script=Script(target="train.py"),
+            built=Built(model_class="Net", **built),
+            step_seconds=(0.5,),
+        )
+        (row,) = results_table([found]).rows
+        return row.get("samples_per_second")
+
+    assert shown(batch_size=8, micro_batches=4) == 64
+    assert shown(batch_size=8) is None
+    assert shown() is None
+
+
+def test_the_content_of_a_script_is_part_of_its_case(
+    make_record: MakeRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("x = 1")
+    script = Script(target="train.py", arguments=("--fn", "other.py:build"))
+    record = make_record(model=script.text, batch_size=1, script=script)
+    files = Contents().of(record.case)
+    Path("train.py").write_text("x = 2")
+
+    assert files is not None
+    assert list(files) == ["train.py"]
+    assert Contents().of(record.case) != files
+    assert content_of(record.model_copy(update={"files": files})) == (files["train.py"], None)
+
+
+def test_the_file_of_a_module_is_found_without_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "evil" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("raise SystemExit('it ran')")
+    (inner / "__main__.py").write_text("print(1)")
+    (inner / "tool.py").write_text("print(2)")
+    monkeypatch.chdir(tmp_path)
+
+    assert file_of_module("evil.inner") == str(inner / "__main__.py")
+    assert file_of_module("evil.inner.tool") == str(inner / "tool.py")
+    assert [file_of_module(name) for name in ("evil", "evil.none", "none.at.all", "sys", "", "..", "evil.inner.")] == (
+        [None] * 7
+    )
+    assert not [name for name in sys.modules if name.startswith("evil")]
+
+    made = Case(model="-m evil.inner", batch_size=1, script=Script(target="evil.inner", is_module=True))
+    assert list(Contents().of(made) or ()) == ["evil.inner"]

@@ -1,0 +1,160 @@
+"""What is said of a script that was measured: whether it fits, and which schemes are worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.results.records import Script
+from actbench.results.render import markdown
+from actbench.results.suggestions import Suggestion, suggestions
+from actbench.results.tables.script import script_tables
+from actbench.results.tables.step import holders_table
+from actbench.results.timeline import Holder, Span, Timeline
+from actbench.results.verdict import verdict
+
+GIB = 1024**3
+MakeRecord = Callable[..., MeasuredRecord]
+
+
+def told(make_record: MakeRecord, *, limit: int | None = 24 * GIB, **fields: Any) -> list[str]:
+    """Return the verdict of a step in so much memory; ``memory_limit_bytes`` is that of the case."""
+    usual = {"peak_bytes": 10 * GIB, "simulated": "cuda", "device_profile": "rtx-4090"}
+    record = make_record(model="train.py", script=Script(target="train.py"), **usual | fields)
+    return verdict(
+        record.model_copy(update={"outcome": record.outcome.model_copy(update={"memory_limit_bytes": limit})})
+    )
+
+
+def test_a_script_that_fits_has_so_much_to_spare(make_record: MakeRecord) -> None:
+    fits, context = told(make_record, peak_phase="forward")
+
+    assert fits == (
+        "train.py fits into the 24.00 GiB of rtx-4090, with 14.00 GiB to spare: the peak of a step is 10.00 GiB in the "
+        "forward pass."
+    )
+    assert context == "The CUDA context of a process takes some 0.5 GiB more, which is no part of these."
+
+
+def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> None:
+    lines = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB)
+    assert lines[0].startswith("train.py does not fit into the 24.00 GiB of rtx-4090: 6.00 GiB are missing.")
+
+    bound = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",))
+    assert bound[0].startswith("train.py may not fit")
+    assert "at most 30.00 GiB" in bound[0]
+
+    own = told(make_record, limit=GIB, memory_limit_bytes=GIB, over_limit_bytes=9 * GIB)
+    assert own[0].startswith("train.py does not fit into the limit of 1.00 GiB: 9.00 GiB are missing.")
+
+
+def test_gaps_of_the_allocator_are_told_apart(make_record: MakeRecord) -> None:
+    lines = told(make_record, reserved_bytes=13 * GIB)
+
+    assert "with 11.00 GiB to spare" in lines[0]
+    assert lines[1] == (
+        "Allocated: 10.00 GiB. Reserved by torch's allocator: 13.00 GiB, 3.00 GiB of it in gaps between its blocks."
+    )
+
+
+def test_a_step_that_leaves_no_room_for_the_context_is_told(make_record: MakeRecord) -> None:
+    tight = told(make_record, peak_bytes=round(23.6 * GIB))[-1]
+
+    assert "expect it to run out of memory" in tight
+    assert "expect" not in told(make_record, peak_bytes=round(23.4 * GIB))[-1]
+    assert "expect" not in told(make_record, peak_bytes=round(23.6 * GIB), memory_limit_bytes=24 * GIB)[-1]
+
+
+def test_a_cpu_has_no_context_and_a_failure_no_verdict(make_record: MakeRecord) -> None:
+    assert len(told(make_record, simulated="cpu")) == 1
+    assert verdict(make_record(failure="no")) == []
+    assert "how much memory rtx-4090 has is not known" in told(make_record, limit=None)[0]
+    assert told(make_record, largest_batch=12)[1] == "The largest batch that fits is 12."
+
+
+def measured(**fields: Any) -> Measurement:
+    usual = {"weights_bytes": GIB, "gradients_bytes": GIB, "activation_bytes": 0, "peak_bytes": 10 * GIB}
+    return Measurement(**usual | fields)
+
+
+def held(*holders: tuple[str, str, int, str | None]) -> Timeline:
+    made = tuple(
+        Holder(module=f"m{place}", kind=kind, operator=operator, tensors=1, held_bytes=amount, line=line)
+        for place, (kind, operator, amount, line) in enumerate(holders)
+    )
+    return Timeline(
+        peak_bytes=10 * GIB,
+        peak_event=0,
+        events=1,
+        moments=(0,),
+        held_bytes={"saved": (1,)},
+        spans=(Span(phase="forward", start=0),),
+        holders=made,
+    )
+
+
+def schemes_of(found: list[Suggestion]) -> list[str]:
+    return [each.scheme for each in found]
+
+
+def test_saved_tensors_are_recomputed_or_moved() -> None:
+    found = suggestions(measured(peak_parts=PeakParts(activation_bytes=6 * GIB)))
+
+    assert schemes_of(found) == ["checkpoint", "offload"]
+    assert found[0].reason.startswith("60 % of the peak are saved tensors")
+
+
+def test_logits_and_activations_are_found_by_what_made_them() -> None:
+    parts = PeakParts(activation_bytes=6 * GIB)
+    logits = held(("temporary", "aten::_log_softmax", 3 * GIB, None), ("saved", "aten::mm", GIB, "a.py:1 nll_loss(x)"))
+    gelus = held(("saved", "aten::gelu", 2 * GIB, None), ("host", "aten::_log_softmax", 9 * GIB, None))
+
+    assert schemes_of(suggestions(measured(peak_parts=parts, timeline=logits))) == [
+        "checkpoint",
+        "chunked_loss:8",
+        "offload",
+    ]
+    assert "40 % of the peak" in suggestions(measured(peak_parts=parts, timeline=logits))[1].reason
+    assert schemes_of(suggestions(measured(peak_parts=parts, timeline=gelus))) == ["checkpoint", "fewbit:3", "offload"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"optimizer": "AdamW"}, ["lora:16", "adam8bit"]),
+        ({"optimizer": "SGD"}, ["lora:16"]),
+        ({"optimizer": "Adam", "memory_limit_bytes": GIB}, ["qlora:16", "adam8bit"]),
+        ({"optimizer": "AdamW", "gradients_bytes": 1}, ["adam8bit"]),
+    ],
+)
+def test_what_the_model_itself_needs_is_made_smaller(fields: dict[str, Any], expected: list[str]) -> None:
+    parts = PeakParts(weights_bytes=3 * GIB, gradients_bytes=3 * GIB, optimizer_bytes=4 * GIB)
+
+    assert schemes_of(suggestions(measured(peak_parts=parts, **fields))) == expected
+
+
+def test_nothing_is_suggested_where_nothing_helps_or_is_known() -> None:
+    assert suggestions(measured(peak_parts=PeakParts(temporary_bytes=10 * GIB))) == []
+    assert suggestions(measured()) == []
+
+
+def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record: MakeRecord) -> None:
+    small = [("saved", "aten::mm", GIB // 8, f"a.py:{line}") for line in range(12)]
+    timeline = held(("saved", "aten::mm", GIB, "b.py:1"), ("weights", "parameter", 3 * GIB, "b.py:1"), *small)
+    by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB))
+
+    assert [row["name"] for row in by_line.rows][::10] == ["b.py:1", "all others"]
+    assert by_line.rows[0] == {"name": "b.py:1", "kinds": "weights, saved tensors", "held_bytes": 4 * GIB, "share": 0.4}
+    assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8
+    assert by_module.rows[0]["held_bytes"] == 3 * GIB
+    assert list(script_tables(make_record(failure="no"))) == []
+
+
+def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: MakeRecord) -> None:
+    record, plain = make_record(), held(("saved", "aten::mm", GIB, None))
+
+    assert "Line" not in markdown(holders_table(record, plain))
+    assert "| m0 | a.py:1 |" in markdown(holders_table(record, held(("saved", "aten::mm", GIB, "a.py:1"))))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cases import Folders, ScriptCase, Size
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] }} <|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|> assistant {% endif %}"
+)
+TINY_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+}
+SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@pytest.fixture
+def tiny_llama(tmp_path: Path) -> Path:
+    """Return the folder of a small Llama of bfloat16: config, tokenizer, random weights."""
+    folder = tmp_path / "tiny-llama"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(_llama(TINY_LLAMA), dtype=torch.bfloat16).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def llama_8b(tmp_path: Path) -> Path:
+    """Return the folder of a Llama of eight billion parameters: its weights are zeros that take no room on the disk."""
+    folder = tmp_path / "llama-8b"
+    config = _llama(LLAMA_8B)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    write_tokenizer(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    write_zeros(folder / "model.safetensors", model.state_dict())
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Return the folder of a data set: 64 conversations of two messages in ``train.jsonl``."""
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    lines = []
+    for i in range(64):
+        words = [WORDS[i * k % len(WORDS)] for k in range(1, 20 + i)]
+        messages = [
+            {"role": "user", "content": " ".join(words[:10])},
+            {"role": "assistant", "content": " ".join(words[10:])},
+        ]
+        lines.append(json.dumps({"messages": messages}))
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def command(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[ScriptCase, Size], list[str]]:
+    """Return what makes the words after ``python`` or ``actbench run``, and the folders and variables that they need.
+
+    The script's own outputs go into the current folder, so that folder is a temporary one.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+
+    def made(case: ScriptCase, size: Size) -> list[str]:
+        for name, value in case.environment(size).items():
+            monkeypatch.setenv(name, value)
+        folders: Folders = {name: str(request.getfixturevalue(name)) for name in case.folders(size)}
+        return case.command(size, folders)
+
+    return made
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of whole words, which knows chats, into ``folder``."""
+    special = ["<|pad|>", "<|start|>", "<|end|>", "<|unknown|>"]
+    vocabulary = {word: i for i, word in enumerate([*special, "user", "assistant", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        bos_token="<|start|>",
+        eos_token="<|end|>",
+        unk_token="<|unknown|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=2048,
+    )
+    fast.save_pretrained(folder)
+
+
+def write_zeros(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file of zeros with the names, shapes and dtypes of ``tensors``: the file is all hole."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + math.prod(tensor.shape) * tensor.element_size()
+        dtype = SAFETENSORS[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def _llama(sizes: dict[str, object]) -> LlamaConfig:
+    return LlamaConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0, **sizes)
