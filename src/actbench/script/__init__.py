@@ -1,0 +1,1 @@
+"""A training script on a card that is not there."""

@@ -30,6 +30,7 @@ from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
+from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
 from actbench.script.places import PlacedTracker
@@ -122,6 +123,7 @@ class Simulation:
             stack.enter_context(self.facade.shown(self.tracker.add))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:

@@ -1,0 +1,103 @@
+"""Compilers and kernels that a simulated card does not run: what they compute is simulated by torch's operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from actbench.script.arrivals import Change, changed, rebound
+
+Note = Callable[[str], None]
+
+_EAGER = (
+    "torch.compile runs eagerly here: compiled code may hold less memory (fused operators, smaller saved tensors) and "
+    "take less time."
+)
+_SCORES = (
+    "flex_attention is compiled on a card; here it runs eagerly and holds all attention scores, which makes the peak "
+    "an upper bound."
+)
+
+
+@contextmanager
+def uncompiled(note: Note) -> Iterator[None]:
+    """Inside the block, let ``torch.compile`` and ``Module.compile`` leave models and functions as they are."""
+
+    def compiling(_: Any) -> Callable[..., Any]:
+        def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - torch's name
+            if model is None:
+                return lambda given: compile(given, **options)
+            if isinstance(model, nn.Module):
+                note(_EAGER)
+                return model
+
+            @functools.wraps(model)
+            def run(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that no script calls
+                note(_SCORES if getattr(model, "__name__", "") == "flex_attention" else _EAGER)
+                return model(*args, **kwargs)
+
+            return run
+
+        return compile
+
+    def in_place(_: Any) -> Callable[..., None]:
+        def compile(self: nn.Module, *args: Any, **options: Any) -> None:  # noqa: A001 - torch's name
+            note(_EAGER)
+
+        return compile
+
+    with rebound(torch, "compile", compiling), changed(nn.Module, "compile", in_place):
+        yield
+
+
+def changes(note: Note) -> dict[str, Change]:
+    """Return the changes of Triton, by the names of its modules."""
+    return {"triton.runtime.jit": _triton(note), "triton.runtime.autotuner": _autotuner(note)}
+
+
+def _triton(note: Note) -> Change:
+    """Let kernels that are launched do nothing.
+
+    A kernel cannot allocate memory of the card: it fills tensors that torch allocated before. So memory is right
+    without it. Its time is not counted.
+    """
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        return changed(module.JITFunction, "run", lambda _: _launch(note))
+
+    return change
+
+
+def _autotuner(note: Note) -> Change:
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for owner in ("Autotuner", "Heuristics"):
+                if owner in vars(module):
+                    stack.enter_context(changed(vars(module)[owner], "run", lambda _: _launch(note)))
+            return stack.pop_all()
+
+    return change
+
+
+def _launch(note: Note) -> Callable[..., None]:
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        note(
+            f"Triton kernels of {_package(self)} are not run: their memory is that of the tensors they fill, which is "
+            "exact; their time is not counted."
+        )
+
+    return run
+
+
+def _package(kernel: Any) -> str:
+    """Return the package, or the script, that a kernel comes from."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    place = str(getattr(kernel, "__module__", "")).partition(".")[0]
+    return f"the script ({kernel.__name__})" if place == "__main__" else place

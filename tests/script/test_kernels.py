@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from actbench.script.libraries import prepared
+from actbench.workloads.fake import fake_mode, without_memory
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    found: list[str] = []
+    with prepared(found.append):
+        yield found
+
+
+def test_compiled_models_and_functions_run_eagerly(notes: list[str]) -> None:
+    model = nn.Linear(3, 3)
+    ran: list[bool] = []
+
+    @torch.compile(fullgraph=True)
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        ran.append(torch.compiler.is_compiling())
+        return x + 1
+
+    assert notes == []  # libraries compile functions that a script may never call
+    model.compile(mode="max-autotune")
+    assert torch.compile(model, mode="reduce-overhead") is model
+    assert plain(torch.ones(1)) == 2
+    assert ran == [False]
+    assert len(notes) == 1
+    assert notes[0].startswith("torch.compile runs eagerly")
+
+
+def _rows(*heads: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 6, count, 8, generator=generator) for count in heads]
+
+
+def _expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    repeats = q.shape[2] // k.shape[2]
+    k, v = (each.repeat_interleave(repeats, 2) for each in (k, v))
+    laid = (each.transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(*laid, is_causal=True).transpose(1, 2)
+
+
+def test_flash_attention_of_a_script_is_torchs(notes: list[str]) -> None:
+    import flash_attn
+    from flash_attn.flash_attn_interface import flash_attn_varlen_func
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention
+
+    q, k, v = _rows(4, 2, 2)
+    torch.testing.assert_close(flash_attn.flash_attn_func(q, k, v, causal=True), _expected(q, k, v))
+    packed = torch.stack(_rows(4, 4, 4), 2)
+    torch.testing.assert_close(flash_attn.flash_attn_qkvpacked_func(packed, causal=True), _expected(*packed.unbind(2)))
+    lengths = torch.tensor([0, 6])
+    flat = flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 6, 6, causal=True)
+    torch.testing.assert_close(flat, _expected(q, k, v)[0])
+    found = memory_efficient_attention(*packed.unbind(2), attn_bias=LowerTriangularMask())
+    torch.testing.assert_close(found, _expected(*packed.unbind(2)))
+    assert [note.partition(" ")[0] for note in notes] == ["flash_attn", "xformers"]
+
+
+def test_a_library_that_asks_for_flash_attention_gets_the_true_answer() -> None:
+    with prepared(print):
+        assert importlib.util.find_spec("flash_attn") is None
+        __import__("flash_attn")
+
+    assert "flash_attn" not in sys.modules
+
+
+@pytest.mark.parametrize("asked", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
+def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: list[str]) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=99, num_key_value_heads=8
+    )
+    config.num_attention_heads = 16
+    model = LlamaForCausalLM._from_config(config, attn_implementation=asked, dtype=torch.bfloat16)
+    tokens = torch.arange(12).reshape(2, 6)
+    found = model(input_ids=tokens).logits
+    model.set_attn_implementation("sdpa")
+
+    torch.testing.assert_close(found, model(input_ids=tokens).logits)
+    assert [note.partition(" in ")[0] for note in notes] == ["Flash attention"]
+
+
+def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    liger: Any = pytest.importorskip("liger_kernel.transformers")
+    notes: list[str] = []
+    with without_memory(fake_mode()), prepared(notes.append):
+        norm = liger.LigerRMSNorm(512)
+        x = torch.empty(64, 512, requires_grad=True)
+        saved: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+            y = norm(x)
+        y.sum().backward()
+
+    assert [tuple(t.shape) for t in saved] == [(64, 512), (512,), (64,)]
+    assert x.grad is not None
+    assert [note.partition(":")[0] for note in notes] == ["Triton kernels of liger_kernel are not run"]
+
+
+def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:
+    triton = pytest.importorskip("triton")
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def add(x, y, n: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(y, tl.load(x) + n)
+
+    x, y = torch.ones(4), torch.zeros(4)
+    add[(1,)](x, y, 4)
+
+    assert y.tolist() == [0] * 4
+    assert len(notes) == 1

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from actbench.script.libraries import prepared
+from actbench.script.saving import holds_fake
+from actbench.workloads.fake import fake_mode, without_memory
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    found: list[str] = []
+    with without_memory(fake_mode()), prepared(found.append):
+        yield found
+
+
+@dataclass
+class State:
+    tensors: Any
+
+
+def large() -> torch.Tensor:
+    return torch.empty(300, 300)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: t,
+        lambda t: {"model": {"weight": [t]}},
+        lambda t: State((1, t)),
+        lambda t: types.SimpleNamespace(state=t),
+        lambda t: nn.Linear(300, 300),
+        lambda t: torch.optim.SGD([nn.Parameter(t)]).param_groups,
+    ],
+)
+def test_what_holds_a_fake_tensor_is_not_written(wrap: Any, notes: list[str], tmp_path: Path) -> None:
+    value = wrap(large())
+
+    torch.save(value, tmp_path / "x.pt")
+
+    assert holds_fake(value)
+    assert not (tmp_path / "x.pt").exists()
+    assert notes == ["torch.save writes nothing: tensors of a simulated run have no values."]
+
+
+def test_other_objects_are_written_and_read(notes: list[str], tmp_path: Path) -> None:
+    torch.save({"epoch": 3, "names": ["a"], "indices": torch.arange(3)}, tmp_path / "x.pt")
+
+    assert torch.load(tmp_path / "x.pt")["epoch"] == 3
+    assert notes == []
+
+
+def test_a_circle_of_objects_is_looked_at_once() -> None:
+    first: dict[str, Any] = {}
+    first["self"] = [first]
+
+    assert not holds_fake(first)
+
+
+def test_functions_that_were_imported_before_write_nothing_either(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    module = types.ModuleType("user_module_with_a_copy")
+    module.save = save_file  # type: ignore[attr-defined]
+    sys.modules["user_module_with_a_copy"] = module
+    try:
+        with without_memory(fake_mode()), prepared(lambda note: None):
+            module.save({"w": large()}, tmp_path / "x.safetensors")
+        module.save({"w": torch.ones(2)}, tmp_path / "y.safetensors")
+    finally:
+        del sys.modules["user_module_with_a_copy"]
+
+    assert [path.name for path in tmp_path.iterdir()] == ["y.safetensors"]
+
+
+def test_models_and_checkpoints_are_not_written(notes: list[str], tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=99))
+    (tmp_path / "checkpoint-1").mkdir()
+    arguments = TrainingArguments(str(tmp_path), save_total_limit=1, use_cpu=True)
+    trainer = Trainer(model, arguments)
+
+    model.save_pretrained(tmp_path / "model")
+    trainer.save_model(str(tmp_path / "trained"))
+    trainer._save_checkpoint(model, trial=None)  # which would remove older ones
+    Accelerator(cpu=True).save_state(str(tmp_path / "state"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert [note.partition(" ")[0] for note in notes] == [
+        "PreTrainedModel.save_pretrained",
+        "Trainer.save_model",
+        "Trainer.save_checkpoint",
+        "Accelerator.save_state",
+    ]
+
+
+def test_nothing_is_uploaded(notes: list[str]) -> None:
+    from huggingface_hub import HfApi, create_repo
+
+    create_repo("someone/something")
+    HfApi().upload_folder(folder_path=".", repo_id="someone/something")
+
+    assert notes == ["Nothing is uploaded to the Hugging Face hub: this run is simulated."]
