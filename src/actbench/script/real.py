@@ -26,6 +26,7 @@ from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
 from actbench.script.facade import Facade
+from actbench.script.libraries import prepared_for_real
 from actbench.script.lines import Lines
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
@@ -92,8 +93,9 @@ class RealRun:
         counters = RealMemory(self._allocations, self.memory_bytes)
         with ExitStack() as stack:
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes))
-            stack.enter_context(believed(counters, lambda text: self.notes.setdefault(text)))
+            stack.enter_context(believed(counters, self._note))
             stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
+            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self._lines.watching())
@@ -127,6 +129,9 @@ class RealRun:
         )
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:_TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
 
     def _held_tensors(self) -> list[Tensor]:
         weights = [tensor for root in self._lines.roots for tensor in footprint.weights(root)]

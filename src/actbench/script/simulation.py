@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actbench.errors import MeasurementError
 from actbench.measuring.cost.clock import communication, estimate
@@ -139,9 +139,18 @@ class Simulation:
             self._measured = self._read(self.steps.done[-1], self._held)
         return isinstance(error, Ended)
 
-    def real(self) -> AbstractContextManager[Any]:
-        """Return a context in which nothing is fake, such as that of loading data."""
-        return _disable_current_modes()
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Inside the block, nothing is fake, as while data is loaded; on a CPU it still counts."""
+        with _disable_current_modes():
+            if self.profile.is_cuda:
+                yield
+                return
+            TorchDispatchMode.__enter__(self.tracker)
+            try:
+                yield
+            finally:
+                TorchDispatchMode.__exit__(self.tracker, None, None, None)
 
     @property
     def measurement(self) -> Measurement:
