@@ -46,7 +46,16 @@ def is_made_of_others(tensor: Any) -> bool:
 
 
 class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
-    """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory."""
+    """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory.
+
+    On a CPU it counts what torch's allocator makes, as a trace of it does: not the memory of numpy and of files, which
+    torch cannot resize.
+    """
+
+    def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
+        """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
+        counted = tensors if self.host_is_free else [each for each in tensors if _is_torchs(each)]
+        super().add(counted, func)
 
     def runs_on_host(self, args: Any, kwargs: Any) -> bool:
         """Return whether an operator makes its results in host memory."""
@@ -56,6 +65,11 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+def _is_torchs(tensor: Tensor) -> bool:
+    """Return whether torch's allocator made the memory of a tensor, or would have."""
+    return is_made_of_others(tensor) or tensor.untyped_storage().resizable()  # type: ignore[no-untyped-call]
 
 
 def _any_on_card(values: Iterable[Any]) -> bool:

@@ -25,6 +25,7 @@ from actbench.results.timeline import OTHER
 from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
+from actbench.script.draws import Draws
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared_for_real
 from actbench.script.lines import Lines
@@ -95,7 +96,7 @@ class RealRun:
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes))
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
-            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size))
+            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size, real=Draws().own))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self._lines.watching())

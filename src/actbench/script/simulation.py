@@ -29,6 +29,7 @@ from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
 from actbench.script import reading
 from actbench.script.card import believed
+from actbench.script.draws import Draws
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
@@ -103,6 +104,7 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._draws = Draws()
         self._held: Held | None = None
         self._measured: Measurement | None = None
         self._stack = ExitStack()
@@ -142,7 +144,7 @@ class Simulation:
     @contextmanager
     def real(self) -> Iterator[None]:
         """Inside the block, nothing is fake, as while data is loaded; on a CPU it still counts."""
-        with _disable_current_modes():
+        with _disable_current_modes(), self._draws.own():
             if self.profile.is_cuda:
                 yield
                 return

@@ -73,7 +73,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         NotImplemented for an operator whose arguments decide that no value is needed.
         """
         match func._schema.name:
-            case "aten::_local_scalar_dense":
+            case "aten::_local_scalar_dense" | "aten::item":  # the latter in inference mode
                 return plausible(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
