@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from actbench.nn.saved.samplegradients import samples
     from actbench.results.records import Case
     from actbench.schemes import apply
+    from actbench.script.simulation import simulate
     from actbench.setup import TrainingSetup, TrainStep
 
     __version__: str
@@ -66,6 +67,7 @@ _HOMES = {
     "own_activation": "codecs.activation",
     "samples": "nn.saved.samplegradients",
     "save_converted": "conversion.folders",
+    "simulate": "script.simulation",
     "table": "codecs.tables",
 }
 
@@ -97,6 +99,7 @@ __all__ = [
     "own_activation",
     "samples",
     "save_converted",
+    "simulate",
     "table",
 ]
 

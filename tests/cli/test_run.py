@@ -60,7 +60,10 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
     out = cli("run", "train.py").out
 
     told = " ".join(out.split())
-    assert "with 11.50 GiB to spare: the peak of a step is 12.00 GiB in the backward pass." in told
+    assert (
+        "with 11.50 GiB to spare: the peak of a step, with batches of 16 rows, is 12.00 GiB in the backward pass."
+        in told
+    )
     assert "Reserved by torch's allocator: 12.50 GiB, 512.00 MiB of it in gaps between its blocks." in told
     assert "backward pass 12.00 GiB 300 ms" in told
     assert "saved tensors 8.00 GiB 66.7 %" in told

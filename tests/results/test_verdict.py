@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actbench.results.advice import about_bounds
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Script
 from actbench.results.render import markdown
@@ -72,6 +73,7 @@ def test_a_cpu_has_no_context_and_a_failure_no_verdict(make_record: MakeRecord) 
     assert len(told(make_record, simulated="cpu")) == 1
     assert verdict(make_record(failure="no")) == []
     assert "how much memory rtx-4090 has is not known" in told(make_record, limit=None)[0]
+    assert told(make_record, step_seconds=(1.0, 2.0, 4.0))[1] == "A step takes 2 s, measured."
     assert told(make_record, largest_batch=12)[1] == "The largest batch that fits is 12."
 
 
@@ -144,13 +146,13 @@ def test_nothing_is_suggested_where_nothing_helps_or_is_known() -> None:
 def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record: MakeRecord) -> None:
     small = [("saved", "aten::mm", GIB // 8, f"a.py:{line}") for line in range(12)]
     timeline = held(("saved", "aten::mm", GIB, "b.py:1"), ("weights", "parameter", 3 * GIB, "b.py:1"), *small)
-    by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB))
+    by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB).outcome)
 
     assert [row["name"] for row in by_line.rows][::10] == ["b.py:1", "all others"]
     assert by_line.rows[0] == {"name": "b.py:1", "kinds": "weights, saved tensors", "held_bytes": 4 * GIB, "share": 0.4}
     assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8
     assert by_module.rows[0]["held_bytes"] == 3 * GIB
-    assert list(script_tables(make_record(failure="no"))) == []
+    assert list(script_tables(make_record(failure="no").outcome)) == []
 
 
 def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: MakeRecord) -> None:
@@ -158,3 +160,11 @@ def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: Mak
 
     assert "Line" not in markdown(holders_table(record, plain))
     assert "| m0 | a.py:1 |" in markdown(holders_table(record, held(("saved", "aten::mm", GIB, "a.py:1"))))
+
+
+def test_reasons_for_a_bound_are_told_once_and_not_all_of_many(make_record: MakeRecord) -> None:
+    reasons = tuple(f"why {place}" for place in range(7))
+    (note,) = about_bounds([make_record(at_most=reasons), make_record("checkpoint", at_most=reasons[:1])])
+
+    assert note.endswith("since why 0; why 1; why 2; why 3; why 4; and 2 more.")
+    assert list(about_bounds([make_record(), make_record(failure="no")])) == []

@@ -12,7 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import MeasurementError
+from actbench.measuring.meters import profiles
 from actbench.script.libraries import prepared
+from actbench.script.simulation import Simulation
 from actbench.workloads.fake import fake_mode, without_memory
 
 LLAMA = {
@@ -229,3 +231,33 @@ def test_afterwards_everything_is_as_before(llama: str) -> None:
 
     assert after == before
     assert "_make_subclass" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("place", ["auto", {"": 0}, "cuda"])
+def test_packed_weights_are_on_the_card(llama: str, place: Any) -> None:
+    from transformers import BitsAndBytesConfig
+
+    with warnings.catch_warnings(), Simulation(profiles.get("rtx-4090")) as run:
+        warnings.simplefilter("ignore")
+        bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        model = causal(llama, quantization_config=bits, device_map=place)
+        held = run.memory.allocated_bytes()
+        devices = {str(p.device) for p in model.parameters()}
+        footprint = model.get_memory_footprint()
+
+    packed = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)  # weights of both layers
+    assert devices == {"cuda:0"}
+    assert footprint - packed // 2 == 2 * (2 * 1000 * 256 + 5 * 256) + 2 * 4 * 32  # and rotary frequencies
+    assert packed * (1 / 2 + 4 / 64) < held - 2 * 2 * 1000 * 256 < packed * (1 / 2 + 4 / 64) + 64 * 512
+
+
+def test_weights_go_where_they_are_asked_to(llama: str) -> None:
+    with warnings.catch_warnings(), Simulation(profiles.get("rtx-4090")) as run:
+        warnings.simplefilter("ignore")
+        on_host = causal(llama)
+        assert run.memory.allocated_bytes() == 0
+        on_card = causal(llama, device_map="auto")
+        assert run.memory.allocated_bytes() > 2 * on_card.num_parameters()
+
+        assert {str(p.device) for p in on_host.parameters()} == {"cpu"}
+        assert {str(p.device) for p in on_card.parameters()} == {"cuda:0"}

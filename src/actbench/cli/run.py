@@ -103,7 +103,7 @@ def run_script(
 
     actbench run --device-profile h100-80gb --gpus 8 -m trl.scripts.sft --config sft.yaml
 
-    actbench run --device-profile rtx-3060 --max-batch --columns largest-batch,peak train.py
+    actbench run --device-profile rtx-3060-12gb --max-batch --columns largest-batch,peak train.py
 
     actbench run --batch-size 4 --require-fit --export-json peak.json --quiet train.py
 

@@ -149,11 +149,16 @@ def names_of(records: Sequence[MeasuredRecord]) -> str:
     return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
 
 
+_MOST_BOUNDS = 5  # records and JSON have all of them
+
+
 def about_bounds(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     """Yield why peaks are no more than upper bounds, each reason once."""
     found = [record.outcome for record in records if isinstance(record.outcome, Measurement)]
-    if reasons := dict.fromkeys(reason for measured in found for reason in measured.at_most):
-        yield f"at most: a peak that only a real run would know exactly; {'; '.join(reasons)}."
+    if reasons := list(dict.fromkeys(reason for measured in found for reason in measured.at_most)):
+        more = f"; and {len(reasons) - _MOST_BOUNDS} more" if len(reasons) > _MOST_BOUNDS else ""
+        told = "; ".join(reasons[:_MOST_BOUNDS])
+        yield f"at most: a peak that only a real run would know exactly, since {told}{more}."
 
 
 def needed_bytes(measured: Measurement) -> int:

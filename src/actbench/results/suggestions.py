@@ -12,7 +12,7 @@ from actbench.results.timeline import Holder
 MOST = 3
 """Most schemes that are suggested."""
 
-_WORTH = 0.05
+_WORTH = 0.1
 """Share of the peak that a scheme has to save, at best, to be suggested."""
 
 _ADAMS = ("Adam", "AdamW")
@@ -76,6 +76,7 @@ def _in_pieces(measured: Measurement, parts: PeakParts) -> Suggestion | None:
     if not logits:
         return None
     why = f"{_percent(logits, measured)} are made in the cross entropy: logits a piece of the tokens at a time"
+    why += "; head=LAYER names the layer that makes them, where the model does not"
     return Suggestion("chunked_loss:8", why, round(0.85 * logits))
 
 

@@ -6,7 +6,9 @@ from typing import Final
 
 from actbench.results.advice import PHASES, needed_bytes
 from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.units import GIB, format_bytes
+from actbench.results.sentences import rows_of
+from actbench.results.tables.values import step_time
+from actbench.units import GIB, format_bytes, format_seconds
 
 CONTEXT_BYTES: Final = GIB // 2
 """What a CUDA context takes beside a step: its own memory and the code of the kernels of torch, cuBLAS and cuDNN that
@@ -22,6 +24,8 @@ def verdict(record: MeasuredRecord) -> list[str]:
     if not isinstance(measured, Measurement):
         return []
     lines = [_fits(record, measured), *_reserved(measured)]
+    if (seconds := step_time(measured.step_seconds)) is not None:
+        lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
     if measured.largest_batch is not None:
         lines.append(f"The largest batch that fits is {measured.largest_batch}.")
     if measured.simulated == "cuda" or record.case.meter == "cuda":
@@ -40,18 +44,20 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, record.case.model
     processes = record.case.script.processes if record.case.script else 1
     what += f", on the first of {processes} cards," if processes > 1 else ""
+    rows = rows_of(record.case, measured)
+    step = "a step" if rows is None else f"a step, with batches of {rows} rows,"
     peak = f"{'at most ' if measured.at_most else ''}{format_bytes(measured.peak_bytes)}"
     where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
     if limit is None:
-        return f"{what}: the peak of a step is {peak}{where}; how much memory {device_of(record)} has is not known."
+        return f"{what}: the peak of {step} is {peak}{where}; how much memory {device_of(record)} has is not known."
     room = f"the {format_bytes(limit)} of {device_of(record)}"
     if record.case.memory_limit_bytes is not None:
         room = f"the limit of {format_bytes(limit)}"
     if over is None:
         left = format_bytes(max(0, limit - needed_bytes(measured)))
-        return f"{what} fits into {room}, with {left} to spare: the peak of a step is {peak}{where}."
+        return f"{what} fits into {room}, with {left} to spare: the peak of {step} is {peak}{where}."
     does_not = "may not fit" if measured.at_most else "does not fit"
-    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. The peak of a step is {peak}{where}."
+    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. The peak of {step} is {peak}{where}."
 
 
 def _reserved(measured: Measurement) -> list[str]:

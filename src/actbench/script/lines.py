@@ -42,7 +42,8 @@ class Lines:
         self._folder = f"{folder.resolve()}/"
         self._script = None if script is None else str(script.resolve())
         self._own: dict[CodeType, bool] = {}
-        self._packages = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+        installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+        self._packages = (*installed, str(Path(__file__).parents[1]))
         self._active: list[nn.Module] = []
         self._paths: dict[int, str] = {}
         self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]

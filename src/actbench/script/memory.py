@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -13,18 +15,24 @@ from actbench.units import format_bytes
 class CardMemory:
     """Counts what a tracker has seen as torch's caching allocator does, in bytes.
 
+    With ``raise_oom``, :meth:`check` raises where memory runs out, and an allocation that fails is left out.
+
     Attributes:
         name: Of the card; ``capability`` is its compute capability.
         total_bytes: Its memory, or the smaller limit that a step was given.
         devices: How many such cards there are.
     """
 
-    def __init__(self, profile: DeviceProfile, tracker: StorageTracker, total_bytes: int, devices: int) -> None:
+    def __init__(
+        self, profile: DeviceProfile, tracker: StorageTracker, total_bytes: int, devices: int, *, raise_oom: bool
+    ) -> None:
         self.name = profile.name
         self.capability = profile.compute_capability or (0, 0)
         self.total_bytes, self.devices = total_bytes, devices
         self._tracker = tracker
-        self._pools = Pools(total_bytes, expandable=False, streams=tracker.communicated.streams)
+        streams = tracker.communicated.streams
+        self._pools = Pools(total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self._has_failed = False
         self._held: dict[int, int] = {}
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
 
@@ -62,13 +70,19 @@ class CardMemory:
         self._play()
         self._pools.give_back()
 
-    def check(self) -> None:
-        """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card."""
+    def check(self, failed_before: Callable[[], object]) -> None:
+        """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card.
+
+        The first call after such an error calls ``failed_before``: what the error interrupted is freed by then.
+        """
+        if self._has_failed:
+            self._has_failed = False
+            failed_before()
         self._play()
         if self._pools.is_exceeded:
-            self._pools.is_exceeded = False
+            self._pools.is_exceeded, self._has_failed = False, True
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory (simulated). {self.name} has a total capacity of "
+                f"CUDA out of memory. Simulated: {self.name} has a total capacity of "
                 f"{format_bytes(self.total_bytes)}, of which {format_bytes(self._live_bytes)} are asked for at once"
             )
 

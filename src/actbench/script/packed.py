@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from actbench.ops import hostmemory
 from actbench.script.arrivals import Change, changed, rebound
+
+_PAGED_ELEMENTS = 100_000
+"""Elements from which bitsandbytes lets the driver page a state."""
 
 Note = Callable[[str], None]
 
@@ -27,10 +32,16 @@ def subclasses_made() -> Iterator[None]:
 
     def making(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def make(cls: Any, data: Tensor, requires_grad: bool = False, **options: Any) -> Tensor:
-            if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+            mode = _running_mode() if cls.__module__.startswith("bitsandbytes.") else None
+            if mode is not None and not isinstance(data, FakeTensor):
+                data = mode.from_tensor(data)  # a small one, which is real, and is in host memory
+                hostmemory.mark(data.untyped_storage())
+            if not isinstance(data, FakeTensor):
                 return own(cls, data, requires_grad, **options)
-            made: Any = data.detach()
-            if cls not in both:
+            made: Any = FakeTensor.detach(data)
+            if issubclass(cls, FakeTensor):
+                both[cls] = cls
+            elif cls not in both:
                 both[cls] = type(cls)(
                     cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__, "detach": _detach}
                 )
@@ -47,6 +58,11 @@ def subclasses_made() -> Iterator[None]:
         yield
 
 
+def _running_mode() -> FakeTensorMode | None:
+    modes = _get_current_dispatch_mode_stack()
+    return next((mode for mode in modes if isinstance(mode, FakeTensorMode)), None)
+
+
 def _detach(self: Tensor) -> Tensor:
     """Return a detached tensor of the same class, with what the library knows of it; modules that move ask for it."""
     made: Any = FakeTensor.detach(self)
@@ -59,14 +75,16 @@ def _detach(self: Tensor) -> Tensor:
 def changes(note: Note) -> dict[str, Change]:
     """Return the changes of bitsandbytes, by the names of its modules."""
 
-    def paged(_: Any) -> Callable[..., Tensor]:
-        def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-            note(
-                "bitsandbytes: states of paged optimizers are counted in host memory, as torch's allocator counts them."
-            )
-            return torch.empty(*shape, dtype=dtype)
+    def paged(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def get_state_buffer(self: Any, p: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+            if not self.is_paged or p.numel() < _PAGED_ELEMENTS or p.device.type == "cpu":
+                return own(self, p, dtype)
+            note("bitsandbytes: states of paged optimizers are in memory that torch's allocator does not count.")
+            state: Any = torch.zeros(p.shape, dtype=dtype, device="cpu")
+            state.is_paged = True
+            return state  # type: ignore[no-any-return]
 
-        return get_paged
+        return get_state_buffer
 
     def without_outliers(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def matmul(
@@ -81,6 +99,7 @@ def changes(note: Note) -> dict[str, Change]:
 
     return {
         "bitsandbytes.nn.modules": lambda module: subclasses_made(),
-        "bitsandbytes.functional": lambda module: rebound(module, "get_paged", paged),
+        "bitsandbytes.functional": lambda module: rebound(module, "prefetch_tensor", lambda own: lambda *tensors: None),
+        "bitsandbytes.optim.optimizer": lambda module: changed(module.Optimizer8bit, "get_state_buffer", paged),
         "bitsandbytes.autograd._functions": lambda module: rebound(module, "matmul", without_outliers),
     }

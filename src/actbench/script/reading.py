@@ -135,12 +135,15 @@ def measurement(
         origins={**origins, **found.owners},
     )
     first, last = moments.forwards[-1]
-    old = alive(events[:first])
+    # gradients of the step before may be alive when the first forward pass begins, and not when it ends
+    held_before, held_after = (
+        sum(amount for name, amount in alive(events[:at]).items() if name not in step.gradients) for at in (first, last)
+    )
     read = MemoryReading(
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=sum(amount for name, amount in alive(events[:last]).items() if name not in old),
+        activation_bytes=held_after - held_before,
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),

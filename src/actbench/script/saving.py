@@ -85,7 +85,10 @@ _FUNCTIONS = {"safetensors.torch": ("save_file", "save_model")}
 
 _METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "transformers.modeling_utils": (("PreTrainedModel", "save_pretrained"),),
-    "transformers.trainer": (("Trainer", "_save_checkpoint"), ("Trainer", "save_model"), ("Trainer", "save_state")),
+    "transformers.trainer": tuple(
+        ("Trainer", name) for name in ("_save_checkpoint", "save_model", "save_state", "create_model_card")
+    ),
+    "trl.trainer.base_trainer": (("_BaseTrainer", "create_model_card"),),
     "peft.peft_model": (("PeftModel", "save_pretrained"),),
     "diffusers.models.modeling_utils": (("ModelMixin", "save_pretrained"),),
     "diffusers.pipelines.pipeline_utils": (("DiffusionPipeline", "save_pretrained"),),

@@ -25,12 +25,13 @@ def loading(module: ModuleType) -> Callable[[Any], Any]:
             state_dict: Any,
             checkpoint_files: Any = None,
             load_config: Any = None,
-            *args: Any,
+            expected_keys: Any = None,
             **options: Any,
         ) -> Any:
             if state_dict is not None:
-                return own(model, state_dict, checkpoint_files, load_config, *args, **options)
-            fill(model, load_config)
+                return own(model, state_dict, checkpoint_files, load_config, expected_keys, **options)
+            if expected_keys is None:  # else of an adapter, which has its shapes
+                fill(model, load_config)
             return _all_loaded(module.LoadStateDictInfo), None
 
         return load
@@ -39,7 +40,7 @@ def loading(module: ModuleType) -> Callable[[Any], Any]:
 
 
 def fill(model: Any, load_config: Any) -> None:
-    """Give each parameter and saved buffer that is on the meta device its shape on the requested device.
+    """Give each parameter and saved buffer of a model that was just built its shape on the requested device.
 
     Parameters of bitsandbytes' layers are quantized, as far as shapes go.
 
@@ -71,17 +72,18 @@ def _method(quantizer: Any) -> str:
     return str(getattr(method, "value", method))
 
 
-def _unfilled(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
+def _unfilled(model: Any) -> Iterator[tuple[nn.Module, str, str]]:
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())  # they get the tensor of another one
     for prefix, owner in model.named_modules():
         saved = [name for name in owner._buffers if name not in owner._non_persistent_buffers_set]
         for name in [*owner._parameters, *saved]:
-            tensor = getattr(owner, name)
-            if tensor is not None and tensor.device.type == "meta":
-                yield owner, name, f"{prefix}.{name}" if prefix else name
+            path = f"{prefix}.{name}" if prefix else name
+            if getattr(owner, name) is not None and path not in tied:
+                yield owner, name, path
 
 
 def _quantized(own: Any, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return a parameter of bitsandbytes like ``own``, which is on the meta device, quantized on ``device``."""
+    """Return a parameter of bitsandbytes like ``own``, which has no values, quantized on ``device``."""
     settings = {key: value for key, value in vars(own).items() if key not in ("SCB", "CB") and key[:1] != "_"}
     bare = torch.ones(own.shape, dtype=dtype, device="cpu")
     made: Tensor = type(own)(bare, requires_grad=False, **settings).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
@@ -92,14 +94,15 @@ class Simulation:
         self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker = _CheckedTracker(
+        self._checked = _CheckedTracker(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes)
+        self.tracker: StorageTracker = self._checked
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
@@ -129,7 +132,7 @@ class Simulation:
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._raise_oom:
-                self.tracker.check = self.memory.check
+                self._checked.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
@@ -234,6 +237,10 @@ class Simulation:
             self._measured = self._read(step, self._held)
             raise Ended
         self.lines.is_on = len(self.steps.done) > began
+
+    def _restart(self) -> None:
+        self.steps.restart()
+        self._held, self.lines.is_on = None, False
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

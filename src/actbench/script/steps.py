@@ -163,6 +163,18 @@ class Steps:
         """The step that runs."""
         return self._step
 
+    def restart(self) -> None:
+        """Forget all steps: memory ran out, and the script tries something else."""
+        self.done.clear()
+        self.optimizers.clear()
+        self._begin()
+
+    def _begin(self) -> None:
+        begun = self._counting.begin()
+        before = self._step.gradients  # which may be alive until the backward pass of the new step
+        self._step = Step(begun, gradients=set(before))
+        self._forward_at, self._recorded, self.phase = begun, 0, "forward"
+
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._depth:  # a block that is run again inside of the backward pass
@@ -210,9 +222,7 @@ class Steps:
         step.done = list(self._recorder.done)
         self.done.append(step)
         self._ended(step)
-        begun = self._counting.begin()
-        self._step = Step(begun, gradients=set(step.gradients))  # which may be alive until its backward pass
-        self._forward_at, self._recorded, self.phase = begun, 0, "forward"
+        self._begin()
         self._recorder.begin()
 
 

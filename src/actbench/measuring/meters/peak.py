@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from actbench.results.measured import PeakParts, PhasePeaks
 from actbench.results.records import Phase
 from actbench.results.timeline import Kind
+from actbench.workloads.recalled import tensors_of
 
 _PASSES = ("forward", "backward")
 """The phases that begin at the two moments of a forward pass."""
@@ -46,6 +51,26 @@ class Communicated:
     buffers: set[int] = field(default_factory=set)
     gathered: set[int] = field(default_factory=set)
     streams: dict[int, str] = field(default_factory=dict)
+
+    def note(
+        self, names: Callable[[Sequence[Tensor]], set[int]], func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]
+    ) -> None:
+        """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered.
+
+        ``names`` returns the names of the storages of tensors, ``found`` are the tensors that the operator returned.
+        """
+        if func.namespace != "fsdp":
+            given = tensors_of(args)
+            self.buffers |= names([*found, *given])
+            if func is torch.ops.c10d._reduce_scatter_base_.default:
+                self.streams.update(dict.fromkeys(names(given[:1]), "reduce"))
+        elif func is torch.ops.fsdp.all_gather_copy_in.default:
+            shares, into = names(args[0]), names([args[1]])
+            self.gathered |= shares | into
+            cast = shares if len(shares) == 1 < len(args[0]) else set()  # those of another type are copied into one
+            self.streams.update(dict.fromkeys(into | cast, "gather"))
+        else:
+            self.gathered |= names([*found, *tensors_of(kwargs)])
 
 
 @dataclass(frozen=True)

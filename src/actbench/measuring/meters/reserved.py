@@ -32,12 +32,17 @@ def reserved_bytes(
 class Pools:
     """The blocks of each stream, on one device of ``limit_bytes``; arguments as for :func:`reserved_bytes`.
 
+    With ``refuses`` an allocation that would fail is left out, and the device does not become larger.
+
     Attributes:
         peak_bytes: Most bytes that were reserved so far.
         is_exceeded: Whether an allocation would have failed.
     """
 
-    def __init__(self, limit_bytes: int, *, expandable: bool, streams: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int, *, expandable: bool, streams: Mapping[int, str] | None = None, refuses: bool = False
+    ) -> None:
+        self._refuses = refuses
         self._make: Callable[[int], CachingAllocator] = ExpandableAllocator if expandable else CachingAllocator
         self._limit_bytes = limit_bytes
         self._of: dict[str, CachingAllocator] = {}
@@ -53,8 +58,7 @@ class Pools:
             if name in self._held:
                 self.of(stream).free(name)
                 self._held.remove(name)
-            if amount:
-                self.allocate(stream, name, amount)
+            if amount and self.allocate(stream, name, amount):
                 self._held.add(name)
 
     @property
@@ -73,8 +77,8 @@ class Pools:
             self._of[stream] = self._make(self._limit_bytes)
         return self._of[stream]
 
-    def allocate(self, stream: str, name: int, amount: int) -> None:
-        """Serve a request; where the device is full, all streams give back what is wholly free."""
+    def allocate(self, stream: str, name: int, amount: int) -> bool:
+        """Return whether a request is served; where the device is full, all streams give back what is wholly free."""
         pool = self.of(stream)
         pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:
@@ -88,6 +92,9 @@ class Pools:
                 pool.allocate(name, amount)
             except OutOfSegments:
                 self.is_exceeded = True
+                if self._refuses:
+                    return False
                 pool.allocate_beyond(name, amount)
                 self._limit_bytes = max(self._limit_bytes, self.reserved_bytes)
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
+        return True

@@ -123,7 +123,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._mark_new(found)
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
-            self._communicate(func, args, kwargs or {}, found)
+            self.communicated.note(self.names, func, args, kwargs or {}, found)
         if self._temporaries is not None and not on_host:
             self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
@@ -137,21 +137,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in footprint.storages(tensors):
             if id(storage) not in self._known:
                 hostmemory.mark(storage)
-
-    def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
-        """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
-        communicated, given = self.communicated, tensors_of(args)
-        if func.namespace != "fsdp":
-            communicated.buffers |= self.names([*found, *given])
-            if func is torch.ops.c10d._reduce_scatter_base_.default:
-                communicated.streams.update(dict.fromkeys(self.names(given[:1]), "reduce"))
-        elif func is torch.ops.fsdp.all_gather_copy_in.default:
-            shares, into = self.names(args[0]), self.names([args[1]])
-            communicated.gathered |= shares | into
-            cast = shares if len(shares) == 1 < len(args[0]) else set()  # those of another type are copied into one
-            communicated.streams.update(dict.fromkeys(into | cast, "gather"))
-        else:
-            communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
 
     def _settle(self) -> None:
         """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.

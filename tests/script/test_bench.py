@@ -1,0 +1,172 @@
+"""Sessions of scripts: what a run says of scripts that come to no step, of schemes, and of the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.results.measured import Measurement
+from actbench.results.records import Case, Failure, Script
+from actbench.script.bench import Session, failure_of
+from actbench.units import MIB
+
+TRAINING = """
+import torch, sys
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for (x,) in DataLoader(TensorDataset(torch.randn(4096, 256)), batch_size=512, shuffle=True, num_workers=2):
+    hidden = model[1](model[0](x.cuda()))
+    loss = model[2](hidden).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", loss.item())
+"""
+WEIGHTS = (2 * 256 * 1024 + 1024 + 256) * 4
+
+RunScript = Callable[..., Measurement | Failure]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunScript:
+    """Return what runs a script of this text and returns its outcome."""
+
+    def ran(text: str, *arguments: str, scheme: str = "exact", search: bool = False, **options: Any) -> Any:
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        script = Script(target=str(file), arguments=arguments, **options)
+        case = Case(
+            model=script.text,
+            batch_size=1,
+            script=script,
+            scheme=scheme,
+            device_profile="rtx-4090",
+            find_largest_batch=search,
+            memory_limit_bytes=64 * MIB if search else None,
+        )
+        try:
+            return Session(case).memory()
+        except Exception as error:
+            return failure_of(error)
+
+    return ran
+
+
+def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
+    found = run(TRAINING)
+
+    assert isinstance(found, Measurement)
+    assert (found.weights_bytes, found.optimizer_bytes) == (WEIGHTS, 2 * WEIGHTS)
+    assert found.timeline is not None
+    lines = {(holder.kind, holder.line) for holder in found.timeline.holders}
+    assert ("saved", "train.py:9 hidden = model[1](model[0](x.cuda()))") in lines
+    assert ("optimizer", "train.py:12 optimizer.step()") in lines
+    assert {line for kind, line in lines if kind == "weights"} == {
+        "train.py:6 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.…"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("print('nothing')", (), "no optimizer of torch has stepped"),
+        ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
+        ("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
+        ("input('go on? ')", (), r"reads standard input.*train.py:1"),
+        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()", (), "sys.exit"),
+        ("a = 1\nb = a['x']", (), r"TypeError: 'int' object is not subscriptable \(train.py:2 b = a\['x'\]"),
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)", (), "starts other processes.*--gpus"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)", (), r"ConnectionRefused.*train.py:2"),
+        ("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
+        ("raise ValueError", (), r"ValueError \(train.py:1"),
+    ],
+)
+def test_a_script_that_comes_to_no_step_says_why(
+    run: RunScript, text: str, arguments: tuple[str, ...], message: str
+) -> None:
+    found = run(text, *arguments)
+
+    assert isinstance(found, Failure)
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(found.message)
+
+
+def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
+    loop = TRAINING.replace("for (x,)", "while True:\n  try:\n   for (x,)")
+    head, body = loop.split("   for (x,)")
+    body = body.replace("\n    ", "\n      ")
+    found = run(f"{head}   for (x,){body}  except BaseException:\n   pass\n")
+
+    assert isinstance(found, Measurement)
+
+
+def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
+    found = run(TRAINING + "    break\n")
+
+    assert isinstance(found, Measurement)
+    assert found.weights_bytes == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("scheme", "holds"),
+    [
+        ("fewbit:3", lambda exact, found: found.activation_bytes < exact.activation_bytes),
+        ("adam8bit", lambda exact, found: found.optimizer_bytes < 0.3 * exact.optimizer_bytes),
+        ("lora:4", lambda exact, found: found.optimizer_bytes < 0.1 * exact.optimizer_bytes),
+        ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
+    ],
+)
+def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[Any, Any], bool]) -> None:
+    text = TRAINING.replace("model[2](hidden)", "model(x.cuda())").replace("hidden = model[1](model[0](x.cuda()))", "")
+    exact, found = run(text), run(text, scheme=scheme)
+
+    assert isinstance(found, Measurement), found
+    assert holds(exact, found)
+    assert found.sites
+
+
+def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run: RunScript) -> None:
+    found = run(TRAINING, scheme="checkpoint")
+
+    assert isinstance(found, Failure)
+    assert found.reason in ("nothing-converted", "unsupported")
+
+
+def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
+    small, large = run(TRAINING, batch_size=64), run(TRAINING, batch_size=128)
+
+    assert isinstance(small, Measurement)
+    assert isinstance(large, Measurement)
+    per_row = (large.activation_bytes - small.activation_bytes) / 64
+    assert per_row == pytest.approx((256 + 2 * 1024 + 256) * 4, rel=0.01)
+
+
+def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
+    found = run(TRAINING, search=True)
+
+    assert isinstance(found, Measurement)
+    searched = found.largest_batch_search
+    assert searched is not None
+    fitting, failing = (run(TRAINING, batch_size=searched.batch_size + more) for more in (0, 1))
+    assert isinstance(fitting, Measurement)
+    assert isinstance(failing, Measurement)
+    assert (fitting.reserved_bytes or 0) <= 64 * MIB < (failing.reserved_bytes or 0)
+
+
+def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None:
+    found = run(TRAINING.replace("batch_size=512", "batch_size=4096").replace("4096, 256", "4096, 256"), raise_oom=True)
+
+    assert isinstance(found, Measurement)  # 24 GiB are enough
+
+    text = "import torch\nx = [torch.zeros(2**30, device='cuda') for _ in range(10)]"
+    failed = run(text, raise_oom=True)
+
+    assert isinstance(failed, Failure)
+    assert failed.reason == "out-of-memory"
+    assert "train.py:2" in failed.message
