@@ -47,15 +47,15 @@ class Facade:
         self._depth = 0
         self._is_passing = False
         self._to = Tensor.to
-        self._add: Callable[[list[Tensor]], object] = lambda tensors: None
+        self._moved: Callable[[list[Tensor]], object] = lambda tensors: None
 
     @contextmanager
-    def shown(self, add: Callable[[list[Tensor]], object]) -> Iterator[None]:
-        """Inside the block, replace functions and attributes; ``add`` counts tensors that no operator made.
+    def shown(self, moved: Callable[[list[Tensor]], object]) -> Iterator[None]:
+        """Inside the block, replace functions and attributes; ``moved`` is told of tensors that came from the host.
 
         The dispatch modes of the simulation are active when the block begins.
         """
-        self._depth, self._add = torch._C._len_torch_dispatch_stack(), add
+        self._depth, self._moved = torch._C._len_torch_dispatch_stack(), moved
         _device._device_constructors()  # remembered before they are replaced
         with ExitStack() as stack:
             for owner, name, change in self._replacements():
@@ -77,7 +77,9 @@ class Facade:
         is_fake = isinstance(tensor, FakeTensor) or is_made_of_others(tensor)
         source = tensor if is_fake else self._faked(tensor)
         with placing("card"):
-            return self._move(source, dtype, **{**options, "copy": True})
+            made = self._move(source, dtype, **{**options, "copy": True})
+        self._moved([made])
+        return made
 
     def to_host(self, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         """Return a tensor on the card as one in host memory."""
@@ -220,7 +222,7 @@ class Facade:
         return READERS | {
             "device": property(device),
             "is_cuda": property(self.on_card),
-            "is_cpu": property(lambda tensor: not self.on_card(tensor)),
+            "is_cpu": property(lambda tensor: device(tensor).type == "cpu"),
             "get_device": lambda tensor: 0 if self.on_card(tensor) else -1,
             "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
         }

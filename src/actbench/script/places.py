@@ -6,7 +6,7 @@ Tensors on the card are fake CPU tensors. So are large tensors in host memory, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -36,7 +36,7 @@ def placing(place: Place) -> Iterator[None]:
 def is_on_card(tensor: Any) -> bool:
     """Return whether a value is a tensor on the card, or a tensor that is made of such tensors."""
     if isinstance(tensor, FakeTensor):
-        return not hostmemory.is_host(tensor.untyped_storage())
+        return tensor.fake_device.type == "cpu" and not hostmemory.is_host(tensor.untyped_storage())
     return is_made_of_others(tensor) and any(map(is_on_card, plain_tensors(tensor)))
 
 
@@ -57,10 +57,12 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         counted = tensors if self.host_is_free else [each for each in tensors if _is_torchs(each)]
         super().add(counted, func)
 
-    def runs_on_host(self, args: Any, kwargs: Any) -> bool:
-        """Return whether an operator makes its results in host memory."""
+    def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
+        """Return whether an operator makes ``found``, its results, in host memory, where all real tensors are."""
         if not self.host_is_free:
             return False
+        if any(not isinstance(tensor, FakeTensor) for tensor in found):
+            return True
         place = _place.get()
         if place is not None:
             return place == "host"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,6 +100,7 @@ def measurement(
     memory_bytes: int,
     warnings: tuple[str, ...],
     communicated: Communicated | None = None,
+    moved: Set[int] = frozenset(),
     **more: Any,
 ) -> Measurement:
     """Return the measurement of a step that has ended.
@@ -112,6 +113,7 @@ def measurement(
         memory_bytes: Memory that the step may use.
         warnings: What has to be said beside the figures.
         communicated: What collectives read and write.
+        moved: Names of storages that were moved to the card.
         more: Other fields of :class:`actbench.measuring.meters.base.MemoryReading`.
     """
     moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
@@ -122,6 +124,7 @@ def measurement(
         gradients=step.gradients,
         communicated=communicated,
     )
+    kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     before = list(alive(events[: step.begun]).items())
     shift = len(before) - step.begun
     passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
@@ -135,15 +138,14 @@ def measurement(
         origins={**origins, **found.owners},
     )
     first, last = moments.forwards[-1]
-    # gradients of the step before may be alive when the first forward pass begins, and not when it ends
-    held_before, held_after = (
-        sum(amount for name, amount in alive(events[:at]).items() if name not in step.gradients) for at in (first, last)
-    )
+    # neither the batch, which is moved to the card meanwhile, nor what the script still holds of the step before
+    older = alive(events[:first]).keys() | moved | step.gradients
+    made_bytes = sum(amount for name, amount in alive(events[:last]).items() if name not in older)
     read = MemoryReading(
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
-        activation_bytes=held_after - held_before,
+        activation_bytes=made_bytes,
         peak_bytes=step.peak_bytes,
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),

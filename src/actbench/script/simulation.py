@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -88,6 +87,7 @@ class Simulation:
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
+        self.moved: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
@@ -125,7 +125,7 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
-            stack.enter_context(self.facade.shown(self.tracker.add))
+            stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
@@ -193,6 +193,7 @@ class Simulation:
             self.tracker.events[: step.ended],
             origins=self.lines.origins,
             communicated=self.tracker.communicated,
+            moved=self.moved,
             memory_bytes=self.memory_bytes,
             warnings=(*self.notes, *self._unmodelled.warnings()),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
@@ -206,14 +207,12 @@ class Simulation:
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """Make a small parameter, which is real, fake: it moves to the card with its module."""
-        if parameter is None or not isinstance(parameter, Tensor) or type(parameter) is not nn.Parameter:
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
             return None
         twin: nn.Parameter | None = getattr(parameter, "_actbench_twin", None)
         if twin is None and not hasattr(parameter, "fake_mode"):
-            with torch.no_grad():
-                made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
-                bare = self._mode.from_tensor(made) if not hasattr(made, "fake_mode") else made
-            vars(bare).pop(known.NAME, None)
+            bare = self._mode.from_tensor(parameter.detach())
+            vars(bare).pop(known.NAME, None)  # what optimizers change has no value that anybody knows
             if self.profile.is_cuda:
                 hostmemory.mark(bare.untyped_storage())
             twin = nn.Parameter(bare, requires_grad=parameter.requires_grad)
@@ -237,6 +236,9 @@ class Simulation:
             self._measured = self._read(step, self._held)
             raise Ended
         self.lines.is_on = len(self.steps.done) > began
+
+    def _note_moved(self, tensors: list[Tensor]) -> None:
+        self.moved |= self.tracker.names(tensors)
 
     def _restart(self) -> None:
         self.steps.restart()

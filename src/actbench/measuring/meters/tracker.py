@@ -118,7 +118,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sum = weakref.ref(result.untyped_storage())
             return result
         found = tensors_of(result)
-        on_host = self.runs_on_host(args, kwargs or {})
+        on_host = self.runs_on_host(args, kwargs or {}, found)
         if on_host:
             self._mark_new(found)
         self.add(found, func)
@@ -128,8 +128,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
 
-    def runs_on_host(self, args: Any, kwargs: Any) -> bool:
-        """Return whether an operator makes its results in host memory that is left out."""
+    def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
+        """Return whether an operator makes ``found``, its results, in host memory that is left out."""
         return self.host_is_free and hostmemory.is_running()
 
     def _mark_new(self, tensors: Iterable[Tensor]) -> None:
