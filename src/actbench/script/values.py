@@ -54,6 +54,9 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         """Run an operator, and note what truth values in its result are taken for."""
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
+        if func.namespace == "torchvision" and func._schema.name in _LARGEST:  # no tag says that it looks at values
+            found = known.computed(func, args, kwargs or {})
+            return self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         is_truth = type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result)
         if is_truth and getattr(func, "overloadpacket", None) in _PREDICATES and not func._schema.is_mutable:
