@@ -71,7 +71,7 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
 
 def _is_torchs(tensor: Tensor) -> bool:
     """Return whether torch's allocator made the memory of a tensor, or would have."""
-    return is_made_of_others(tensor) or tensor.untyped_storage().resizable()  # type: ignore[no-untyped-call]
+    return is_made_of_others(tensor) or tensor.untyped_storage().resizable()
 
 
 def _any_on_card(values: Iterable[Any]) -> bool:

@@ -151,11 +151,11 @@ class Simulation:
             if self.profile.is_cuda:
                 yield
                 return
-            TorchDispatchMode.__enter__(self.tracker)
+            TorchDispatchMode.__enter__(self.tracker)  # type: ignore[no-untyped-call]
             try:
                 yield
             finally:
-                TorchDispatchMode.__exit__(self.tracker, None, None, None)
+                TorchDispatchMode.__exit__(self.tracker, None, None, None)  # type: ignore[no-untyped-call]
 
     @property
     def measurement(self) -> Measurement:
