@@ -45,7 +45,11 @@ from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
 KNOWN_BYTES = 64 * MIB
-"""Storages of integers, and of what follows from them, keep their values up to this size."""
+"""Storages of integers and booleans keep their values up to this size."""
+
+KNOWN_FLOAT_BYTES = 8 * MIB
+"""Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
+
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
 
@@ -91,17 +95,16 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self._checked = _CheckedTracker(
+        self.tracker: StorageTracker = (_CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.tracker: StorageTracker = self._checked
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
@@ -118,7 +121,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(known.floats_up_to(KNOWN_BYTES))
+            stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
             stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._mode)
@@ -131,8 +134,8 @@ class Simulation:
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
-            if self._raise_oom:
-                self._checked.check = partial(self.memory.check, self._restart)
+            if isinstance(self.tracker, _CheckedTracker):
+                self.tracker.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
 
