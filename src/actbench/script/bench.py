@@ -18,6 +18,7 @@ from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure, Script
 from actbench.script import launching
+from actbench.script.ondevice import CudaRun
 from actbench.script.real import RealRun
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
@@ -96,7 +97,9 @@ class Session:
             raise MeasurementError(_NO_STEP.format(script.text))
         return run.measurement
 
-    def _opened(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Simulation | RealRun:
+    def _opened(
+        self, script: Script, stepped: Callable[[int, Step], object], finish: Finish
+    ) -> Simulation | RealRun | CudaRun:
         target = Path(script.target)
         options: dict[str, Any] = {
             "memory_limit_bytes": self.case.memory_limit_bytes,
@@ -108,12 +111,24 @@ class Session:
             "stepped": stepped,
             "ended": finish,
         }
+        if self.case.meter == "cuda":
+            return CudaRun(**_without_schemes(options))
         if self.case.meter == "cpu":
             return RealRun(**options)
         return Simulation(self._profile, raise_oom=script.raise_oom, processes=script.processes, **options)
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that change a script; a MeasurementError if one is asked for."""
+    for name, flag in (("scheme", "--scheme"), ("batch_size", "--batch-size")):
+        if options.pop(name) is not None:
+            raise MeasurementError(
+                f"{flag}: --meter cuda runs a script as it is; use --meter cpu or simulate it, or change the script"
+            )
+    return options
 
 
 def _quiet(number: int, step: Step) -> None:
