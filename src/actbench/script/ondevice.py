@@ -104,7 +104,7 @@ class CudaRun:
             if len(self._marks) > _TIMED:  # the script has caught the end of its run, and goes on
                 self._when_ended(self.measurement)
                 raise Ended
-            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
             if len(self._marks) > _TIMED:
                 raise Ended
@@ -207,8 +207,8 @@ class AllocatorCounts(Counting):
         gc.collect()
         step.live_bytes = torch.cuda.memory_allocated()
         step.cyclic_bytes = before - step.live_bytes
-        self.peak_phase = max(self._peaks, key=lambda phase: self._peaks[phase])
-        step.peak_bytes = self._peaks[self.peak_phase]
+        step.peak_bytes = max(self._peaks.values())
+        self.peak_phase = next(phase for phase, peak in self._peaks.items() if peak == step.peak_bytes)
 
     def begin(self) -> int:
         """Begin the peaks of the next step."""
@@ -224,4 +224,4 @@ class AllocatorCounts(Counting):
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is not in the device's memory."""
-        return all(not storage.device.type == "cuda" for storage in footprint.storages([tensor]))
+        return all(storage.device.type != "cuda" for storage in footprint.storages([tensor]))
