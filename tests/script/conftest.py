@@ -51,7 +51,7 @@ def llama_8b(tmp_path: Path) -> Path:
     """Return the folder of a Llama of eight billion parameters: its weights are zeros that take no room on the disk."""
     folder = tmp_path / "llama-8b"
     config = _llama(LLAMA_8B)
-    config.dtype = torch.bfloat16
+    config.dtype, config.architectures = torch.bfloat16, ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     write_tokenizer(folder)
     with torch.device("meta"):

@@ -63,6 +63,8 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
 
     assert isinstance(found, Measurement)
     assert (found.weights_bytes, found.optimizer_bytes) == (WEIGHTS, 2 * WEIGHTS)
+    assert found.built is not None
+    assert (found.built.batch_size, found.built.micro_batches) == (512, 1)
     assert found.timeline is not None
     lines = {(holder.kind, holder.line) for holder in found.timeline.holders}
     assert ("saved", "train.py:9 hidden = model[1](model[0](x.cuda()))") in lines

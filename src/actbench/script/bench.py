@@ -107,7 +107,7 @@ class Session:
             "batch_size": script.batch_size,
             "steps": script.steps,
             "folder": Path.cwd() if script.is_module else target.resolve().parent,
-            "script": None if script.is_module else target,
+            "script": None if script.file is None else Path(script.file),
             "stepped": stepped,
             "ended": finish,
         }

@@ -19,12 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _device
 
 from actbench.ops import hostmemory
-from actbench.script.places import is_made_of_others, is_on_card, placing
-from actbench.script.values import READERS
-from actbench.workloads import known
+from actbench.script.places import address, is_made_of_others, is_on_card, placing
+from actbench.script.tensors import CARD, attributes_shown
+from actbench.script.values import real_if_known
 from actbench.workloads.overrides import replaced
 
-CARD = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
@@ -60,10 +59,7 @@ class Facade:
         with ExitStack() as stack:
             for owner, name, change in self._replacements():
                 stack.enter_context(replaced(owner, name, change))
-            for name, value in self._attributes().items():
-                stack.enter_context(_class_attribute(FakeTensor, name, value))
-            for name, value in self._attributes_of_others().items():
-                stack.enter_context(_class_attribute(Tensor, name, value))
+            stack.enter_context(attributes_shown(self.on_card, self._faked))
             yield
 
     def on_card(self, tensor: Tensor) -> bool:
@@ -85,8 +81,10 @@ class Facade:
         """Return a tensor on the card as one in host memory."""
         if not (self._is_apart and is_on_card(tensor)):
             return self._move(tensor, dtype, **options)
+        is_asked = self.on_card(tensor)  # by a script, not by an operator
         with placing("host"):
-            return self._move(tensor, dtype, **{**options, "copy": True})
+            moved = self._move(tensor, dtype, **{**options, "copy": True})
+        return real_if_known(moved) if is_asked else moved
 
     def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
         """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
@@ -129,6 +127,7 @@ class Facade:
         yield torch, "normal", self._making
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
+        yield torch.UntypedStorage, "data_ptr", _addressed
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self._to = own
@@ -190,42 +189,8 @@ class Facade:
 
         return typed
 
-    def _attributes_of_others(self) -> dict[str, Any]:
-        """Return attributes of all tensors, for those that are made of others."""
-        own_device, own_is_cuda = Tensor.device.__get__, Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-        def is_such(tensor: Tensor) -> bool:
-            return is_made_of_others(tensor) and self.on_card(tensor)
-
-        return {
-            "device": property(lambda tensor: CARD if is_such(tensor) else own_device(tensor)),
-            "is_cuda": property(lambda tensor: is_such(tensor) or own_is_cuda(tensor)),
-        }
-
     def _default(self, own: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda device: own(None if device is None else torch.device(device))
-
-    def _attributes(self) -> dict[str, Any]:
-        own_device = FakeTensor.device.fget  # type: ignore[attr-defined]
-        own_data = Tensor.data
-
-        def device(tensor: Any) -> torch.device:
-            return CARD if self.on_card(tensor) else own_device(tensor)
-
-        def set_data(tensor: Any, value: Tensor) -> None:
-            """Make a real tensor fake first: torch would put real memory behind a tensor that stays fake."""
-            if not isinstance(value, FakeTensor):
-                value = self._faked(value)
-            own_data.__set__(tensor, value)  # type: ignore[attr-defined]
-            vars(tensor).pop(known.NAME, None)
-
-        return READERS | {
-            "device": property(device),
-            "is_cuda": property(self.on_card),
-            "is_cpu": property(lambda tensor: device(tensor).type == "cpu"),
-            "get_device": lambda tensor: 0 if self.on_card(tensor) else -1,
-            "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
-        }
 
 
 def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -235,6 +200,10 @@ def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
 
     return make
+
+
+def _addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
 
 
 def is_cuda(device: Any) -> bool:
@@ -280,17 +249,3 @@ def _asked(
     if isinstance(device, int) and not isinstance(device, bool):
         device = CARD
     return (None if device is None else torch.device(device)), dtype, options
-
-
-@contextmanager
-def _class_attribute(owner: type, name: str, value: Any) -> Iterator[None]:
-    """Inside the block, give a class an attribute of its own, which it may inherit otherwise."""
-    has, own = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if has:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)

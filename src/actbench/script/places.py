@@ -6,12 +6,12 @@ Tensors on the card are fake CPU tensors. So are large tensors in host memory, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.measuring.meters.tracker import StorageTracker
@@ -31,6 +31,11 @@ def placing(place: Place) -> Iterator[None]:
         yield
     finally:
         _place.reset(token)
+
+
+def address(storage: UntypedStorage) -> int:
+    """Return a number of a storage without memory that no other has while it lives; 0 of an empty one."""
+    return storage._cdata if storage.nbytes() else 0
 
 
 def is_on_card(tensor: Any) -> bool:
@@ -67,6 +72,17 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+class CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
+    """A tracker that can raise where memory runs out."""
+
+    check: Callable[[], object] = staticmethod(lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.check()
+        return result
 
 
 def _is_torchs(tensor: Tensor) -> bool:

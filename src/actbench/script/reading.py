@@ -17,6 +17,7 @@ from actbench.ops.simulation import plain_tensors
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
 from actbench.results.timeline import OPTIMIZER
+from actbench.script import sharing
 from actbench.script.lines import Lines
 from actbench.script.steps import Step
 
@@ -39,6 +40,7 @@ class Held:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        tensor_parallel: How many processes share the layers of one batch.
     """
 
     weights: set[int]
@@ -49,13 +51,17 @@ class Held:
     dtype: str | None
     models: str
     optimizers: str
+    tensor_parallel: int
 
 
 def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
-    weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
-    kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
-    state = [tensor for tensor in kept if not tracker.leaves_out(tensor)]
+
+    def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+
+    weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
     return Held(
         weights=tracker.names(weights),
         weights_bytes=footprint.stored_bytes(weights),
@@ -65,6 +71,7 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
 
 
@@ -101,6 +108,7 @@ def measurement(
     warnings: tuple[str, ...],
     communicated: Communicated | None = None,
     moved: Set[int] = frozenset(),
+    built: Built | None = None,
     **more: Any,
 ) -> Measurement:
     """Return the measurement of a step that has ended.
@@ -114,6 +122,7 @@ def measurement(
         warnings: What has to be said beside the figures.
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
+        built: What is known of the models; None for their classes alone.
         more: Other fields of :class:`actbench.measuring.meters.base.MemoryReading`.
     """
     moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
@@ -156,7 +165,7 @@ def measurement(
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
-        built=Built(model_class=found.models),
+        built=built or Built(model_class=found.models),
         warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         timeline=whole.timeline(),
     )

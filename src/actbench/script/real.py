@@ -69,6 +69,7 @@ class RealRun:
         self.notes: dict[str, None] = {}
         self._lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._batch_size = batch_size
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._allocations = Allocations(self._held_tensors)
@@ -107,7 +108,7 @@ class RealRun:
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._held is None:
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
-        step = self._read_step
+        step = max(reversed(self.steps.steady(self._began)), key=lambda each: each.peak_bytes)
         found = reading.measurement(
             step,
             self._held,
@@ -130,13 +131,12 @@ class RealRun:
         if self._begun_at is not None:
             self._seconds.append(time.perf_counter() - self._begun_at)
         if self._allocations.is_on:
-            self._read_step = step
             self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and len(self.steps.done) == 1:
                 self._allocations.begin()
                 self._applied.apply(self._lines.roots, self.steps.optimizers)
-            elif self.steps.are_enough(self._limit, 1 if self._applied is None else 2):
+            elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
         if len(self._seconds) > _TIMED:  # the script has caught the end of its run, and goes on
             self._when_ended(self.measurement)

@@ -20,27 +20,29 @@ from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
+from actbench.results.records import Built
 from actbench.results.render import markdown
 from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
-from actbench.script import reading
+from actbench.script import groups, reading, sharing
 from actbench.script.card import believed
 from actbench.script.draws import Draws
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
-from actbench.script.places import PlacedTracker
+from actbench.script.places import CheckedTracker, PlacedTracker
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps, Tracked
 from actbench.script.values import ScriptMode
-from actbench.units import MIB
+from actbench.units import MIB, format_bytes
 from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
@@ -92,25 +94,29 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
+        self.rows: int | None = None
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self.processes = processes
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker: StorageTracker = (_CheckedTracker if raise_oom else PlacedTracker)(
+        self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
+        cards = groups.cards_of_machine(processes, profile)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._draws = Draws()
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
         self._stack = ExitStack()
@@ -128,13 +134,14 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
-            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real))
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
-            if isinstance(self.tracker, _CheckedTracker):
+            if isinstance(self.tracker, CheckedTracker):
                 self.tracker.check = partial(self.memory.check, self._restart)
             self._stack = stack.pop_all()
         return self
@@ -144,7 +151,7 @@ class Simulation:
     ) -> bool:
         self._stack.close()
         if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
-            self._measured = self._read(self.steps.done[-1], self._held)
+            self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
     @contextmanager
@@ -185,9 +192,16 @@ class Simulation:
         assert found is not None
         return found
 
-    def _read(self, step: Step, held: Held) -> Measurement:
-        """Return the measurement of a step, and of what the scheme changed."""
-        profile, estimated = self.profile, None
+    def _read(self, held: Held) -> Measurement:
+        """Return the measurement of the largest step, and of what the scheme changed."""
+        profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
+        peaks = [each.peak_bytes for each in steady]
+        if max(peaks) > 1.01 * min(peaks):
+            self.note(
+                f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
+                f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
+            )
+        step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
         if profile.rates is not None and step.done:
             estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
         found = reading.measurement(
@@ -199,13 +213,15 @@ class Simulation:
             moved=self.moved,
             memory_bytes=self.memory_bytes,
             warnings=(*self.notes, *self._unmodelled.warnings()),
+            built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
             untimed=_UNTIMED.format(profile.name) if estimated is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
         )
-        found = found.model_copy(update={"at_most": tuple(self.at_most)})
+        mesh = sharing.mesh(self.processes, held.tensor_parallel)
+        found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -224,6 +240,13 @@ class Simulation:
             vars(parameter)["_actbench_twin"] = twin
         return twin
 
+    def _note_buckets(self, buckets: list[Tensor]) -> None:
+        """Note what tensors in which processes average gradients are for, and who made them."""
+        names = self.tracker.names(buckets)
+        self.tracker.communicated.gathered |= names
+        origin = Origin("", "DistributedDataParallel", self.lines.line())
+        self.lines.origins.update(dict.fromkeys(names, origin))
+
     def _ended(self, step: Step) -> None:
         if self._measured is not None:  # the script has caught the end of its run, and goes on
             self._when_ended(self._measured)
@@ -234,11 +257,13 @@ class Simulation:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
             return
-        began = 1 if self._applied is None else 2  # the step that makes optimizer state
-        if self.steps.are_enough(self._limit, began):
-            self._measured = self._read(step, self._held)
+        if self.steps.are_enough(self._limit, self._began):
+            self._measured = self._read(self._held)
             raise Ended
-        self.lines.is_on = len(self.steps.done) > began
+        self.lines.is_on = len(self.steps.done) > self._began
+
+    def _fetched(self, rows: int) -> None:
+        self.rows = rows
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.moved |= self.tracker.names(tensors)
@@ -249,17 +274,6 @@ class Simulation:
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
-
-
-class _CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
-    """A tracker that can raise where memory runs out."""
-
-    check: Callable[[], object] = staticmethod(lambda: None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.check()
-        return result
 
 
 def simulate(device_profile: str, **options: Any) -> Simulation:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops.simulation import plain_tensors
 from actbench.results.records import Phase
 from actbench.workloads.overrides import replaced
 
@@ -74,6 +75,9 @@ class Counting(Protocol):
     def now(self) -> int:
         """Return the number of this moment."""
 
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in memory that is not counted."""
+
     def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
         """Note gradients that an optimizer has used in a step."""
 
@@ -95,6 +99,10 @@ class Tracked(Counting):
         """Return the number of events; a sum of gradients that waits to be counted is counted now."""
         assert self._tracker.live_bytes >= 0
         return len(self._tracker.events)
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in host memory beside a card."""
+        return self._tracker.leaves_out(tensor)
 
     def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
         """Note the names of gradients."""
@@ -158,6 +166,10 @@ class Steps:
             return count >= began - 1 + limit
         return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
 
+    def steady(self, began: int = 1) -> list[Step]:
+        """Return the steps behind the ``began`` first, of which the largest counts; else the last."""
+        return self.done[began:] or self.done[-1:]
+
     @property
     def running(self) -> Step:
         """The step that runs."""
@@ -211,7 +223,8 @@ class Steps:
             self.optimizers.append(optimizer)
         # now, and not when the update begins: a closure runs both passes inside of it
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        gradients = [each for each in made if not self._counting.leaves_out(each)]
         self._counting.gradients(self._step, gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
         if optimizer is not self.optimizers[0]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
 from actbench.workloads import known
+from actbench.workloads.fake import LARGEST_REAL_BYTES
 from actbench.workloads.recalled import RecallingMode, tensors_of
 
 aten = torch.ops.aten
@@ -54,10 +55,11 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         """Run an operator, and note what truth values in its result are taken for."""
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
-        if func.namespace == "torchvision" and func._schema.name in _LARGEST:  # no tag says that it looks at values
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
             found = known.computed(func, args, kwargs or {})
-            return self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+            result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
         is_truth = type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result)
         if is_truth and getattr(func, "overloadpacket", None) in _PREDICATES and not func._schema.is_mutable:
             vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
@@ -76,7 +78,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         NotImplemented for an operator whose arguments decide that no value is needed.
         """
         match func._schema.name:
-            case "aten::_local_scalar_dense" | "aten::item":  # the latter in inference mode
+            case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
                 return plausible(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
@@ -160,6 +162,16 @@ def values(tensor: Tensor) -> Tensor:
         return value
     with _disabled():
         return torch.full(tensor.shape, plausible(tensor), dtype=tensor.dtype)
+
+
+def real_if_known(tensor: Tensor) -> Tensor:
+    """Return a small tensor in host memory, whose values are known, as a real one; another as it is."""
+    value = known.value_of(tensor)
+    most_bytes = LARGEST_REAL_BYTES if tensor.is_floating_point() else known.MOST_BYTES
+    if value is None or tensor.requires_grad or tensor.nbytes > most_bytes:
+        return tensor
+    with _disabled():
+        return value.clone()
 
 
 def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:

@@ -208,6 +208,11 @@ def fakes_accepted() -> Iterator[None]:
         yield
 
 
+def _holds_fake(values: Iterable[Any]) -> bool:
+    """Whether arguments of an operator, or lists among them, hold something fake; the first one ends the search."""
+    return any(_holds_fake(value) if isinstance(value, list | tuple) else _is_fake(value) for value in values)
+
+
 def _is_fake(value: Any) -> bool:
     """Whether a value is fake, or a storage without bytes, as torch.load makes under a fake tensor mode."""
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
