@@ -218,11 +218,6 @@ def _is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
 
 
-def _holds_fake(values: Iterable[Any]) -> bool:
-    """Whether one of nested arguments is fake; a third of the time of flattening them."""
-    return any(_is_fake(value) or (isinstance(value, list | tuple) and _holds_fake(value)) for value in values)
-
-
 def _allocates(func: Any, leaves: list[Any]) -> bool:
     """Whether an operator makes a tensor with new memory: no view, and not over a storage such as a mapped file."""
     return not (func.is_view or func._schema.is_mutable or any(isinstance(leaf, UntypedStorage) for leaf in leaves))
