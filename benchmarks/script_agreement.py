@@ -10,14 +10,15 @@ in turns, so that what else runs on the machine matters little::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,18 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "script"))
 
-from cases import CASES, SCRIPTS  # noqa: E402 - beside the tests that hold these figures
+import torch  # noqa: E402
+from cases import CASES, SCRIPTS, ScriptCase  # noqa: E402 - beside the tests that hold these figures
 from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN  # noqa: E402
 
 from actbench.results.machine import provenance  # noqa: E402
+from actbench.results.records import Case, MeterName, Script  # noqa: E402
+from actbench.script.bench import Session  # noqa: E402
 
 PROFILE = "rtx-4090"
 ROUNDS = 3
+
+_ALONE = {"OMP_NUM_THREADS": "1"}  # each thread of an operator has buffers of its own
 
 REASONS = {
     "dpo": "oneDNN's buffers for small products in bfloat16, which nobody knows",
@@ -49,29 +55,35 @@ class Ran:
     seconds: float
 
 
-def ran(words: Sequence[str], folder: Path, more: dict[str, str] | None = None) -> Ran:
+def ran(words: Sequence[str], folder: Path) -> Ran:
     """Run actbench in a folder."""
     file = folder / "found.json"
     command = [sys.executable, "-m", "actbench", words[0], "--export-json", str(file), *words[1:]]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", **(more or {})}  # each thread of an operator has buffers of its own
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env=alone)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env={**os.environ, **_ALONE})
+    _, status, used = os.wait4(started.pid, 0)
+    started.returncode = os.waitstatus_to_exitcode(status)
+    if started.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {started.returncode}")
     found: list[dict[str, Any]] = json.loads(file.read_text())
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Ran(found[0]["outcome"]["peak_bytes"], seconds)
+    return Ran(found[0]["outcome"]["peak_bytes"], used.ru_utime + used.ru_stime)
 
 
-def on_the_cpu(folder: Path) -> Iterator[str]:
-    """Yield the rows of scripts that run for real and simulated."""
+def peak(case: ScriptCase, meter: MeterName) -> int:
+    """Run a script in a process that is forked from this one, which has imported torch, and return its peak."""
+    target, *arguments = [*case.command("tiny", {}), *MORE.get(case.name, "").split()]
+    script = Script(target=target, arguments=tuple(arguments))
+    profile = "cpu" if meter == "simulated" else None
+    session = Session(Case(model=script.text, batch_size=1, meter=meter, device_profile=profile, script=script))
+    return session.memory().peak_bytes
+
+
+def on_the_cpu() -> Iterator[str]:
+    """Yield the rows of scripts that run for real and simulated, in the current folder."""
     for case in (each for each in CASES if each.name in COMPARED):
-        words = [*case.command("tiny", {}), *MORE.get(case.name, "").split()]
-        more = dict(case.environment("tiny"))
-        real = ran(["run", "--meter", "cpu", "--quiet", *words], folder, more)
-        simulated = ran(["run", "--device-profile", "cpu", "--quiet", *words], folder, more)
-        difference = simulated.peak_bytes / real.peak_bytes - 1
-        reason = REASONS.get(case.name, "") if simulated.peak_bytes != real.peak_bytes else ""
-        yield f"| {case.name} | {real.peak_bytes:,} | {simulated.peak_bytes:,} | {difference:+.3%} | {reason} |"
+        os.environ.update(case.environment("tiny"))
+        real, simulated = peak(case, "cpu"), peak(case, "simulated")
+        reason = REASONS.get(case.name, "") if simulated != real else ""
+        yield f"| {case.name} | {real:,} | {simulated:,} | {simulated / real - 1:+.3%} | {reason} |"
 
 
 def beside_measure(folder: Path) -> Iterator[str]:
@@ -102,10 +114,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="the page to write, Markdown")
     output: Path = parser.parse_args().output
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        real, beside = list(on_the_cpu(folder)), list(beside_measure(folder))
-        large = [ran(["run", "--quiet", "--device-profile", PROFILE, str(SCRIPTS / "llama_peft.py")], folder)]
+    torch.set_num_threads(1)
+    output = output.resolve()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory() as other,
+        ThreadPoolExecutor() as waiting,
+        contextlib.chdir(name),
+    ):
+        beside = waiting.submit(lambda: list(beside_measure(Path(other))))
+        real = list(on_the_cpu())
+        beside.result()
+        large = ran(["run", "--quiet", "--device-profile", PROFILE, str(SCRIPTS / "llama_peft.py")], Path(other))
     said = provenance("benchmarks/script_agreement.py")
     versions: Any = said["versions"]
     lines = [
@@ -125,9 +145,9 @@ def main() -> None:
         "",
         "| script | measure | run | more | reason | time |",
         "| --- | ---: | ---: | ---: | --- | ---: |",
-        *beside,
+        *beside.result(),
         "",
-        f"`actbench run llama_peft.py`, an 8B model with LoRA: {large[0].seconds:.1f} s of processor time.",
+        f"`actbench run llama_peft.py`, an 8B model with LoRA: {large.seconds:.1f} s of processor time.",
         "",
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
