@@ -35,11 +35,12 @@ class Facade:
     """Lets tensors and functions of torch believe in the card.
 
     Args:
-        mode: The fake tensor mode of tensors on the card.
-        is_apart: Whether the card's memory is another than the host's; else a move to the card does nothing.
+        mode: The fake tensor mode of tensors; None where tensors are real.
+        is_apart: Whether the card's memory is another than the host's. Else a move to the card is one to the CPU, and
+            tensors say that they are there: the device of a real tensor cannot be another.
     """
 
-    def __init__(self, mode: FakeTensorMode, *, is_apart: bool) -> None:
+    def __init__(self, mode: FakeTensorMode | None, *, is_apart: bool) -> None:
         self._mode = mode
         self._is_apart = is_apart
         self._depth = 0
@@ -63,7 +64,7 @@ class Facade:
 
     def on_card(self, tensor: Tensor) -> bool:
         """Return whether code outside of torch's operators sees a tensor on the card."""
-        return torch._C._len_torch_dispatch_stack() >= self._depth and is_on_card(tensor)
+        return self._is_apart and torch._C._len_torch_dispatch_stack() >= self._depth and is_on_card(tensor)
 
     def to_card(self, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         """Return a tensor in host memory as one on the card; it keeps the values of small integers."""
@@ -100,6 +101,7 @@ class Facade:
             self._is_passing = before
 
     def _faked(self, tensor: Tensor) -> FakeTensor:
+        assert self._mode is not None
         made = self._mode.from_tensor(tensor)
         if self._is_apart:
             hostmemory.mark(made.untyped_storage())

@@ -136,6 +136,11 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._integers_bytes = integers_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled on fake tensors."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _holds_fake(args) or _holds_fake(kwargs.values()):
