@@ -63,7 +63,7 @@ def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path) -> None:
-    """The scale, its growth, the scaled loss, and infinities found: four blocks of 512 bytes."""
+    """What the scaler and the step before hold at the peak is four blocks of 512 bytes more in all."""
     words = [str(SCRIPTS / "nanogpt.py"), *NANOGPT.split()]
 
     simulated = peak(["run", "--device-profile", PROFILE, "--quiet", *words], tmp_path)
