@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
 from actbench.ops.simulation import plain_tensors
+from actbench.workloads.recalled import tensors_of
 
 Place = Literal["card", "host"]
 
@@ -58,6 +60,25 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+class OnlyFakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets a tracker see the operators on fake tensors only."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracker = tracker
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, by way of the tracker if one of its arguments is fake."""
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors_of((args, kwargs or {}))):
+            return self._tracker.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def _any_on_card(values: Iterable[Any]) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
-from actbench.script.places import PlacedTracker
+from actbench.script.places import OnlyFakes, PlacedTracker
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Step, Steps
@@ -148,9 +148,11 @@ class Simulation:
             self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
-    def real(self) -> AbstractContextManager[Any]:
-        """Return a context in which nothing is fake, such as that of loading data."""
-        return _disable_current_modes()
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Inside the block, such as that of loading data, what is made is real; what follows from fakes is counted."""
+        with _disable_current_modes(), OnlyFakes(self.tracker):
+            yield
 
     @property
     def measurement(self) -> Measurement:
@@ -181,12 +183,19 @@ class Simulation:
         """Return the measurement of the last step, and of what the scheme changed."""
         steady, applied = self.steps.done[self._began :] or self.steps.done[-1:], self._applied
         peaks = [step.peak_bytes for step in steady]
-        if max(peaks) > 1.01 * min(peaks):
+        is_alike = len(self.steps.done) > 1 and self.steps.done[-1].is_like(self.steps.done[-2])
+        if max(peaks) > 1.01 * min(peaks) and not is_alike:
             self.note(
                 f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
                 f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
             )
         largest = max(reversed(steady), key=lambda step: step.peak_bytes)  # lines are known of later ones
+        most = max(self.tracker.peak_bytes, *(step.peak_bytes for step in self.steps.done))
+        if applied is None and most > 1.01 * largest.peak_bytes:
+            self.note(
+                f"the script needs {format_bytes(most)} outside of the steps that are shown, as it begins or between "
+                "others; memory that is reserved counts it"
+            )
         found = reading.measurement(self, largest, held)
         if applied is None:
             return found
@@ -229,6 +238,7 @@ class Simulation:
         if self._applied is not None and len(done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
+            self.memory.begin_again()
             return
         is_steady = len(done) > began + 1 and step.is_like(done[-2])
         last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
@@ -238,6 +248,7 @@ class Simulation:
         self.lines.is_on = len(done) > began
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
+        self.tracker.add(tensors)  # no operator of another thread comes to the tracker
         self.moved |= self.tracker.names(tensors)
 
     def _restart(self) -> None:
