@@ -63,6 +63,8 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
 
     assert isinstance(found, Measurement)
     assert (found.weights_bytes, found.optimizer_bytes) == (WEIGHTS, 2 * WEIGHTS)
+    assert found.built is not None
+    assert (found.built.batch_size, found.built.micro_batches) == (512, 1)
     assert found.timeline is not None
     lines = {(holder.kind, holder.line) for holder in found.timeline.holders}
     assert ("saved", "train.py:9 hidden = model[1](model[0](x.cuda()))") in lines
@@ -147,6 +149,7 @@ def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
     assert per_row == pytest.approx((2 * 1024 + 256) * 4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
     found = run(TRAINING, search=True)
 

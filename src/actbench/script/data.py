@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,6 +29,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import dataloader as torchs
 
+from actbench.ops import hostmemory
 from actbench.script.arrivals import changed
 
 Note = Callable[[str], None]
@@ -37,30 +40,24 @@ _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}
 
 
 @contextmanager
-def loaded_here(note: Note, real: Real, batch_size: int | None) -> Iterator[None]:
+def loaded_here(
+    note: Note, real: Real, batch_size: int | None, fetched: Callable[[int], object] = lambda rows: None
+) -> Iterator[None]:
     """Inside the block, let each ``DataLoader`` fetch its batches in this process, each inside ``real()``.
 
     Args:
         note: Receives a sentence about a loader whose batches cannot get the size.
         real: Makes the context in which data sets, samplers and collators run.
         batch_size: Rows of a batch of the loaders that train; None leaves each its own.
+        fetched: Is told the samples of each batch that is fetched while gradients are recorded.
     """
-    base: Any = torchs._SingleProcessDataLoaderIter
-
-    class Fetching(base):  # type: ignore[misc]
-        def __init__(self, loader: DataLoader[Any]) -> None:
-            with real(), _alone(loader):
-                super().__init__(loader)
-
-        def _next_data(self) -> Any:
-            with real():
-                return super()._next_data()
+    fetching = _fetching(real, fetched)
 
     def iterating(_: Any) -> Any:
         def get_iterator(self: DataLoader[Any]) -> Any:
             if batch_size is not None and torch.is_grad_enabled():
                 resize(self, batch_size, note)
-            return Fetching(self)
+            return fetching(self)
 
         return get_iterator
 
@@ -81,6 +78,36 @@ def loaded_here(note: Note, real: Real, batch_size: int | None) -> Iterator[None
         changed(DataLoader, "check_worker_number_rationality", uncounted),
     ):
         yield
+
+
+def _on_host(batch: Any) -> Any:
+    """Mark what was stacked of rows of large tensors, which have no values, as being in host memory."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, FakeTensor) and leaf._base is None:
+            hostmemory.mark(leaf.untyped_storage())
+    return batch
+
+
+def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoader[Any]], Any]:
+    """Return the class of iterators that fetch each batch inside ``real()``."""
+    base: Any = torchs._SingleProcessDataLoaderIter
+
+    class Fetching(base):  # type: ignore[misc]
+        def __init__(self, loader: DataLoader[Any]) -> None:
+            with real(), _alone(loader):
+                super().__init__(loader)
+
+        def _next_index(self) -> Any:
+            index = super()._next_index()
+            if isinstance(index, list) and torch.is_grad_enabled():
+                fetched(len(index))
+            return index
+
+        def _next_data(self) -> Any:
+            with real():
+                return _on_host(super()._next_data())
+
+    return Fetching
 
 
 @contextmanager

@@ -18,7 +18,13 @@ Real = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def prepared(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
+def prepared(
+    note: Note,
+    *,
+    batch_size: int | None = None,
+    real: Real = nullcontext,
+    fetched: Callable[[int], object] = lambda rows: None,
+) -> Iterator[None]:
     """Inside the block, let libraries that are or will be imported run on tensors without values.
 
     Enter it inside the fake tensor mode. Weights come from shapes, nothing is saved, logged or uploaded, data is loaded
@@ -28,6 +34,7 @@ def prepared(note: Note, *, batch_size: int | None = None, real: Real = nullcont
         note: Receives one sentence about each thing that is done otherwise, each once.
         batch_size: Rows of a batch, in place of the script's own (see :mod:`actbench.script.data`).
         real: Makes the context in which data is loaded, where no tensor is fake.
+        fetched: Is told the samples of each batch that is fetched while gradients are recorded.
     """
     told: set[str] = set()
 
@@ -45,13 +52,28 @@ def prepared(note: Note, *, batch_size: int | None = None, real: Real = nullcont
 
     with ExitStack() as stack:
         stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(once, real, batch_size))
+        stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
         stack.enter_context(saving.torch_saves_nothing_fake(once))
         stack.enter_context(loading.nothing_fetched_by_torch(once))
         stack.enter_context(kernels.uncompiled(once))
         stack.enter_context(kernels.recurrent_refused())
         stack.enter_context(kernels.unnested())
         stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+        yield
+
+
+@contextmanager
+def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
+    """Inside the block, change only what makes a run on real tensors comparable, or would reach out of this machine.
+
+    Data is loaded in this process, nothing is compiled, logged or uploaded. Weights are read, and what a script saves
+    before it ends is written. Arguments are those of :func:`prepared`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(loggers.environment())
+        stack.enter_context(data.loaded_here(note, real, batch_size))
+        stack.enter_context(kernels.uncompiled(note))
+        stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
         yield
 
 

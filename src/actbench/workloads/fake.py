@@ -8,7 +8,7 @@ tensors, and no number of bytes depends on their values.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -136,11 +136,16 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._integers_bytes = integers_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled on fake tensors."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves, tree = tree_flatten((args, kwargs))
-        if any(map(_is_fake, leaves)):
+        if _holds_fake(args) or _holds_fake(kwargs.values()):
             return func(*args, **kwargs)
+        leaves, tree = tree_flatten((args, kwargs))
         if not _allocates(func, leaves):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -201,6 +206,11 @@ def fakes_accepted() -> Iterator[None]:
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         yield
+
+
+def _holds_fake(values: Iterable[Any]) -> bool:
+    """Whether arguments of an operator, or lists among them, hold something fake; the first one ends the search."""
+    return any(_holds_fake(value) if isinstance(value, list | tuple) else _is_fake(value) for value in values)
 
 
 def _is_fake(value: Any) -> bool:
