@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
+from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
 from actbench.script.places import address, is_made_of_others, is_on_card, placing
 from actbench.script.tensors import CARD, attributes_shown
@@ -70,6 +73,10 @@ class Facade:
         """Return a tensor in host memory as one on the card; it keeps the values of small integers."""
         if not self._is_apart:
             return self._move(tensor, dtype, **options)
+        if is_lazy(tensor):
+            raise MeasurementError(
+                "a lazy module moves to the card before its shapes are known: run it once, then move it to the card"
+            )
         is_fake = isinstance(tensor, FakeTensor) or is_made_of_others(tensor)
         source = tensor if is_fake else self._faked(tensor)
         with placing("card"):
@@ -154,8 +161,8 @@ class Facade:
                 return own(*args, **kwargs)
             asked = kwargs.get("device")
             if asked is None:
-                current = _device.CURRENT_DEVICE
-                asked = current if current is not None and not (args and _is_like(own, args[0])) else None
+                asked = None if args and _is_like(own, args[0]) else _default_device()
+            kwargs.pop("pin_memory", None)  # no driver locks pages here, and the bytes are the same
             if asked is None or not is_cuda(asked):
                 if asked is not None and _is_host(asked):
                     with placing("host"):
@@ -164,7 +171,6 @@ class Facade:
             kwargs["device"] = _HOST
             if isinstance(kwargs.get("generator"), torch.Generator):
                 kwargs["generator"] = None  # one of the card's; no value matters
-            kwargs.pop("pin_memory", None)
             with placing("card"):
                 with self._passing():
                     made = own(*args, **kwargs)
@@ -213,6 +219,14 @@ def is_cuda(device: Any) -> bool:
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
     return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _default_device() -> torch.device | None:
+    """Return the device of ``with torch.device(…)`` or of ``torch.set_default_device``; None without them."""
+    if not torch._C._len_torch_function_stack():
+        return None
+    modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    return next((mode.device for mode in modes if isinstance(mode, _device.DeviceContext)), None)
 
 
 def _is_host(device: Any) -> bool:

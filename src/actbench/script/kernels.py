@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from actbench.errors import UntraceableError
 from actbench.script.arrivals import Change, changed, rebound
+from actbench.workloads.overrides import replaced
 
 Note = Callable[[str], None]
 
@@ -53,6 +56,44 @@ def uncompiled(note: Note) -> Iterator[None]:
         return compile
 
     with rebound(torch, "compile", compiling), changed(nn.Module, "compile", in_place):
+        yield
+
+
+@contextmanager
+def unnested() -> Iterator[None]:
+    """Inside the block, let ``nn.TransformerEncoder`` keep padded rows: no fake tensor holds rows of several lengths.
+
+    It makes nested tensors in evaluation only, which then holds more here than on a card.
+    """
+    with replaced(torch, "_nested_tensor_from_mask_left_aligned", lambda _: lambda *args: False):
+        yield
+
+
+@contextmanager
+def recurrent_refused() -> Iterator[None]:
+    """Inside the block, refuse to run recurrent layers on fake tensors: cuDNN keeps what no operator here shows."""
+
+    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(parameter, FakeTensor) for parameter in self.parameters()):
+                raise UntraceableError(
+                    f"the model holds a {type(self).__name__}, and what its operators keep for each step in time does "
+                    "not show on fake tensors; run it on a GPU with --meter cuda, or small on this machine with "
+                    "--meter cpu"
+                )
+            return own(self, *args, **kwargs)
+
+        return forward
+
+    def unflattened(_: Any) -> Callable[..., None]:
+        return lambda self: None  # it asks for addresses, which fake tensors have not
+
+    with (
+        changed(nn.RNNBase, "flatten_parameters", unflattened),
+        changed(nn.RNN, "forward", refusing),
+        changed(nn.LSTM, "forward", refusing),
+        changed(nn.GRU, "forward", refusing),
+    ):
         yield
 
 

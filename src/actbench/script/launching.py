@@ -32,6 +32,9 @@ _CHILDREN = (
     "the script starts other processes ({}), which would not see the simulated card: actbench run --gpus N gives it "
     "the place of the first of N processes, as torchrun does; run what each of them does"
 )
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+"""Names of folders of packages: pip's of a user, and of an environment below this one, are none of sysconfig's."""
+
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
@@ -90,7 +93,8 @@ def line_of(error: BaseException) -> str:
     while cause is not None:
         for frame in reversed(traceback.extract_tb(cause.__traceback__)):
             file = os.path.realpath(frame.filename)
-            if os.path.isfile(file) and not file.startswith((*apart, ours)):
+            is_installed = file.startswith((*apart, ours)) or not _INSTALLED.isdisjoint(Path(file).parts)
+            if os.path.isfile(file) and not is_installed:
                 return f" ({Path(file).name}:{frame.lineno} {frame.line})"
         cause = cause.__cause__
     return ""

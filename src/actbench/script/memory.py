@@ -56,7 +56,7 @@ class CardMemory:
         return max(self._most_reserved_bytes, self._pools.reserved_bytes)
 
     def most_reserved_bytes(self) -> int:
-        """Return the most of them since the script began."""
+        """Return the most of them since the script began, or since :meth:`begin_again`."""
         self._play()
         return self._pools.peak_bytes
 
@@ -69,6 +69,11 @@ class CardMemory:
         """Give back to the card what is reserved and wholly free."""
         self._play()
         self._pools.give_back()
+
+    def begin_again(self) -> None:
+        """Give back what is wholly free, and forget what was reserved: a scheme has changed the models since."""
+        self.empty_cache()
+        self._pools.peak_bytes = self._pools.reserved_bytes
 
     def check(self, failed_before: Callable[[], object]) -> None:
         """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card.

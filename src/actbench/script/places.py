@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
 from actbench.ops.simulation import plain_tensors
+from actbench.workloads.recalled import tensors_of
 
 Place = Literal["card", "host"]
 
@@ -72,6 +74,25 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+class Loading(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets a tracker see operators outside of a fake tensor mode; with ``only_fakes``, those on fake tensors."""
+
+    def __init__(self, tracker: StorageTracker, *, only_fakes: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracker, self._only_fakes = tracker, only_fakes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, by way of the tracker where it is to see it."""
+        if not self._only_fakes or any(isinstance(tensor, FakeTensor) for tensor in tensors_of((args, kwargs or {}))):
+            return self._tracker.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 class CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
 from actbench.measuring.cost.clock import communication, estimate
@@ -37,7 +37,7 @@ from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
-from actbench.script.places import CheckedTracker, PlacedTracker
+from actbench.script.places import CheckedTracker, Loading, PlacedTracker
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps, Tracked
@@ -156,16 +156,9 @@ class Simulation:
 
     @contextmanager
     def real(self) -> Iterator[None]:
-        """Inside the block, nothing is fake, as while data is loaded; on a CPU it still counts."""
-        with _disable_current_modes(), self._draws.own():
-            if self.profile.is_cuda:
-                yield
-                return
-            TorchDispatchMode.__enter__(self.tracker)  # type: ignore[no-untyped-call]
-            try:
-                yield
-            finally:
-                TorchDispatchMode.__exit__(self.tracker, None, None, None)  # type: ignore[no-untyped-call]
+        """Inside the block, as while data is loaded, what is made is real; what follows from fakes is counted."""
+        with _disable_current_modes(), self._draws.own(), Loading(self.tracker, only_fakes=self.profile.is_cuda):
+            yield
 
     @property
     def measurement(self) -> Measurement:
@@ -202,6 +195,12 @@ class Simulation:
                 f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
             )
         step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
+        most = max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done))
+        if self._applied is None and most > 1.01 * step.peak_bytes:
+            self.note(
+                f"the script needs {format_bytes(most)} outside of the steps that are shown, as it begins or between "
+                "others; memory that is reserved counts it"
+            )
         if profile.rates is not None and step.done:
             estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
         found = reading.measurement(
@@ -256,6 +255,7 @@ class Simulation:
         if self._applied is not None and len(self.steps.done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
+            self.memory.begin_again()
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
@@ -266,6 +266,7 @@ class Simulation:
         self.rows = rows
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
+        self.tracker.add(tensors)  # no operator of another thread comes to the tracker
         self.moved |= self.tracker.names(tensors)
 
     def _restart(self) -> None:
