@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,11 @@ import torch
 from cases import Folders, ScriptCase, Size
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from actbench.experiments.runner.isolated import IsolatedSession
+from actbench.experiments.runner.processes import ForkServer
+from actbench.results.measured import Measurement
+from actbench.results.records import Case, Failure
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
 CHAT_TEMPLATE = (
@@ -34,6 +39,26 @@ LLAMA_8B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Return the server that starts processes of scripts: autograd forbids forks of a process that it ran in."""
+    with ForkServer("actbench.script.bench") as found:
+        yield found
+
+
+@pytest.fixture
+def outcome(server: ForkServer, tmp_path: Path) -> Callable[[Case], Measurement | Failure]:
+    """Return what measures a case of a script in a process; what it prints goes to files ``out`` and ``err``."""
+    for name in ("out", "err"):
+        (tmp_path / name).touch()
+
+    def measured(case: Case) -> Measurement | Failure:
+        with IsolatedSession(server, case, 300.0, printed=str(tmp_path)) as session:
+            return session.memory()
+
+    return measured
 
 
 @pytest.fixture

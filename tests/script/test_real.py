@@ -11,8 +11,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.results.measured import Measurement
-from actbench.results.records import Case, Script
-from actbench.script.bench import Session
+from actbench.results.records import Case, Failure, Script
 from actbench.script.real import RealRun
 
 TRAINING = """
@@ -39,7 +38,7 @@ Run = Callable[..., Measurement]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run:
     """Return what runs a script of this text by a meter and returns its measurement."""
 
     def ran(text: str, meter: str, scheme: str = "exact", **options: Any) -> Measurement:
@@ -51,7 +50,10 @@ def run(tmp_path: Path) -> Run:
             {"model": script.text, "batch_size": 1, "meter": meter, "script": script, "scheme": scheme}
             | {"device_profile": profile}
         )
-        return Session(case).memory()
+        found = outcome(case)
+        if isinstance(found, Failure):
+            raise MeasurementError(found.message)
+        return found
 
     return ran
 
@@ -76,12 +78,10 @@ def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     assert all(each > 0 for each in seconds)
 
 
-def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(
-    run: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(run: Run, tmp_path: Path) -> None:
     run(TRAINING, "cpu", steps=2)
 
-    lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("cpu")]
+    lines = [line.split() for line in (tmp_path / "out").read_text().splitlines() if line.startswith("cpu")]
     assert len(lines) >= 4
     assert len({loss for _, loss, _ in lines}) > 1
     assert int(lines[2][2]) > WEIGHTS
