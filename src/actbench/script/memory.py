@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -31,7 +32,8 @@ class CardMemory:
         self.total_bytes, self.devices = total_bytes, devices
         self._tracker = tracker
         streams = tracker.communicated.streams
-        self._pools = Pools(total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self._empty = partial(Pools, total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self._pools = self._empty()
         self._has_failed = False
         self._held: dict[int, int] = {}
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
@@ -56,7 +58,7 @@ class CardMemory:
         return max(self._most_reserved_bytes, self._pools.reserved_bytes)
 
     def most_reserved_bytes(self) -> int:
-        """Return the most of them since the script began."""
+        """Return the most of them since the script began, or since :meth:`restart`."""
         self._play()
         return self._pools.peak_bytes
 
@@ -69,6 +71,13 @@ class CardMemory:
         """Give back to the card what is reserved and wholly free."""
         self._play()
         self._pools.give_back()
+
+    def restart(self) -> None:
+        """Hold what is alive now, as if nothing else had ever been allocated."""
+        self._play()
+        self._pools, self._has_failed = self._empty(), False
+        self._pools.play(self._held.items())
+        self.reset_peak()
 
     def check(self, failed_before: Callable[[], object]) -> None:
         """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card.

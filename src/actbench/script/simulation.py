@@ -136,8 +136,8 @@ class Simulation:
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
-            if self._raise_oom:
-                self._checked.check = partial(self.memory.check, self._restart)
+            if self._raise_oom and self._applied is None:
+                self._check_memory()
             self._stack = stack.pop_all()
         return self
 
@@ -230,6 +230,9 @@ class Simulation:
         if self._applied is not None and len(done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
+            self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
+            if self._raise_oom:
+                self._check_memory()
             return
         is_steady = len(done) > began + 1 and step.is_like(done[-2])
         last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
@@ -243,6 +246,10 @@ class Simulation:
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.moved |= self.tracker.names(tensors)
+
+    def _check_memory(self) -> None:
+        """Raise where memory runs out, from now on."""
+        self._checked.check = partial(self.memory.check, self._restart)
 
     def _restart(self) -> None:
         self.steps.restart()
