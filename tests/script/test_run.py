@@ -60,9 +60,7 @@ def test_pages_show_what_the_example_prints(page: str) -> None:
     command, shown = re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)[:2]
     words = command.split()
     assert words[:2] == ["actbench", "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True, cwd=ROOT)
     printed = [line.rstrip() for line in done.stdout.splitlines()]
 
     for line in shown.splitlines():
