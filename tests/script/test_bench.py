@@ -149,6 +149,7 @@ def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
     assert per_row == pytest.approx((2 * 1024 + 256) * 4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
     found = run(TRAINING, search=True)
 

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actbench.measuring.meters import profiles
 from actbench.script.libraries import prepared
+from actbench.script.simulation import Simulation
 from actbench.workloads.fake import fake_mode, without_memory
 
 
@@ -123,3 +125,24 @@ def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:
 
     assert y.tolist() == [0] * 4
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_transformers_leaves_out_masks_of_whole_rows_as_on_a_card(masked: bool) -> None:
+    """It reads the values of masks and positions, so that attention runs by the flash kernel."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with Simulation(profiles.get("rtx-4090")) as card:
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).to("cuda", torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(9):
+            ids = torch.randint(0, 100, (2, 64)).cuda()
+            mask = {"attention_mask": torch.ones_like(ids)} if masked else {}
+            model(input_ids=ids, labels=ids, **mask).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    estimated = card.measurement.estimated
+    assert estimated is not None
+    assert any("flash_attention" in each.name for each in estimated.by_operator)

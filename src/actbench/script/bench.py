@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +14,12 @@ from actbench.measuring import failures
 from actbench.measuring.meters import profiles
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
+from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure, Script
 from actbench.script import launching
+from actbench.script.ondevice import CudaRun
+from actbench.script.real import RealRun
 from actbench.script.simulation import Simulation
 from actbench.script.steps import Step
 from actbench.script.trials import Finish, forked, largest_batch
@@ -66,8 +70,8 @@ class Session:
         """
         searched = None
         if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
-            limit = self.case.memory_limit_bytes or self._profile.memory_bytes
-            searched = largest_batch(self._trial, limit, self.tried)
+            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
+            searched = largest_batch(self._trial, self.case.memory_limit_bytes or own, self.tried)
         found = forked(lambda finish: self._run(self.script, self._say, finish))
         if isinstance(found, Failure):
             raise ScriptError(found)
@@ -80,35 +84,51 @@ class Session:
         )
 
     def time(self, steps: int) -> None:
-        """Return None: a step that is not computed takes no time that means anything."""
+        """Return None: a script times its own steps, as far as they are computed."""
 
     def _trial(self, rows: int, finish: Finish) -> Measurement:
         return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
 
     def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
         torch.manual_seed(self.case.seed)
-        target = Path(script.target)
-        simulation = Simulation(
-            self._profile,
-            memory_limit_bytes=self.case.memory_limit_bytes,
-            scheme=self._scheme if self._scheme.changes else None,
-            batch_size=script.batch_size,
-            steps=script.steps,
-            raise_oom=script.raise_oom,
-            processes=script.processes,
-            folder=Path.cwd() if script.is_module else target.resolve().parent,
-            script=None if script.file is None else Path(script.file),
-            stepped=stepped,
-            ended=finish,
-        )
-        with simulation:
+        with self._opened(script, stepped, finish) as run:
             launching.run(script)
-        if not simulation.steps.done:
+        if not run.steps.done:
             raise MeasurementError(_NO_STEP.format(script.text))
-        return simulation.measurement
+        return run.measurement
+
+    def _opened(
+        self, script: Script, stepped: Callable[[int, Step], object], finish: Finish
+    ) -> Simulation | RealRun | CudaRun:
+        target = Path(script.target)
+        options: dict[str, Any] = {
+            "memory_limit_bytes": self.case.memory_limit_bytes,
+            "scheme": self._scheme if self._scheme.changes else None,
+            "batch_size": script.batch_size,
+            "steps": script.steps,
+            "folder": Path.cwd() if script.is_module else target.resolve().parent,
+            "script": None if script.file is None else Path(script.file),
+            "stepped": stepped,
+            "ended": finish,
+        }
+        if self.case.meter == "cuda":
+            return CudaRun(**_without_schemes(options))
+        if self.case.meter == "cpu":
+            return RealRun(**options)
+        return Simulation(self._profile, raise_oom=script.raise_oom, processes=script.processes, **options)
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that change a script; a MeasurementError if one is asked for."""
+    for name, flag in (("scheme", "--scheme"), ("batch_size", "--batch-size")):
+        if options.pop(name) is not None:
+            raise MeasurementError(
+                f"{flag}: --meter cuda runs a script as it is; use --meter cpu or simulate it, or change the script"
+            )
+    return options
 
 
 def _quiet(number: int, step: Step) -> None:

@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _device
 
 from actbench.ops import hostmemory
-from actbench.script.places import is_made_of_others, is_on_card, placing
+from actbench.script.places import address, is_made_of_others, is_on_card, placing
 from actbench.script.tensors import CARD, attributes_shown
+from actbench.script.values import real_if_known
 from actbench.workloads.overrides import replaced
 
 _HOST = torch.device("cpu")
@@ -34,11 +35,12 @@ class Facade:
     """Lets tensors and functions of torch believe in the card.
 
     Args:
-        mode: The fake tensor mode of tensors on the card.
-        is_apart: Whether the card's memory is another than the host's; else a move to the card does nothing.
+        mode: The fake tensor mode of tensors; None where tensors are real.
+        is_apart: Whether the card's memory is another than the host's. Else a move to the card is one to the CPU, and
+            tensors say that they are there: the device of a real tensor cannot be another.
     """
 
-    def __init__(self, mode: FakeTensorMode, *, is_apart: bool) -> None:
+    def __init__(self, mode: FakeTensorMode | None, *, is_apart: bool) -> None:
         self._mode = mode
         self._is_apart = is_apart
         self._depth = 0
@@ -62,7 +64,7 @@ class Facade:
 
     def on_card(self, tensor: Tensor) -> bool:
         """Return whether code outside of torch's operators sees a tensor on the card."""
-        return torch._C._len_torch_dispatch_stack() >= self._depth and is_on_card(tensor)
+        return self._is_apart and torch._C._len_torch_dispatch_stack() >= self._depth and is_on_card(tensor)
 
     def to_card(self, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         """Return a tensor in host memory as one on the card; it keeps the values of small integers."""
@@ -79,8 +81,10 @@ class Facade:
         """Return a tensor on the card as one in host memory."""
         if not (self._is_apart and is_on_card(tensor)):
             return self._move(tensor, dtype, **options)
+        is_asked = self.on_card(tensor)  # by a script, not by an operator
         with placing("host"):
-            return self._move(tensor, dtype, **{**options, "copy": True})
+            moved = self._move(tensor, dtype, **{**options, "copy": True})
+        return real_if_known(moved) if is_asked else moved
 
     def _move(self, tensor: Tensor, dtype: torch.dtype | None, **options: Any) -> Tensor:
         """Call torch's own ``to``; a tensor that is made of others calls it again for these."""
@@ -97,6 +101,7 @@ class Facade:
             self._is_passing = before
 
     def _faked(self, tensor: Tensor) -> FakeTensor:
+        assert self._mode is not None
         made = self._mode.from_tensor(tensor)
         if self._is_apart:
             hostmemory.mark(made.untyped_storage())
@@ -122,6 +127,7 @@ class Facade:
         yield torch, "normal", self._making
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
+        yield torch.UntypedStorage, "data_ptr", _addressed
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self._to = own
@@ -194,6 +200,10 @@ def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
 
     return make
+
+
+def _addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
 
 
 def is_cuda(device: Any) -> bool:

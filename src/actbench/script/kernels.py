@@ -57,8 +57,20 @@ def uncompiled(note: Note) -> Iterator[None]:
 
 
 def changes(note: Note) -> dict[str, Change]:
-    """Return the changes of Triton, by the names of its modules."""
-    return {"triton.runtime.jit": _triton(note), "triton.runtime.autotuner": _autotuner(note)}
+    """Return the changes of Triton and of transformers' choice of kernels, by the names of their modules."""
+    return {
+        "triton.runtime.jit": _triton(note),
+        "triton.runtime.autotuner": _autotuner(note),
+        "transformers.utils.import_utils": _as_real,
+    }
+
+
+def _as_real(module: ModuleType) -> AbstractContextManager[object]:
+    """Let transformers read the values of masks and positions, which are known, and leave out masks as on a card.
+
+    Asked by it, a fake tensor is one that is traced, whose values it may not read: it would build all masks.
+    """
+    return rebound(module, "is_fake_tensor", lambda _: lambda tensor: False)
 
 
 def _triton(note: Note) -> Change:

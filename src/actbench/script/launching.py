@@ -24,6 +24,7 @@ from actbench.errors import (
     told,
 )
 from actbench.results.scripts import Script
+from actbench.script.groups import environment, refused_package
 from actbench.workloads.fake import shapes_only
 from actbench.workloads.overrides import replaced
 
@@ -31,6 +32,7 @@ _CHILDREN = (
     "the script starts other processes ({}), which would not see the simulated card: actbench run --gpus N gives it "
     "the place of the first of N processes, as torchrun does; run what each of them does"
 )
+_LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
 
@@ -70,6 +72,11 @@ def _told(script: Script, error: Exception) -> ActbenchError:
     where = line_of(error)
     if isinstance(error, EOFError):
         return MeasurementError(f"{script.text} reads standard input, which is empty here{where}: give it arguments")
+    refusal = refused_package(error.name) if isinstance(error, ModuleNotFoundError) else None
+    if refusal is not None:
+        return MeasurementError(f"{refusal}{where}")
+    if isinstance(error, KeyError) and {*error.args} & environment(2, 2).keys():
+        return MeasurementError(_LAUNCHED.format(script.text, error.args[0], where))
     if is_out_of_memory(error):
         return OutOfMemoryError(f"{told(error)}{where}")
     return CodeError(f"{script.text} failed: {told(error)}{where}")

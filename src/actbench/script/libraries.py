@@ -60,6 +60,21 @@ def prepared(
         yield
 
 
+@contextmanager
+def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
+    """Inside the block, change only what makes a run on real tensors comparable, or would reach out of this machine.
+
+    Data is loaded in this process, nothing is compiled, logged or uploaded. Weights are read, and what a script saves
+    before it ends is written. Arguments are those of :func:`prepared`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(loggers.environment())
+        stack.enter_context(data.loaded_here(note, real, batch_size))
+        stack.enter_context(kernels.uncompiled(note))
+        stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
+        yield
+
+
 def _all(changes: Sequence[Change]) -> Change:
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:

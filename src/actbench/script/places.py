@@ -6,12 +6,12 @@ Tensors on the card are fake CPU tensors. So are large tensors in host memory, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.measuring.meters.tracker import StorageTracker
@@ -33,6 +33,11 @@ def placing(place: Place) -> Iterator[None]:
         _place.reset(token)
 
 
+def address(storage: UntypedStorage) -> int:
+    """Return a number of a storage without memory that no other has while it lives; 0 of an empty one."""
+    return storage._cdata if storage.nbytes() else 0
+
+
 def is_on_card(tensor: Any) -> bool:
     """Return whether a value is a tensor on the card, or a tensor that is made of such tensors."""
     if isinstance(tensor, FakeTensor):
@@ -46,7 +51,16 @@ def is_made_of_others(tensor: Any) -> bool:
 
 
 class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
-    """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory."""
+    """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory.
+
+    On a CPU it counts what torch's allocator makes, as a trace of it does: not the memory of numpy and of files, which
+    torch cannot resize.
+    """
+
+    def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
+        """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
+        counted = tensors if self.host_is_free else [each for each in tensors if _is_torchs(each)]
+        super().add(counted, func)
 
     def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
         """Return whether an operator makes ``found``, its results, in host memory, where all real tensors are."""
@@ -58,6 +72,22 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+class CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
+    """A tracker that can raise where memory runs out."""
+
+    check: Callable[[], object] = staticmethod(lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.check()
+        return result
+
+
+def _is_torchs(tensor: Tensor) -> bool:
+    """Return whether torch's allocator made the memory of a tensor, or would have."""
+    return is_made_of_others(tensor) or tensor.untyped_storage().resizable()
 
 
 def _any_on_card(values: Iterable[Any]) -> bool:

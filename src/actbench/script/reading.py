@@ -1,43 +1,35 @@
-"""What a step of a simulated script needed: from events, and what was held at its end, to a measurement."""
+"""What a step of a script needed: from events, and what was held at its end, to a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.base import MemoryReading, held_by_cycles
-from actbench.measuring.meters.peak import Moments, alive
-from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.peak import Communicated, Event, Moments, alive
 from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops.simulation import plain_tensors
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
 from actbench.results.timeline import OPTIMIZER
+from actbench.script import sharing
 from actbench.script.lines import Lines
-from actbench.script.memory import CardMemory
 from actbench.script.steps import Step
 
-_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
+class Names(Protocol):
+    """Names the storages of tensors."""
 
-class Run(Protocol):
-    """A simulated run; see :class:`actbench.script.simulation.Simulation`."""
+    def names(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the names in events of the storages of tensors, as far as these are counted."""
 
-    profile: DeviceProfile
-    tracker: StorageTracker
-    lines: Lines
-    memory: CardMemory
-    notes: dict[str, None]
-    at_most: dict[str, None]
-    moved: set[int]
-    rows: int | None
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in memory that is not counted."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,7 @@ class Held:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        tensor_parallel: How many processes share the layers of one batch.
     """
 
     weights: set[int]
@@ -58,13 +51,17 @@ class Held:
     dtype: str | None
     models: str
     optimizers: str
+    tensor_parallel: int
 
 
-def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
+def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
-    weights = [tensor for root in lines.roots for tensor in footprint.weights(root) if not tracker.leaves_out(tensor)]
-    kept = [each for optimizer in optimizers for each in footprint.optimizer_state(optimizer)]
-    state = [tensor for tensor in kept if not tracker.leaves_out(tensor)]
+
+    def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+
+    weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
     return Held(
         weights=tracker.names(weights),
         weights_bytes=footprint.stored_bytes(weights),
@@ -74,12 +71,11 @@ def held(tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
 
 
-def _owners(
-    tracker: StorageTracker, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[tuple[int, Origin]]:
+def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, Origin]]:
     """Yield storages with the modules of their parameters, on the lines that made them."""
     paths: dict[int, str] = {}
 
@@ -102,18 +98,42 @@ def _owners(
             yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
 
 
-def measurement(run: Run, step: Step, found: Held) -> Measurement:
-    """Return the measurement of a step that has ended."""
-    events, profile = run.tracker.events[: step.ended], run.profile
-    moments = Moments(step.begun, step.forwards, step.updating)
+def measurement(
+    step: Step,
+    found: Held,
+    events: Sequence[Event],
+    *,
+    origins: Mapping[int, Origin],
+    memory_bytes: int,
+    warnings: tuple[str, ...],
+    communicated: Communicated | None = None,
+    moved: Set[int] = frozenset(),
+    built: Built | None = None,
+    **more: Any,
+) -> Measurement:
+    """Return the measurement of a step that has ended.
+
+    Args:
+        step: The step.
+        found: What was held at its end.
+        events: All events from the beginning of the script to the end of the step.
+        origins: Who made each storage.
+        memory_bytes: Memory that the step may use.
+        warnings: What has to be said beside the figures.
+        communicated: What collectives read and write.
+        moved: Names of storages that were moved to the card.
+        built: What is known of the models; None for their classes alone.
+        more: Other fields of :class:`actbench.measuring.meters.base.MemoryReading`.
+    """
+    moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
     kinds = moments.kinds(
         events,
         weights=found.weights,
         state=found.state,
         gradients=step.gradients,
-        communicated=run.tracker.communicated,
+        communicated=communicated,
     )
-    kinds |= {name: "batch" for name in run.moved if kinds.get(name, "saved") == "saved"}
+    kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     before = list(alive(events[: step.begun]).items())
     shift = len(before) - step.begun
     passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
@@ -124,15 +144,12 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         peak_at=step.peak_at + shift,
         spans=spans,  # type: ignore[arg-type]
         kinds=kinds,
-        origins=run.lines.origins | found.owners,
+        origins={**origins, **found.owners},
     )
-    first, last = step.forwards[-1] if step.forwards else (step.begun, step.begun)
+    first, last = moments.forwards[-1]
     # neither the batch, which is moved to the card meanwhile, nor what the script still holds of the step before
-    older = alive(events[:first]).keys() | run.moved | step.gradients
+    older = alive(events[:first]).keys() | moved | step.gradients
     made_bytes = sum(amount for name, amount in alive(events[:last]).items() if name not in older)
-    estimated = None
-    if profile.rates is not None and step.done:
-        estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
     read = MemoryReading(
         weights_bytes=found.weights_bytes,
         gradients_bytes=step.gradients_bytes,
@@ -142,18 +159,13 @@ def measurement(run: Run, step: Step, found: Held) -> Measurement:
         peak_phase=moments.phase(step.peak_at),
         phase_peaks=moments.peaks(events, step.updating, 0),
         peak_parts=moments.parts(events, step.peak_at, kinds),
-        reserved_bytes=run.memory.most_reserved_bytes() if profile.is_cuda else None,
-        estimated=estimated,
-        communication=communication(step.done),
-        untimed=_UNTIMED.format(profile.name) if estimated is None else None,
-        simulated="cuda" if profile.is_cuda else "cpu",
-    ).against(run.memory.total_bytes)
+        **more,
+    ).against(memory_bytes)
     return Measurement(
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
-        built=Built(model_class=found.models, batch_size=run.rows, micro_batches=max(1, len(step.forwards))),
-        warnings=(*run.notes, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
-        at_most=tuple(run.at_most),
+        built=built or Built(model_class=found.models),
+        warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         timeline=whole.timeline(),
     )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, MeasurementError
+from actbench.results.measured import Measurement
 from actbench.schemes import Scheme
 from actbench.setup import MakeOptimizer, TrainingSetup
 
@@ -39,9 +40,24 @@ class Applied:
                 f"{self._scheme.spec}: no optimizer of the script trains a parameter of a model that ran"
             )
 
-    def check(self) -> tuple[str, ...]:
-        """Return the warnings of the scheme after real steps; an IdleError if they showed that it does nothing."""
-        return tuple(warning for setup in self.setups for part in setup.parts for warning in part.after())
+    def told(self, found: Measurement, steps: int) -> Measurement:
+        """Return a measurement with what the scheme changed, and its warnings.
+
+        Raises:
+            MeasurementError: The script ended before it made a step with the scheme.
+            IdleError: Real steps showed that the scheme does nothing.
+        """
+        if steps < 2:
+            raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
+        warnings = [text for setup in self.setups for text in setup.warnings]
+        after = [text for setup in self.setups for part in setup.parts for text in part.after()]
+        return found.model_copy(
+            update={
+                "sites": tuple(site for setup in self.setups for site in setup.sites),
+                "unreached": tuple(left for setup in self.setups for left in setup.unreached),
+                "warnings": (*found.warnings, *dict.fromkeys(warnings), *after),
+            }
+        )
 
     def _apply_to(self, root: nn.Module, optimizers: list[torch.optim.Optimizer], places: list[int]) -> None:
         replaces = bool({"optimizer", "parameters"} & set(self._scheme.changes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -12,45 +12,47 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actbench.errors import MeasurementError
+from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Recorder
 from actbench.measuring.meters import profiles, temporaries
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
 from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
+from actbench.results.records import Built
 from actbench.results.render import markdown
 from actbench.results.tables.script import script_tables
 from actbench.results.timeline import Timeline
 from actbench.schemes import Scheme
-from actbench.script import reading
+from actbench.script import groups, reading, sharing
 from actbench.script.card import believed
+from actbench.script.draws import Draws
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
-from actbench.script.places import PlacedTracker
+from actbench.script.places import CheckedTracker, PlacedTracker
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
-from actbench.script.steps import Step, Steps
+from actbench.script.steps import Ended, Step, Steps, Tracked
 from actbench.script.values import ScriptMode
 from actbench.units import MIB, format_bytes
 from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
 KNOWN_BYTES = 64 * MIB
-"""Storages of integers, and of what follows from them, keep their values up to this size."""
+"""Storages of integers and booleans keep their values up to this size."""
 
-_MOST_STEPS = 8
-"""Steps after which a run ends even if no two were equal: each batch may have its own shape."""
+KNOWN_FLOAT_BYTES = 8 * MIB
+"""Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
 
-
-class Ended(BaseException):
-    """The steps that are read have run; no ``except Exception`` of a script stops it."""
+_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
 
 class Simulation:
@@ -96,22 +98,24 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
-        self._limit, self._raise_oom, self._stepped, self._when_ended = steps, raise_oom, stepped, ended
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self.processes = processes
         self._unmodelled = Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self._checked = _CheckedTracker(
+        self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
             observe=self.recorder.note,
             made=self.lines.made,
         )
-        self.tracker: StorageTracker = self._checked
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, processes, raise_oom=raise_oom)
-        self.steps = Steps(self.tracker, self.recorder, self._ended)
+        cards = groups.cards_of_machine(processes, profile)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
+        self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self._mode = ScriptMode(self._note_at_most)
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._draws = Draws()
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
@@ -123,20 +127,21 @@ class Simulation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(known.floats_up_to(KNOWN_BYTES))
+            stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
             stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._mode)
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             registered: Any = self._registered  # torch says that such a hook returns nothing
             stack.callback(register_module_parameter_registration_hook(registered).remove)
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
-            if self._raise_oom and self._applied is None:
+            if self._applied is None:
                 self._check_memory()
             self._stack = stack.pop_all()
         return self
@@ -149,9 +154,18 @@ class Simulation:
             self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
-    def real(self) -> AbstractContextManager[Any]:
-        """Return a context in which nothing is fake, such as that of loading data."""
-        return _disable_current_modes()
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Inside the block, nothing is fake, as while data is loaded; on a CPU it still counts."""
+        with _disable_current_modes(), self._draws.own():
+            if self.profile.is_cuda:
+                yield
+                return
+            TorchDispatchMode.__enter__(self.tracker)  # type: ignore[no-untyped-call]
+            try:
+                yield
+            finally:
+                TorchDispatchMode.__exit__(self.tracker, None, None, None)  # type: ignore[no-untyped-call]
 
     @property
     def measurement(self) -> Measurement:
@@ -179,29 +193,36 @@ class Simulation:
         return found
 
     def _read(self, held: Held) -> Measurement:
-        """Return the measurement of the last step, and of what the scheme changed."""
-        steady, applied = self.steps.done[self._began :] or self.steps.done[-1:], self._applied
-        peaks = [step.peak_bytes for step in steady]
+        """Return the measurement of the largest step, and of what the scheme changed."""
+        profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
+        peaks = [each.peak_bytes for each in steady]
         if max(peaks) > 1.01 * min(peaks):
             self.note(
                 f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
                 f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
             )
-        largest = max(reversed(steady), key=lambda step: step.peak_bytes)  # lines are known of later ones
-        found = reading.measurement(self, largest, held)
-        if applied is None:
-            return found
-        if len(self.steps.done) < 2:
-            raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
-        setups = applied.setups
-        warnings = [text for setup in setups for text in setup.warnings]
-        return found.model_copy(
-            update={
-                "sites": tuple(site for setup in setups for site in setup.sites),
-                "unreached": tuple(left for setup in setups for left in setup.unreached),
-                "warnings": (*found.warnings, *dict.fromkeys(warnings), *applied.check()),
-            }
+        step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
+        if profile.rates is not None and step.done:
+            estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+        found = reading.measurement(
+            step,
+            held,
+            self.tracker.events[: step.ended],
+            origins=self.lines.origins,
+            communicated=self.tracker.communicated,
+            moved=self.moved,
+            memory_bytes=self.memory_bytes,
+            warnings=(*self.notes, *self._unmodelled.warnings()),
+            built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),
+            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
+            estimated=estimated,
+            communication=communication(step.done),
+            untimed=_UNTIMED.format(profile.name) if estimated is None else None,
+            simulated="cuda" if profile.is_cuda else "cpu",
         )
+        mesh = sharing.mesh(self.processes, held.tensor_parallel)
+        found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         """Make a small parameter, which is real, fake: it moves to the card with its module."""
@@ -219,27 +240,29 @@ class Simulation:
             vars(parameter)["_actbench_twin"] = twin
         return twin
 
+    def _note_buckets(self, buckets: list[Tensor]) -> None:
+        """Note what tensors in which processes average gradients are for, and who made them."""
+        names = self.tracker.names(buckets)
+        self.tracker.communicated.gathered |= names
+        origin = Origin("", "DistributedDataParallel", self.lines.line())
+        self.lines.origins.update(dict.fromkeys(names, origin))
+
     def _ended(self, step: Step) -> None:
         if self._measured is not None:  # the script has caught the end of its run, and goes on
             self._when_ended(self._measured)
             raise Ended
-        done = self.steps.done
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
-        self._stepped(len(done), step)
-        began = self._began
-        if self._applied is not None and len(done) == 1:
+        self._stepped(len(self.steps.done), step)
+        if self._applied is not None and len(self.steps.done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
             self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
-            if self._raise_oom:
-                self._check_memory()
+            self._check_memory()
             return
-        is_steady = len(done) > began + 1 and step.is_like(done[-2])
-        last = began + _MOST_STEPS if self._limit is None else began - 1 + self._limit
-        if len(done) >= last or (self._limit is None and is_steady):
+        if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
             raise Ended
-        self.lines.is_on = len(done) > began
+        self.lines.is_on = len(self.steps.done) > self._began
 
     def _fetched(self, rows: int) -> None:
         self.rows = rows
@@ -248,8 +271,9 @@ class Simulation:
         self.moved |= self.tracker.names(tensors)
 
     def _check_memory(self) -> None:
-        """Raise where memory runs out, from now on."""
-        self._checked.check = partial(self.memory.check, self._restart)
+        """Raise where memory runs out, from now on, if that is asked for."""
+        if isinstance(self.tracker, CheckedTracker):
+            self.tracker.check = partial(self.memory.check, self._restart)
 
     def _restart(self) -> None:
         self.steps.restart()
@@ -257,17 +281,6 @@ class Simulation:
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
-
-
-class _CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
-    """A tracker that can raise where memory runs out."""
-
-    check: Callable[[], object] = staticmethod(lambda: None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.check()
-        return result
 
 
 def simulate(device_profile: str, **options: Any) -> Simulation:

@@ -11,16 +11,25 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.ops.simulation import plain_tensors
 from actbench.results.records import Phase
 from actbench.workloads.overrides import replaced
+
+_MOST = 8
+"""Steps after which a run ends even if no two were equal: each batch may have its own shape."""
+
+
+class Ended(BaseException):
+    """The steps that are read have run; no ``except Exception`` of a script stops it."""
 
 
 @dataclass
@@ -54,13 +63,72 @@ class Step:
         return (self.peak_bytes, self.live_bytes) == (other.peak_bytes, other.live_bytes)
 
 
+class Counting(Protocol):
+    """Counts what a script allocates, and knows moments by numbers that grow.
+
+    Attributes:
+        is_cuda: Whether optimizers take their default implementations for CUDA parameters.
+    """
+
+    is_cuda: bool
+
+    def now(self) -> int:
+        """Return the number of this moment."""
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in memory that is not counted."""
+
+    def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
+        """Note gradients that an optimizer has used in a step."""
+
+    def end(self, step: Step) -> None:
+        """Fill in what is known of a step when it ends, after Python's collector ran."""
+
+    def begin(self) -> int:
+        """Begin the next step, whose peak begins at the bytes of now, and return the number of this moment."""
+
+
+class Tracked(Counting):
+    """Counts by the events of a tracker of storages."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        self._tracker = tracker
+        self.is_cuda = tracker.host_is_free
+
+    def now(self) -> int:
+        """Return the number of events; a sum of gradients that waits to be counted is counted now."""
+        assert self._tracker.live_bytes >= 0
+        return len(self._tracker.events)
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in host memory beside a card."""
+        return self._tracker.leaves_out(tensor)
+
+    def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
+        """Note the names of gradients."""
+        step.gradients |= self._tracker.names(gradients)
+
+    def end(self, step: Step) -> None:
+        """Read the tracker before and after Python's collector ran."""
+        tracker, before = self._tracker, self._tracker.live_bytes
+        gc.collect()
+        step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
+        step.cyclic_bytes = before - step.live_bytes
+        step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
+
+    def begin(self) -> int:
+        """Begin a new peak."""
+        self._tracker.reset_peak()
+        return self.now()
+
+
 class Steps:
     """Follows the steps of a script, by hooks on all optimizers and on autograd.
 
     Args:
-        tracker: Has the events.
-        recorder: Notes what operators do.
+        counting: Counts what is allocated.
         ended: Called at the end of each step.
+        recorder: Notes what operators do.
 
     Attributes:
         done: The steps that have ended.
@@ -68,8 +136,9 @@ class Steps:
         phase: The part of the step that runs.
     """
 
-    def __init__(self, tracker: StorageTracker, recorder: Recorder, ended: Callable[[Step], object]) -> None:
-        self._tracker, self._recorder, self._ended = tracker, recorder, ended
+    def __init__(self, counting: Counting, ended: Callable[[Step], object], recorder: Recorder | None = None) -> None:
+        self._counting, self._ended = counting, ended
+        self._recorder = recorder or Recorder(lambda: self.phase)
         self.done: list[Step] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.phase: Phase = "forward"
@@ -87,6 +156,20 @@ class Steps:
             stack.enter_context(replaced(torch.autograd, "_engine_run_backward", self._running_backward))
             yield
 
+    def are_enough(self, limit: int | None, began: int = 1) -> bool:
+        """Return whether enough steps have ended: ``limit`` of them; without a limit, two equal ones in a row.
+
+        ``began`` is the number of the step that makes optimizer state, which counts as the first.
+        """
+        count = len(self.done)
+        if limit is not None:
+            return count >= began - 1 + limit
+        return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
+
+    def steady(self, began: int = 1) -> list[Step]:
+        """Return the steps behind the ``began`` first, of which the largest counts; else the last."""
+        return self.done[began:] or self.done[-1:]
+
     @property
     def running(self) -> Step:
         """The step that runs."""
@@ -96,14 +179,13 @@ class Steps:
         """Forget all steps: memory ran out, and the script tries something else."""
         self.done.clear()
         self.optimizers.clear()
-        self._tracker.reset_peak()
         self._begin()
 
     def _begin(self) -> None:
-        events = self._events()
+        begun = self._counting.begin()
         before = self._step.gradients  # which may be alive until the backward pass of the new step
-        self._step = Step(events, gradients=set(before))
-        self._forward_at, self._recorded, self.phase = events, 0, "forward"
+        self._step = Step(begun, gradients=set(before))
+        self._forward_at, self._recorded, self.phase = begun, 0, "forward"
 
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -119,25 +201,20 @@ class Steps:
 
         return run
 
-    def _events(self) -> int:
-        """Return the number of events; a sum of gradients that waits to be counted is counted now."""
-        assert self._tracker.live_bytes >= 0
-        return len(self._tracker.events)
-
     def _end_forward(self) -> None:
         if self.phase == "optimizer":  # what ran since the last backward pass was another forward pass
             done = self._recorder.done
             done[self._recorded :] = [each._replace(phase="forward") for each in done[self._recorded :]]
-        self._step.forwards.append((self._forward_at, self._events()))
+        self._step.forwards.append((self._forward_at, self._counting.now()))
         self.phase = "backward"
 
     def _end_backward(self) -> None:
-        self._forward_at = self._step.updating = self._events()
+        self._forward_at = self._step.updating = self._counting.now()
         self._recorded = len(self._recorder.done)
         self.phase = "optimizer"
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._tracker.host_is_free:
+        if self._counting.is_cuda:
             _use_foreach(optimizer)
         self.phase = "optimizer"
 
@@ -146,23 +223,19 @@ class Steps:
             self.optimizers.append(optimizer)
         # now, and not when the update begins: a closure runs both passes inside of it
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        self._step.gradients |= self._tracker.names(gradients)
+        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        gradients = [each for each in made if not self._counting.leaves_out(each)]
+        self._counting.gradients(self._step, gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
         if optimizer is not self.optimizers[0]:
             self._end_backward()
             return
-        before = self._tracker.live_bytes
-        gc.collect()
-        step, tracker = self._step, self._tracker
-        step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
-        step.cyclic_bytes = before - step.live_bytes
-        step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
+        step = self._step
+        self._counting.end(step)
         step.done = list(self._recorder.done)
         self.done.append(step)
-        self._begin()
         self._ended(step)
-        tracker.reset_peak()
+        self._begin()
         self._recorder.begin()
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.script.places import is_made_of_others
+from actbench.script.places import address, is_made_of_others
 from actbench.script.values import READERS
 from actbench.workloads import known
 
@@ -66,6 +66,7 @@ def _of_fakes(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> dict[str, A
         "device": property(device),
         "is_cuda": property(on_card),
         "is_cpu": property(lambda tensor: device(tensor).type == "cpu"),
+        "data_ptr": lambda tensor: address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize,
         "get_device": lambda tensor: 0 if on_card(tensor) else -1,
         "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
     }

@@ -20,6 +20,9 @@ from actbench.results.records import Failure
 
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
+_FEW = 8
+"""Rows of the first trial of a search."""
+
 Finish = Callable[[Measurement], NoReturn]
 """Answers with a measurement and ends the process, whatever runs in it."""
 
@@ -88,9 +91,12 @@ def largest_batch(
         tried(batch, found.fits)
         return Trial(found.fits, found.peak_bytes, found.reserved_bytes)
 
-    first = {batch: fits(batch) for batch in (1, 2)}
-    needed = {batch: trial.needed_bytes or 0 for batch, trial in first.items()}
-    guess = search.predict((1, needed[1]), (2, needed[2]), limit_bytes)
+    # the peak of very few rows is often that of the optimizer's step, and says nothing of more rows
+    first = {_FEW: fits(_FEW)}
+    other = 2 * _FEW if first[_FEW].fits else 1
+    first[other] = fits(other)
+    one, two = ((batch, trial.needed_bytes or 0) for batch, trial in first.items())
+    guess = search.predict(one, two, limit_bytes)
     found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=first)
     return found.model_copy(
         update={"trials": found.trials + 2, "estimated_step_seconds": seconds.get(found.batch_size)}

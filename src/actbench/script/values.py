@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
 from actbench.workloads import known
+from actbench.workloads.fake import LARGEST_REAL_BYTES
 from actbench.workloads.recalled import RecallingMode, tensors_of
 
 aten = torch.ops.aten
@@ -161,6 +162,16 @@ def values(tensor: Tensor) -> Tensor:
         return value
     with _disabled():
         return torch.full(tensor.shape, plausible(tensor), dtype=tensor.dtype)
+
+
+def real_if_known(tensor: Tensor) -> Tensor:
+    """Return a small tensor in host memory, whose values are known, as a real one; another as it is."""
+    value = known.value_of(tensor)
+    most_bytes = LARGEST_REAL_BYTES if tensor.is_floating_point() else known.MOST_BYTES
+    if value is None or tensor.requires_grad or tensor.nbytes > most_bytes:
+        return tensor
+    with _disabled():
+        return value.clone()
 
 
 def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:

@@ -136,6 +136,11 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._integers_bytes = integers_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled on fake tensors."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _holds_fake(args) or _holds_fake(kwargs.values()):
@@ -204,7 +209,7 @@ def fakes_accepted() -> Iterator[None]:
 
 
 def _holds_fake(values: Iterable[Any]) -> bool:
-    """Whether arguments of an operator, or lists among them, hold something fake; it looks no further than the first."""
+    """Whether arguments of an operator, or lists among them, hold something fake; the first one ends the search."""
     return any(_holds_fake(value) if isinstance(value, list | tuple) else _is_fake(value) for value in values)
 
 

@@ -72,6 +72,13 @@ def value_of(tensor: Any) -> Tensor | None:
     return tensor.constant
 
 
+def forget(tensor: Any) -> None:
+    """Forget the values of a tensor and its views."""
+    found: _Known | None = vars(tensor).get(NAME) if isinstance(tensor, FakeTensor) else None
+    if found is not None:
+        found.valid[0] = False
+
+
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of an operator on known values; None if one of them is unknown."""
     values, unknown = _values((args, kwargs))

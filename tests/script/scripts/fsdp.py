@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -26,10 +27,9 @@ class Block(nn.Module):
         self.w2 = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x):
-        B, T, _ = x.shape
         h = self.norm1(x)
-        q, k, v = (w(h).view(B, T, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, -1)
+        q, k, v = (w(h).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.wo(y)
         h = self.norm2(x)
         return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
@@ -69,10 +69,18 @@ def parallel(args, device, world_size):
     mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=(args.mode,))
     if args.mode == "tp":
         model = Transformer(*sizes).to(device)
-        plan = {name: ColwiseParallel() for name in ("wq", "wk", "wv", "w1", "w3")}
+        along = Shard(1)  # activations between blocks are shared out along the sequence
+        plan = {name: ColwiseParallel(input_layouts=along) for name in ("wq", "wk", "wv", "w1", "w3")}
+        plan |= {name: RowwiseParallel(output_layouts=along) for name in ("wo", "w2")}
+        plan |= {name: SequenceParallel() for name in ("norm1", "norm2")}
         for layer in model.layers:
-            parallelize_module(layer, mesh, plan | {"wo": RowwiseParallel(), "w2": RowwiseParallel()})
-        return model
+            parallelize_module(layer, mesh, plan)
+        ends = {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=along, output_layouts=Replicate()),
+        }
+        return parallelize_module(model, mesh, ends)
     with torch.device("meta"):
         model = Transformer(*sizes)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

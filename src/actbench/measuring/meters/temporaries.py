@@ -121,9 +121,8 @@ def _layout_of(tensor: Tensor) -> torch.memory_format:
 def _batch_norm_backward(args: Any, result: Any) -> int:
     """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
     grad, x = args[:2]
-    both = any(
-        _has_layout(grad, each) and _has_layout(x, each) for each in (torch.contiguous_format, torch.channels_last)
-    )
+    both = grad.is_contiguous() and x.is_contiguous()
+    both |= _has_layout(grad, torch.channels_last) and _has_layout(x, torch.channels_last)
     return _bytes(x) if both else 0
 
 

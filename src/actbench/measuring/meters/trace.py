@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
+from torch.autograd.profiler import record_function
 
 from actbench.measuring.meters.peak import Event
 from actbench.measuring.meters.stepevents import Origin
@@ -38,9 +39,15 @@ class AllocationTrace:
     Args:
         device: The device of the allocator.
         made_node: Returns the module that made a node of autograd's graph; None if modules are unknown.
+        after: A trace that has been left; this one goes on with its events. Nothing may be freed between them.
     """
 
-    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", made_node: MadeNode | None = None) -> None:
+    def __init__(
+        self,
+        device: Literal["cpu", "cuda"] = "cpu",
+        made_node: MadeNode | None = None,
+        after: AllocationTrace | None = None,
+    ) -> None:
         # Silences the profiler's log lines on stderr; it reads this variable at its first start.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
@@ -48,9 +55,11 @@ class AllocationTrace:
         self._made_node = made_node
         self._marks: dict[str, int] = {}
         self._names: dict[str, dict[int, int]] = {}
-        self._curve: list[int] = []
-        self.events: list[Event] = []
-        self.origins: dict[int, Origin] = {}
+        self._curve: list[int] = after._curve if after else [0]
+        self._alive: dict[int, Event] = after._alive if after else {}
+        self._new_names: Iterator[int] = after._new_names if after else itertools.count()
+        self.events: list[Event] = after.events if after else []
+        self.origins: dict[int, Origin] = after.origins if after else {}
 
     def __enter__(self) -> AllocationTrace:
         self._profile.__enter__()  # type: ignore[no-untyped-call]
@@ -65,13 +74,13 @@ class AllocationTrace:
 
     def mark(self, name: str) -> None:
         """Give this moment a name, once."""
-        with torch.profiler.record_function(_MARK + name):
+        with record_function(_MARK + name):
             pass
 
     @staticmethod
     def around_module(path: str) -> Callable[[], object]:
         """Note that a module runs, until the returned function is called."""
-        running: Any = torch.profiler.record_function(_MODULE + path)
+        running: Any = record_function(_MODULE + path)
         running.__enter__()
         return lambda: running.__exit__(None, None, None)
 
@@ -95,16 +104,18 @@ class AllocationTrace:
         """Return the names in ``events`` of the storages at these addresses at a mark; only after leaving."""
         return {self._names[mark][address] for address in addresses if address in self._names[mark]}
 
+    def named(self, mark: str) -> dict[int, int]:
+        """Return the names of the storages that are alive at a mark, by address; only after leaving."""
+        return self._names[mark]
+
     def _draw_curve(self) -> None:
         """Add up the events by time; ``_curve[i]`` are the bytes alive after ``i`` events.
 
         On the CPU a free counts only if its allocation was seen. The profiler remembers the addresses of storages that
         outlived an earlier trace, and mistakes the free of a later tensor at such an address for theirs.
         """
-        alive: dict[int, Event] = {}
-        names = itertools.count()
+        alive, names = self._alive, self._new_names
         unseen = 0
-        self._curve.append(0)
         for event in sorted(self._events(), key=lambda event: event.start_time_ns):
             if event.name == "[memory]":
                 change = event.extra_fields

@@ -1,0 +1,159 @@
+"""A training script that runs for real on this machine's CPU, while it believes in a CUDA card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ContextDecorator, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from actbench.errors import MeasurementError
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.base import allocation_failures
+from actbench.results.machine import available_memory_bytes
+from actbench.results.measured import Measurement
+from actbench.schemes import Scheme
+from actbench.script import reading
+from actbench.script.allocations import Allocations, RealMemory
+from actbench.script.card import believed
+from actbench.script.draws import Draws
+from actbench.script.facade import Facade
+from actbench.script.libraries import prepared_for_real
+from actbench.script.lines import Lines
+from actbench.script.reading import Held
+from actbench.script.schemes import Applied
+from actbench.script.steps import Ended, Step, Steps
+from actbench.workloads.overrides import replaced
+
+_TIMED = 3
+"""Steps that run without a trace, and are timed, after the one whose bytes are read."""
+
+
+class RealRun:
+    """Runs the training steps inside its block on the CPU, with real tensors, and reads torch's allocator.
+
+    A move to ``cuda`` is one to the CPU, and tensors say ``cpu``. All bytes that torch's allocator has for the script
+    count, batches and data sets too, and those of weights, gradients and optimizer state from elsewhere.
+
+    The block ends by itself after two equal steps in a row, or after ``steps`` steps, and a few that are only timed.
+
+    Args:
+        memory_limit_bytes: Memory that may be used; None for what is available now.
+        scheme: Changes the models after the first step.
+        batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
+        steps: Steps that are read; None until two in a row are equal.
+        folder: Files below it are the user's, whose lines are named.
+        script: The user's file, if it is somewhere else.
+        stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        folder: Path | None = None,
+        script: Path | None = None,
+        stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
+    ) -> None:
+        self.memory_bytes = memory_limit_bytes or available_memory_bytes()
+        self.notes: dict[str, None] = {}
+        self._lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
+        self._batch_size = batch_size
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self._allocations = Allocations(self._held_tensors)
+        self.steps = Steps(self._allocations, self._ended)
+        self._held: Held | None = None
+        self._begun_at: float | None = None
+        self._seconds: list[float] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        counters = RealMemory(self._allocations, self.memory_bytes)
+        with ExitStack() as stack:
+            stack.enter_context(allocation_failures("the CPU", self.memory_bytes))
+            stack.enter_context(believed(counters, self._note))
+            stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
+            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size, real=Draws().own))
+            for owner in (torch.autograd.profiler, torch.profiler):
+                stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
+            stack.enter_context(self._lines.watching())
+            stack.enter_context(self.steps.followed())
+            stack.callback(self._allocations.stop)
+            self._allocations.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Ended):
+            self._stack.close()
+            return True
+        return bool(self._stack.__exit__(kind, error, trace))
+
+    @property
+    def measurement(self) -> Measurement:
+        """What was read of the last step; a MeasurementError if no step ended."""
+        if self._held is None:
+            raise MeasurementError("no training step ended: no optimizer of torch has stepped")
+        step = max(reversed(self.steps.steady(self._began)), key=lambda each: each.peak_bytes)
+        found = reading.measurement(
+            step,
+            self._held,
+            self._allocations.events[: step.ended],
+            origins=self._allocations.origins,
+            memory_bytes=self.memory_bytes,
+            warnings=tuple(self.notes),
+        )
+        found = found.model_copy(update={"step_seconds": tuple(self._seconds[:_TIMED]) or None})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def _held_tensors(self) -> list[Tensor]:
+        weights = [tensor for root in self._lines.roots for tensor in footprint.weights(root)]
+        return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
+
+    def _ended(self, step: Step) -> None:
+        if self._begun_at is not None:
+            self._seconds.append(time.perf_counter() - self._begun_at)
+        if self._allocations.is_on:
+            self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
+            self._stepped(len(self.steps.done), step)
+            if self._applied is not None and len(self.steps.done) == 1:
+                self._allocations.begin()
+                self._applied.apply(self._lines.roots, self.steps.optimizers)
+            elif self.steps.are_enough(self._limit, self._began):
+                self._allocations.is_on = False
+        if len(self._seconds) > _TIMED:  # the script has caught the end of its run, and goes on
+            self._when_ended(self.measurement)
+        if len(self._seconds) >= _TIMED:
+            raise Ended
+        if not self._allocations.is_on:
+            self._begun_at = time.perf_counter()
+
+
+class _NoScope(ContextDecorator):
+    """Stands for ``record_function``: a trace ends in the middle of a step, where no scope may be open."""
+
+    def __init__(self, name: str, args: str | None = None) -> None:
+        self.name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
