@@ -10,6 +10,7 @@ import torch
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.reserved import Pools
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.script.places import CheckedTracker
 from actbench.units import format_bytes
 
 
@@ -78,6 +79,11 @@ class CardMemory:
         self._pools, self._has_failed = self._empty(), False
         self._pools.play(self._held.items())
         self.reset_peak()
+
+    def watch(self, failed_before: Callable[[], object]) -> None:
+        """Let the tracker :meth:`check` at each operator from now on, if it is one that can."""
+        if isinstance(self._tracker, CheckedTracker):
+            self._tracker.check = partial(self.check, failed_before)
 
     def check(self, failed_before: Callable[[], object]) -> None:
         """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card.

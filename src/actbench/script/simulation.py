@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -142,7 +141,7 @@ class Simulation:
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._applied is None:
-                self._check_memory()
+                self.memory.watch(self._restart)
             self._stack = stack.pop_all()
         return self
 
@@ -257,7 +256,7 @@ class Simulation:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
             self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
-            self._check_memory()
+            self.memory.watch(self._restart)
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
@@ -269,11 +268,6 @@ class Simulation:
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.moved |= self.tracker.names(tensors)
-
-    def _check_memory(self) -> None:
-        """Raise where memory runs out, from now on, if that is asked for."""
-        if isinstance(self.tracker, CheckedTracker):
-            self.tracker.check = partial(self.memory.check, self._restart)
 
     def _restart(self) -> None:
         self.steps.restart()
