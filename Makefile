@@ -1,4 +1,4 @@
-# make demo   creates .venv, installs, runs the quickstart sweep and leaves its tables in demo-results/
+# make demo   creates .venv, installs, runs a script on a simulated card and the quickstart sweep; tables in demo-results/
 # make test   the same environment, all tests but the slow ones and those of a GPU
 # make slow   the slow tests
 # make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS); all steps, or STEPS
@@ -17,6 +17,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 demo: $(READY)
+	$(BIN)/actbench run --device-profile rtx-4060 examples/train.py
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from cases import CASES, ScriptCase, Size
 
 PROFILE = "h100-80gb"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = str(ROOT / "examples" / "train.py")
 
 
 def run(command: list[str], folder: Path, *options: str) -> dict[str, Any]:
@@ -39,3 +42,26 @@ def check(case: ScriptCase, size: Size, command: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_script_runs_at_its_real_size(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     check(case, "real", command, tmp_path)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    words = [EXAMPLE, "--batch-size", "2", "--context", "32", "--width", "64", "--depth", "1"]
+    found = run(words, tmp_path)["outcome"]
+
+    assert found["kind"] == "measured"
+    assert found["built"]["batch_size"] == 2
+    assert found["warnings"] == []
+    assert any("train.py:" in (holder["line"] or "") for holder in found["timeline"]["holders"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/run.md"])
+def test_pages_show_what_the_example_prints(page: str) -> None:
+    command, shown = re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)[:2]
+    words = command.split()
+    assert words[:2] == ["actbench", "run"]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True, cwd=ROOT)
+    printed = [line.rstrip() for line in done.stdout.splitlines()]
+
+    for line in shown.splitlines():
+        assert line.strip() in ("", "…") or line in printed

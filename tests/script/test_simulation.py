@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import actbench
+from actbench import schemes
 from actbench.errors import MeasurementError, UsageError
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.results.measured import Measurement
 from actbench.script.simulation import Simulation
 from actbench.setup import TrainingSetup, TrainStep
 from actbench.units import MIB
@@ -226,6 +228,28 @@ def test_memory_runs_out_where_it_would() -> None:
     assert "rtx-4090" in tried[0][1]
     assert rows == tried[-1][0] // 2
     assert card.measurement.fits
+
+
+def test_the_first_step_which_is_without_the_scheme_is_not_counted() -> None:
+    def loop() -> None:
+        blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8))).cuda()
+        optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+        while True:
+            blocks(torch.randn(64 * ROWS, WIDTH, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def needed(scheme: str, **options: object) -> Measurement:
+        with Simulation(profiles.get("rtx-4090"), scheme=schemes.build(scheme), **options) as card:  # type: ignore[arg-type]
+            loop()
+        return card.measurement
+
+    exact, offloaded = needed("exact"), needed("offload")
+    assert offloaded.reserved_bytes is not None
+    assert offloaded.peak_bytes <= offloaded.reserved_bytes < exact.peak_bytes
+    limited = needed("offload", memory_limit_bytes=offloaded.reserved_bytes, raise_oom=True)
+    assert limited.fits
+    assert limited.peak_bytes == offloaded.peak_bytes
 
 
 def test_recomputed_blocks_run_on_the_card() -> None:

@@ -92,12 +92,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Convert, measure and compare schemes that save activation memory in training.\n\n"
+    help="Run a training script on a card that need not be there; measure and compare schemes that save its memory.\n\n"
+    "Start with **actbench run --device-profile rtx-4090 train.py**, which says whether a script of your own fits, "
+    "unchanged, and what holds the memory; or **actbench sweep**, which runs the quickstart recipe, or **actbench "
+    "measure resnet50 --scheme checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.\n\n"
     "Memory is measured, by the CUDA allocator or the CPU's, or simulated: the training step runs on fake tensors with "
-    "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.\n\n"
-    "Start with **actbench run --device-profile rtx-4090 train.py**, which runs a script of your own on a card that "
-    "need not be there, or **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 "
-    "--scheme checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.",
+    "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.",
 )
 
 Exit = typer.Exit

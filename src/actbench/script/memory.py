@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.reserved import Pools
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.script.places import CheckedTracker
 from actbench.units import format_bytes
 
 
@@ -31,7 +33,8 @@ class CardMemory:
         self.total_bytes, self.devices = total_bytes, devices
         self._tracker = tracker
         streams = tracker.communicated.streams
-        self._pools = Pools(total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self._empty = partial(Pools, total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self._pools = self._empty()
         self._has_failed = False
         self._held: dict[int, int] = {}
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
@@ -56,7 +59,7 @@ class CardMemory:
         return max(self._most_reserved_bytes, self._pools.reserved_bytes)
 
     def most_reserved_bytes(self) -> int:
-        """Return the most of them since the script began, or since :meth:`begin_again`."""
+        """Return the most of them since the script began, or since :meth:`restart`."""
         self._play()
         return self._pools.peak_bytes
 
@@ -70,10 +73,17 @@ class CardMemory:
         self._play()
         self._pools.give_back()
 
-    def begin_again(self) -> None:
-        """Give back what is wholly free, and forget what was reserved: a scheme has changed the models since."""
-        self.empty_cache()
-        self._pools.peak_bytes = self._pools.reserved_bytes
+    def restart(self) -> None:
+        """Hold what is alive now, as if nothing else had ever been allocated."""
+        self._play()
+        self._pools, self._has_failed = self._empty(), False
+        self._pools.play(self._held.items())
+        self.reset_peak()
+
+    def watch(self, failed_before: Callable[[], object]) -> None:
+        """Let the tracker :meth:`check` at each operator from now on, if it is one that can."""
+        if isinstance(self._tracker, CheckedTracker):
+            self._tracker.check = partial(self.check, failed_before)
 
     def check(self, failed_before: Callable[[], object]) -> None:
         """Raise torch's OutOfMemoryError where an allocation since the last call would have failed on the card.

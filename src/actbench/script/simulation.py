@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -141,8 +140,8 @@ class Simulation:
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
-            if isinstance(self.tracker, CheckedTracker):
-                self.tracker.check = partial(self.memory.check, self._restart)
+            if self._applied is None:
+                self.memory.watch(self._restart)
             self._stack = stack.pop_all()
         return self
 
@@ -255,7 +254,8 @@ class Simulation:
         if self._applied is not None and len(self.steps.done) == 1:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
-            self.memory.begin_again()
+            self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
+            self.memory.watch(self._restart)
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
