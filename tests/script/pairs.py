@@ -24,10 +24,10 @@ MORE = {
     "dpo": "--vocab 4096 --length 64",
     "whisper": "--vocab 8192 --batch-size 8 --samples 32",
     "classification_amp": "--samples 256",
-    "lightning_resnet": "--samples 256 --max-steps 32",
+    "lightning_resnet": "--precision 32",
 }
 """Arguments behind the small ones of a script. With bfloat16, oneDNN's buffers for small products, which nobody knows,
-would be the peak. With float16, the first steps of real runs are left out: the scale of their loss is too large.
+would be the peak. With float16, oneDNN copies the weights of some convolutions, which nobody knows either.
 """
 
 

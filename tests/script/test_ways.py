@@ -80,7 +80,9 @@ def moved_by_the_collator() -> None:
     def collate(rows: list[Tensor]) -> Tensor:
         return torch.stack(rows).to("cuda")
 
-    train(model().cuda(), iter(DataLoader(Rows(lambda index: torch.randn(WIDTH)), ROWS, collate_fn=collate)))
+    loader = DataLoader(Rows(lambda index: torch.randn(WIDTH)), ROWS, collate_fn=collate)
+    assert next(iter(loader)).is_cuda
+    train(model().cuda(), iter(loader))
 
 
 @pytest.mark.parametrize(
@@ -164,3 +166,16 @@ def test_padded_rows_are_evaluated() -> None:
         padding = torch.arange(16)[None] >= torch.tensor([[9], [16]])
 
         assert encoder(torch.randn(2, 16, 64).cuda(), src_key_padding_mask=padding.cuda()).shape == (2, 16, 64)
+
+
+def test_a_batch_that_is_never_moved_is_told() -> None:
+    """A card refuses the first product."""
+    with actbench.simulate("rtx-4090") as card:
+        module = model().cuda()
+        optimizer = torch.optim.SGD(module.parameters())
+        for _ in range(9):
+            module(torch.randn(ROWS, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert any("aten::addmm gets tensors in host memory and on the card" in text for text in card.notes)

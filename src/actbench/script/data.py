@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -29,7 +27,6 @@ from torch.utils.data import (
 )
 from torch.utils.data import dataloader as torchs
 
-from actbench.ops import hostmemory
 from actbench.script.arrivals import changed
 
 Note = Callable[[str], None]
@@ -80,14 +77,6 @@ def loaded_here(
         yield
 
 
-def _on_host(batch: Any) -> Any:
-    """Mark what was stacked of rows of large tensors, which have no values, as being in host memory."""
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, FakeTensor) and leaf._base is None:
-            hostmemory.mark(leaf.untyped_storage())
-    return batch
-
-
 def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoader[Any]], Any]:
     """Return the class of iterators that fetch each batch inside ``real()``."""
     base: Any = torchs._SingleProcessDataLoaderIter
@@ -105,7 +94,7 @@ def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoa
 
         def _next_data(self) -> Any:
             with real():
-                return _on_host(super()._next_data())
+                return super()._next_data()
 
     return Fetching
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,6 +75,27 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if place is not None:
             return place == "host"
         return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+
+
+_aten = torch.ops.aten
+_TOGETHER = frozenset(
+    overload
+    for packet in (
+        *(_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution, _aten.embedding, _aten.native_layer_norm),
+        *(_aten.add, _aten.sub, _aten.mul, _aten.div, _aten.native_batch_norm),
+    )
+    for overload in (getattr(packet, name) for name in packet.overloads())  # type: ignore[no-untyped-call]
+)
+"""Operators whose arguments must be on one device, but for numbers."""
+
+
+def is_mixed(func: Any, args: Any) -> bool:
+    """Return whether a card refuses an operator because some of its tensors are in host memory and others are not."""
+    if func not in _TOGETHER:
+        return False
+    tensors = [tensor for tensor in tensors_of(args) if tensor.dim()]
+    places = {is_on_card(tensor) for tensor in tensors}
+    return len(places) > 1
 
 
 class Loading(TorchDispatchMode):  # type: ignore[no-untyped-call]

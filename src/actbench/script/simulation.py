@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
@@ -22,7 +21,6 @@ from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.unmodelled import Unmodelled
-from actbench.ops import hostmemory
 from actbench.results.measured import Measurement
 from actbench.results.records import Built
 from actbench.results.render import markdown
@@ -36,7 +34,8 @@ from actbench.script.facade import Facade
 from actbench.script.libraries import prepared
 from actbench.script.lines import Lines
 from actbench.script.memory import CardMemory
-from actbench.script.places import CheckedTracker, Loading, PlacedTracker
+from actbench.script.parameters import faked_when_registered
+from actbench.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps, Tracked
@@ -105,7 +104,7 @@ class Simulation:
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
-            observe=self.recorder.note,
+            observe=self._observed,
             made=self.lines.made,
         )
         cards = groups.cards_of_machine(processes, profile)
@@ -135,8 +134,7 @@ class Simulation:
             stack.enter_context(believed(self.memory, self.note))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
-            registered: Any = self._registered  # torch says that such a hook returns nothing
-            stack.callback(register_module_parameter_registration_hook(registered).remove)
+            stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
@@ -222,22 +220,6 @@ class Simulation:
         found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
-    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        """Make a small parameter, which is real, fake: it moves to the card with its module."""
-        if type(parameter) is not nn.Parameter or parameter.is_meta:
-            return None
-        twin: nn.Parameter | None = getattr(parameter, "_actbench_twin", None)
-        if twin is None and not hasattr(parameter, "fake_mode"):
-            bare = self._mode.from_tensor(parameter.detach())
-            vars(bare).pop(known.NAME, None)  # what optimizers change has no value that anybody knows
-            if self.profile.is_cuda:
-                hostmemory.mark(bare.untyped_storage())
-            twin = nn.Parameter(bare, requires_grad=parameter.requires_grad)
-            for key, value in vars(parameter).items():
-                vars(twin).setdefault(key, value)
-            vars(parameter)["_actbench_twin"] = twin
-        return twin
-
     def _note_buckets(self, buckets: list[Tensor]) -> None:
         """Note what tensors in which processes average gradients are for, and who made them."""
         names = self.tracker.names(buckets)
@@ -261,6 +243,14 @@ class Simulation:
             self._measured = self._read(self._held)
             raise Ended
         self.lines.is_on = len(self.steps.done) > self._began
+
+    def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.recorder.note(func, args, kwargs, result)
+        if self.profile.is_cuda and is_mixed(func, args):
+            self.note(
+                f"{func._schema.name} gets tensors in host memory and on the card at {self.lines.line() or 'a line'}: "
+                "a card refuses that; move all of them to the card"
+            )
 
     def _fetched(self, rows: int) -> None:
         self.rows = rows

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from pydantic import TypeAdapter
@@ -60,6 +61,7 @@ def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
                 stream.flush()
         os._exit(0)
 
+    os.register_at_fork(after_in_child=partial(os.close, sending))  # else a child of the script keeps the answer open
     try:
         finish(run(finish))
     except BaseException as error:  # whatever a script does is an outcome of its trial
