@@ -32,6 +32,7 @@ def check(case: ScriptCase, size: Size, command: Any, tmp_path: Path) -> None:
     found = run(command(case, size), tmp_path, "--gpus", str(gpus))["outcome"]
 
     assert found["kind"] == "measured"
+    assert not [text for text in found["warnings"] if "a card refuses that" in text]
     assert found["peak_bytes"] == sum(found["peak_parts"].values()) == found["timeline"]["peak_bytes"]
     assert found["reserved_bytes"] >= found["peak_bytes"]
     assert 0 < found["weights_bytes"] < found["peak_bytes"]

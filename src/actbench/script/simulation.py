@@ -186,7 +186,7 @@ class Simulation:
         """Return the measurement of the largest step, and of what the scheme changed."""
         profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
         peaks = [each.peak_bytes for each in steady]
-        if max(peaks) > 1.01 * min(peaks):
+        if max(peaks) > 1.01 * min(peaks) and not steady[-1].is_like(steady[-2]):
             self.note(
                 f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
                 f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
