@@ -36,11 +36,6 @@ def check_on_the_cpu(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     assert simulated == pytest.approx(real, rel=0.02 if case.convolutional else 0.005)
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if each.name == "nanogpt"], ids=lambda case: case.name)
-def test_a_script_needs_what_it_needs_for_real(case: ScriptCase, command: Any, tmp_path: Path) -> None:
-    check_on_the_cpu(case, command, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [each for each in CASES if each.name in COMPARED], ids=lambda case: case.name)
 def test_each_script_needs_what_it_needs_for_real(case: ScriptCase, command: Any, tmp_path: Path) -> None:
