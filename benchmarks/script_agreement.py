@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,26 +45,34 @@ REASONS = {
 }
 """What is not equal, where it is known, by the name of a script."""
 
+BY_MODEL = {
+    "llama_peft": "the script holds one micro-batch at a time, measure the whole batch",
+    "trainer": "scalars of the step before: four blocks in all",
+}
+"""Scripts that train a model that actbench ships, and what is not equal."""
+
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that ran: its peak in bytes, and its processor time in seconds, children included."""
+    """A command that ran: the peak of its last row, and its seconds: processor time with children, and in all."""
 
     peak_bytes: int
     seconds: float
+    wall_seconds: float
 
 
 def ran(words: Sequence[str], folder: Path) -> Ran:
     """Run actbench in a folder."""
     file = folder / "found.json"
     command = [sys.executable, "-m", "actbench", words[0], "--export-json", str(file), *words[1:]]
+    began = time.monotonic()
     started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env={**os.environ, **_ALONE})
     _, status, used = os.wait4(started.pid, 0)
     started.returncode = os.waitstatus_to_exitcode(status)
     if started.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {started.returncode}")
     found: list[dict[str, Any]] = json.loads(file.read_text())
-    return Ran(found[0]["outcome"]["peak_bytes"], used.ru_utime + used.ru_stime)
+    return Ran(found[-1]["outcome"]["peak_bytes"], used.ru_utime + used.ru_stime, time.monotonic() - began)
 
 
 def peak(case: ScriptCase, meter: MeterName) -> int:
@@ -84,27 +93,52 @@ def on_the_cpu() -> Iterator[str]:
         yield f"| {case.name} | {real:,} | {simulated:,} | {simulated / real - 1:+.3%} | {reason} |"
 
 
-def beside_measure(folder: Path) -> Iterator[str]:
-    """Yield the rows of scripts that ``actbench measure`` can express."""
+@dataclass(frozen=True)
+class Compared:
+    """A script, and the arguments of ``actbench measure`` that train the same; ``reason`` says what is not equal."""
+
+    name: str
+    script: Sequence[str]
+    measured: Sequence[str]
+    reason: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether both commands run one row: beside a scheme, measure also runs the exact model."""
+        return "--scheme" not in self.measured
+
+
+def compared(folder: Path) -> Iterator[Compared]:
+    """Yield the scripts that ``actbench measure`` can express."""
     plain = folder / "plain.py"
     plain.write_text(PLAIN)
-    scripts = {"plain": [str(plain)], "nanogpt": [str(SCRIPTS / "nanogpt.py"), *NANOGPT.split()]}
-    reasons = {"plain": "", "nanogpt": "scalars of GradScaler and of the step before: four blocks in all"}
-    for name, words in scripts.items():
-        function = f"{ROOT / 'tests' / 'script' / 'pairs.py'}:{name}"
-        autocast = [] if name == "plain" else ["--autocast", "fp16"]
+    pairs = str(ROOT / "tests" / "script" / "pairs.py")
+    batch = ("--batch-size", str(BATCH))
+    yield Compared("plain", [str(plain)], [f"{pairs}:plain", *batch])
+    yield Compared(
+        "nanogpt",
+        [str(SCRIPTS / "nanogpt.py"), *NANOGPT.split()],
+        [f"{pairs}:nanogpt", *batch, "--autocast", "fp16"],
+        "scalars of GradScaler and of the step before: four blocks in all",
+    )
+    for name, reason in BY_MODEL.items():
+        case = next(each for each in CASES if each.name == name)
+        yield Compared(name, case.command("real", {}), case.measured_as.split(), reason)
+
+
+def beside_measure(folder: Path) -> Iterator[str]:
+    """Yield the rows of scripts that ``actbench measure`` can express."""
+    for each in compared(folder):
         common = ["--device-profile", PROFILE]
         ratios = []
-        for _ in range(ROUNDS):
-            measured = ran(
-                ["measure", function, "--batch-size", str(BATCH), *autocast, "--meter", "simulated", *common], folder
-            )
-            simulated = ran(["run", "--quiet", *common, *words], folder)
+        for _ in range(ROUNDS if each.is_timed else 1):
+            measured = ran(["measure", *each.measured, "--meter", "simulated", *common], folder)
+            simulated = ran(["run", "--quiet", *common, *each.script], folder)
             ratios.append(simulated.seconds / measured.seconds)
         more = simulated.peak_bytes - measured.peak_bytes
-        ratio = statistics.median(ratios)
+        ratio = f"{statistics.median(ratios):.2f}" if each.is_timed else "–"
         peaks = f"{measured.peak_bytes:,} | {simulated.peak_bytes:,} | {more:+,}"
-        yield f"| {name} | {peaks} | {reasons[name]} | {ratio:.2f} |"
+        yield f"| {each.name} | {peaks} | {each.reason} | {ratio} |"
 
 
 def main() -> None:
@@ -145,7 +179,8 @@ def main() -> None:
         "| --- | ---: | ---: | ---: | --- | ---: |",
         *beside.result(),
         "",
-        f"`actbench run llama_peft.py`, an 8B model with LoRA: {large.seconds:.1f} s of processor time.",
+        f"`actbench run llama_peft.py`, an 8B model with LoRA, from start to end: {large.wall_seconds:.1f} s, "
+        f"{large.seconds:.1f} s of processor time.",
         "",
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
