@@ -179,8 +179,10 @@ def main() -> None:
         "| --- | ---: | ---: | ---: | --- | ---: |",
         *beside.result(),
         "",
-        f"`actbench run llama_peft.py`, an 8B model with LoRA, from start to end: {large.wall_seconds:.1f} s, "
-        f"{large.seconds:.1f} s of processor time.",
+        (
+            f"`actbench run llama_peft.py`, an 8B model with LoRA, from start to end: {large.wall_seconds:.1f} s, "
+            f"{large.seconds:.1f} s of processor time."
+        ),
         "",
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
