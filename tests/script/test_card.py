@@ -501,3 +501,14 @@ def test_libraries_of_models_import() -> None:
         timm.utils.NativeScaler()
         assert torchmetrics.MeanMetric().device == torch.device("cpu")
     """)
+
+
+def test_libraries_forget_what_they_were_told_before_and_inside() -> None:
+    """Transformers asks once whether there is a card, and remembers the answer."""
+    from transformers.utils.import_utils import is_torch_cuda_available
+
+    before = is_torch_cuda_available()
+    with believed(Card()):
+        inside = is_torch_cuda_available()
+
+    assert (before, inside, is_torch_cuda_available()) == (False, True, False)

@@ -6,13 +6,13 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.script import driver, streams
+from actbench.script import answers, driver, streams
 from actbench.script.autocast import believe_in_autocast
 from actbench.script.generators import CardGenerator, Generator, card_generator
 from actbench.script.patches import Patches
@@ -41,7 +41,9 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
 
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
-    with Patches() as patches:
+    with ExitStack() as stack:
+        stack.callback(answers.forget)
+        patches = stack.enter_context(Patches())
         for functions in (
             driver.cuda_functions(counters, selected, note_once),
             driver.accelerator_functions(counters, selected, generators),
@@ -54,6 +56,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         _believe_in_sensors(patches, counters, note_once)
         _profile_the_host_only(patches, note_once)
         believe_in_autocast(patches)
+        answers.forget()
         yield
 
 

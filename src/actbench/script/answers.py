@@ -1,0 +1,18 @@
+"""What libraries remember of the answers to their questions about a card: forgotten when it comes and when it goes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+_ASK_ONCE = ("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "pytorch_lightning", "transformers", "trl")
+"""Libraries with cached functions such as ``is_torch_cuda_available``."""
+
+
+def forget() -> None:
+    """Clear the caches of functions of libraries that are imported."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _ASK_ONCE:
+            for value in list(vars(module).values()):
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
