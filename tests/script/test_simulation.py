@@ -317,3 +317,17 @@ def test_two_optimizers_that_take_turns_are_one_step() -> None:
     assert [len(step.forwards) for step in card.steps.done[1:]] == [2, 2]
     assert found.peak_parts is not None
     assert found.peak_parts.optimizer_bytes == 4 * WEIGHTS
+
+
+def test_an_optimizer_that_takes_over_is_the_one_that_steps() -> None:
+    """A head is trained for two steps, and then everything."""
+    with actbench.simulate("rtx-4090") as card:
+        module = model().cuda()
+        stages = [(2, torch.optim.Adam(module[2].parameters())), (100, torch.optim.Adam(module.parameters()))]
+        for steps, optimizer in stages:
+            for _ in range(steps):
+                module(torch.randn(ROWS, WIDTH, device="cuda")).sum().backward()
+                optimizer.step()
+                module.zero_grad()
+
+    assert card.measurement.optimizer_bytes == 2 * WEIGHTS

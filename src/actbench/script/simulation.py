@@ -233,7 +233,7 @@ class Simulation:
             raise Ended
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
-        if self._applied is not None and len(self.steps.done) == 1:
+        if self._applied is not None and not self._applied.setups:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
             self.memory.restart()  # what the first step, without the scheme, reserved is nobody's

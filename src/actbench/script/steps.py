@@ -1,13 +1,15 @@
 """The steps of a training script: where one ends, and which part of it runs.
 
-A step ends when the optimizer that stepped first has stepped again. So the micro-batches of an accumulation are one
-step, and so are the steps of a generator's and a discriminator's optimizer. The forward pass lasts until a backward
-pass begins. What runs between the last backward pass and the end of a step, clipping too, is the optimizer's part.
+A step ends when the optimizer that stepped first has stepped again; one that takes over from it is the first then. So
+the micro-batches of an accumulation are one step, and so are the steps of a generator's and a discriminator's
+optimizer. The forward pass lasts until a backward pass begins. What runs between the last backward pass and the end of
+a step, clipping too, is the optimizer's part.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +33,9 @@ _MOST = 8
 class Ended(BaseException):
     """The steps that are read have run; no ``except Exception`` of a script stops it."""
 
+
+_LEFT = 8
+"""Steps of another optimizer after which the one that stepped first is left: a GAN's critic takes fewer in a row."""
 
 _ALIKE = 1e-4
 """The share of the bytes in which steps that are alike may differ."""
@@ -154,6 +159,7 @@ class Steps:
         self._forward_at = 0
         self._recorded = 0
         self._depth = 0
+        self._turns: Counter[int] = Counter()
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -235,9 +241,10 @@ class Steps:
         gradients = [each for each in made if not self._counting.leaves_out(each)]
         self._counting.gradients(self._step, gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
-        if optimizer is not self.optimizers[0]:
+        if optimizer is not self.optimizers[0] and not self._takes_over(optimizer):
             self._end_backward()
             return
+        self._turns.clear()
         step = self._step
         self._counting.end(step)
         step.done = list(self._recorder.done)
@@ -245,6 +252,15 @@ class Steps:
         self._ended(step)
         self._begin()
         self._recorder.begin()
+
+    def _takes_over(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer has stepped so often since the first did that the script has left that one."""
+        self._turns[id(optimizer)] += 1
+        if self._turns[id(optimizer)] <= _LEFT:
+            return False
+        self.optimizers[:] = [optimizer]
+        self.done.clear()
+        return True
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
