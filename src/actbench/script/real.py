@@ -133,7 +133,7 @@ class RealRun:
         if self._allocations.is_on:
             self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)
-            if self._applied is not None and len(self.steps.done) == 1:
+            if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()
                 self._applied.apply(self._lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, self._began):
