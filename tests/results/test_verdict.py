@@ -119,7 +119,8 @@ def test_logits_and_activations_are_found_by_what_made_them() -> None:
         "chunked_loss:8",
         "offload",
     ]
-    assert "40 % of the peak" in suggestions(measured(peak_parts=parts, timeline=logits))[1].reason
+    # a line with a loss may hold the whole model: what its operators made counts, and no other tensor of the line
+    assert "30 % of the peak" in suggestions(measured(peak_parts=parts, timeline=logits))[1].reason
     assert schemes_of(suggestions(measured(peak_parts=parts, timeline=gelus))) == ["checkpoint", "fewbit:3", "offload"]
 
 

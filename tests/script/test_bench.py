@@ -83,6 +83,8 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
         ("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)", (), r"ConnectionRefused.*train.py:2"),
         ("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
         ("raise ValueError", (), r"ValueError \(train.py:1"),
+        (TRAINING.replace("    optimizer.step()\n", ""), (), r"is optimizer.step\(\) missing"),
+        (TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
     ],
 )
 def test_a_script_that_comes_to_no_step_says_why(
@@ -109,6 +111,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
 
     assert isinstance(found, Measurement)
     assert found.weights_bytes == WEIGHTS
+    assert any("no step ran that began with the optimizer's state" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,29 @@ def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run:
 
     assert isinstance(found, Failure)
     assert found.reason in ("nothing-converted", "unsupported")
+
+
+def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None:
+    scheduled = TRAINING.replace(
+        "for (x", "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)\nfor (x"
+    )
+    exact, found = (run(f"{scheduled}    scheduler.step()\n", scheme=scheme) for scheme in ("exact", "adam8bit"))
+
+    assert isinstance(found, Measurement), found
+    assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
+
+
+def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> None:
+    loop = TRAINING.replace(
+        TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],
+        "for _ in range(9):\n    x = torch.randn(64, 256)\n",
+    )
+
+    found = run(loop, batch_size=128)
+
+    assert isinstance(run(loop), Measurement)
+    assert isinstance(found, Failure)
+    assert "it has no DataLoader that trains" in found.message
 
 
 def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:

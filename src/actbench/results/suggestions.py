@@ -72,7 +72,7 @@ def _packed(measured: Measurement, parts: PeakParts) -> Suggestion | None:
 
 
 def _in_pieces(measured: Measurement, parts: PeakParts) -> Suggestion | None:
-    logits = _held(measured, lambda holder: _LOGITS.search(f"{holder.operator} {holder.line or ''}"))
+    logits = _held(measured, lambda holder: _LOGITS.search(holder.operator))
     if not logits:
         return None
     why = f"{_percent(logits, measured)} are made in the cross entropy: logits a piece of the tokens at a time"

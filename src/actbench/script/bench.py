@@ -31,6 +31,12 @@ _NO_STEP = (
 )
 
 
+_ONLY_PASSES = (
+    "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing? 'actbench "
+    "run' reads training steps, which end with it"
+)
+
+
 class ScriptError(MeasurementError):
     """A script that failed in its process; ``failure`` is the record of it."""
 
@@ -68,13 +74,12 @@ class Session:
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.script.launching.run`.
         """
-        searched = None
-        if self.case.find_largest_batch:  # before the script runs here, and leaves what it made behind
-            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
-            searched = largest_batch(self._trial, self.case.memory_limit_bytes or own, self.tried)
-        found = forked(lambda finish: self._run(self.script, self._say, finish))
+        searched, found = None, forked(lambda finish: self._run(self.script, self._say, finish))
         if isinstance(found, Failure):
             raise ScriptError(found)
+        if self.case.find_largest_batch:
+            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
+            searched = largest_batch(self._trial, found, self.case.memory_limit_bytes or own, self.tried)
         return found.model_copy(
             update={
                 "timeline": found.timeline if self._wants_timeline else None,
@@ -94,7 +99,7 @@ class Session:
         with self._opened(script, stepped, finish) as run:
             launching.run(script)
         if not run.steps.done:
-            raise MeasurementError(_NO_STEP.format(script.text))
+            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
         return run.measurement
 
     def _opened(

@@ -87,17 +87,20 @@ def _told(script: Script, error: Exception) -> ActbenchError:
 
 def line_of(error: BaseException) -> str:
     """Return the innermost line of code that is neither Python's, nor installed, nor ours, in parentheses."""
-    apart = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    ours = str(Path(__file__).parents[1])
     cause: BaseException | None = error
     while cause is not None:
         for frame in reversed(traceback.extract_tb(cause.__traceback__)):
-            file = os.path.realpath(frame.filename)
-            is_installed = file.startswith((*apart, ours)) or not _INSTALLED.isdisjoint(Path(file).parts)
-            if os.path.isfile(file) and not is_installed:
-                return f" ({Path(file).name}:{frame.lineno} {frame.line})"
+            if is_users(frame.filename):
+                return f" ({Path(frame.filename).name}:{frame.lineno} {frame.line})"
         cause = cause.__cause__
     return ""
+
+
+def is_users(name: str) -> bool:
+    """Return whether a file is neither Python's, nor installed, nor ours."""
+    apart = (*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
+    file = os.path.realpath(name)
+    return os.path.isfile(file) and not file.startswith(apart) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
 @contextmanager

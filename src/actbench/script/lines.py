@@ -116,7 +116,13 @@ class Lines:
         self._active.pop()
 
     def _add_root(self, module: nn.Module) -> None:
-        """Name the modules inside of one that runs by itself; a part of another keeps its name there."""
+        """Name the modules inside of one that runs by itself; a part of another keeps its name there.
+
+        Losses and transforms, which have no parameters, are no models.
+        """
+        if next(module.parameters(), None) is None:
+            self._paths[id(module)] = type(module).__name__
+            return
         self.roots.append(module)
         prefix = "" if len(self.roots) == 1 else f"{type(module).__name__}."
         for path, part in module.named_modules():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -90,11 +91,30 @@ def _configs(note: Note) -> Change:
             try:
                 return own(cls, name, **{**options, "local_files_only": True})
             except OSError:
+                if _prepares_data():
+                    raise NotThereError(
+                        f"the tokenizer, or what else prepares data, of {name!r} is neither a folder here nor in the "
+                        f"cache of the hub, and data is prepared for real; fetch it with 'hf download {name}'"
+                    ) from None
                 return _preset(str(name), note), {key: options[key] for key in options if key not in _OF_FILES}
 
         return get_config_dict
 
     return lambda module: changed(module.PreTrainedConfig, "_get_config_dict", reading)
+
+
+def _prepares_data() -> bool:
+    """Return whether a tokenizer or the like asks for a config: without files of its own it would be an empty one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if os.path.basename(frame.f_code.co_filename).startswith(_OF_DATA):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_OF_DATA = ("tokenization_", "processing_", "feature_extraction_", "image_processing_", "video_processing_")
+"""How transformers' files about the preparation of data begin."""
 
 
 def _generation(module: ModuleType) -> AbstractContextManager[object]:

@@ -90,7 +90,9 @@ def _given(optimizer: torch.optim.Optimizer) -> MakeOptimizer:
         trained = {id(parameter): parameter for parameter in module.parameters() if parameter.requires_grad}
         for group in optimizer.param_groups:
             group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in trained]
+            group.pop("initial_lr", None)  # a scheduler goes on with the groups of what steps from now on
         optimizer.param_groups[0]["params"] += [trained[key] for key in trained.keys() - known]
+        vars(optimizer).pop("step", None)  # of a scheduler, which counts steps
         optimizer.state.clear()
         return optimizer
 

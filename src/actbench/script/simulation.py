@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,10 +38,11 @@ from actbench.script.memory import CardMemory
 from actbench.script.parameters import faked_when_registered
 from actbench.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
 from actbench.script.reading import Held
+from actbench.script.remarks import about_outside, about_steps, refuse_other_batches
 from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps, Tracked
 from actbench.script.values import ScriptMode
-from actbench.units import MIB, format_bytes
+from actbench.units import MIB
 from actbench.workloads import known
 from actbench.workloads.fake import LargeAreFake, fakes_accepted
 
@@ -93,6 +95,7 @@ class Simulation:
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
         self.rows: int | None = None
+        self._sizes: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
@@ -183,21 +186,19 @@ class Simulation:
         return found
 
     def _read(self, held: Held) -> Measurement:
-        """Return the measurement of the largest step, and of what the scheme changed."""
+        """Return the measurement of the largest step, and of what the scheme changed.
+
+        Raises:
+            MeasurementError: No loader of the script made batches of the size that was asked for.
+        """
+        refuse_other_batches(self._batch_size, self._sizes)
         profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
-        peaks = [each.peak_bytes for each in steady]
-        if max(peaks) > 1.01 * min(peaks) and not steady[-1].is_like(steady[-2]):
-            self.note(
-                f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
-                f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
-            )
         step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
-        most = max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done))
-        if self._applied is None and most > 1.01 * step.peak_bytes:
-            self.note(
-                f"the script needs {format_bytes(most)} outside of the steps that are shown, as it begins or between "
-                "others; memory that is reserved counts it"
-            )
+        outside = about_outside(
+            max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
+        )
+        for text in (*about_steps(self.steps, self._began), *(outside if self._applied is None else ())):
+            self.note(text)
         if profile.rates is not None and step.done:
             estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
         found = reading.measurement(
@@ -213,7 +214,7 @@ class Simulation:
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
-            untimed=_UNTIMED.format(profile.name) if estimated is None else None,
+            untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
         )
         mesh = sharing.mesh(self.processes, held.tensor_parallel)
@@ -247,13 +248,14 @@ class Simulation:
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
         if self.profile.is_cuda and is_mixed(func, args):
-            self.note(
-                f"{func._schema.name} gets tensors in host memory and on the card at {self.lines.line() or 'a line'}: "
-                "a card refuses that; move all of them to the card"
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
+                f"checking arguments for {func._schema.name})"
             )
 
     def _fetched(self, rows: int) -> None:
         self.rows = rows
+        self._sizes.add(rows)
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.tracker.add(tensors)  # no operator of another thread comes to the tracker
@@ -286,4 +288,7 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         UsageError: There is no such device.
     """
     gc.collect()
+    caller = Path(sys._getframe(1).f_code.co_filename)
+    if caller.is_file():
+        options = {"folder": caller.parent, "script": caller, **options}
     return Simulation(profiles.get(device_profile), **options)

@@ -147,6 +147,7 @@ class Steps:
         done: The steps that have ended.
         optimizers: All optimizers that have stepped.
         phase: The part of the step that runs.
+        passes: Backward passes so far.
     """
 
     def __init__(self, counting: Counting, ended: Callable[[Step], object], recorder: Recorder | None = None) -> None:
@@ -158,7 +159,7 @@ class Steps:
         self._step = Step(0)
         self._forward_at = 0
         self._recorded = 0
-        self._depth = 0
+        self._depth = self.passes = 0
         self._turns: Counter[int] = Counter()
 
     @contextmanager
@@ -206,6 +207,7 @@ class Steps:
             if self._depth:  # a block that is run again inside of the backward pass
                 return own(*args, **kwargs)
             self._end_forward()
+            self.passes += 1
             self._depth += 1
             try:
                 return own(*args, **kwargs)

@@ -12,17 +12,18 @@ from typing import NoReturn
 
 from pydantic import TypeAdapter
 
-from actbench.errors import MeasurementError
+from actbench.errors import ActbenchError, CodeError, MeasurementError
 from actbench.measuring import search
 from actbench.measuring.failures import failure_of
 from actbench.measuring.search import Trial
 from actbench.results.measured import LargestBatch, Measurement, Outcome
 from actbench.results.records import Failure
+from actbench.script.launching import is_users
 
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
 _FEW = 8
-"""Rows of the first trial of a search."""
+"""Rows of the first trial of a search where nobody knows those of the script."""
 
 Finish = Callable[[Measurement], NoReturn]
 """Answers with a measurement and ends the process, whatever runs in it."""
@@ -65,19 +66,22 @@ def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
     try:
         finish(run(finish))
     except BaseException as error:  # whatever a script does is an outcome of its trial
-        traceback.print_exc()
+        _print_of_script(error)
         finish(failure_of(error))
     finally:
         os._exit(1)
 
 
 def largest_batch(
-    run: Callable[[int, Finish], Measurement], limit_bytes: int, tried: Callable[[int, bool], object]
+    run: Callable[[int, Finish], Measurement], own: Measurement, limit_bytes: int, tried: Callable[[int, bool], object]
 ) -> LargestBatch:
     """Return the largest batch that fits; ``run`` runs the script with batches of so many rows.
 
+    ``own`` is the measurement of the script's own batch, with which the search begins: the peak of very few rows is
+    often that of the optimizer's step, and says nothing of more rows.
+
     Raises:
-        MeasurementError: A trial failed.
+        MeasurementError: A trial failed, or no loader of the script makes batches of other sizes.
     """
     seconds: dict[int, float] = {}
 
@@ -93,13 +97,25 @@ def largest_batch(
         tried(batch, found.fits)
         return Trial(found.fits, found.peak_bytes, found.reserved_bytes)
 
-    # the peak of very few rows is often that of the optimizer's step, and says nothing of more rows
-    first = {_FEW: fits(_FEW)}
-    other = 2 * _FEW if first[_FEW].fits else 1
-    first[other] = fits(other)
-    one, two = ((batch, trial.needed_bytes or 0) for batch, trial in first.items())
-    guess = search.predict(one, two, limit_bytes)
-    found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=first)
-    return found.model_copy(
-        update={"trials": found.trials + 2, "estimated_step_seconds": seconds.get(found.batch_size)}
-    )
+    rows = own.built.batch_size if own.built else None
+    known = {rows: Trial(own.fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    first = next(iter(known))
+    other = 2 * first if known[first].fits else max(1, first // 2)
+    if other != first:
+        known[other] = fits(other)
+    needed = [(batch, trial.needed_bytes or 0) for batch, trial in known.items()]
+    guess = search.predict(needed[0], needed[-1], limit_bytes)
+    found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=known)
+    trials = found.trials + len(known) - bool(rows)
+    return found.model_copy(update={"trials": trials, "estimated_step_seconds": seconds.get(found.batch_size)})
+
+
+def _print_of_script(error: BaseException) -> None:
+    """Print the traceback of what the script raised, as far as it is in code of the user's."""
+    if not isinstance(error, ActbenchError):
+        traceback.print_exc()
+    elif isinstance(error, CodeError) and error.__cause__ is not None:
+        told = traceback.TracebackException.from_exception(error.__cause__)
+        told.stack = traceback.StackSummary.from_list([frame for frame in told.stack if is_users(frame.filename)])
+        told.__cause__ = told.__context__ = None
+        print("".join(told.format()), file=sys.stderr)

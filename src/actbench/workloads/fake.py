@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from actbench.errors import UntraceableError
+from actbench.ops import hostmemory
 from actbench.workloads.overrides import replaced
 from actbench.workloads.recalled import RecallingMode
 
@@ -256,6 +257,8 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
             bare = torch.empty(shape, device="meta", dtype=wanted.dtype)
         made = FakeTensor(wanted.fake_mode, bare, wanted.device)  # not `wanted`: torch swaps none with a weak reference
         vars(made).update(vars(lazy), _is_param=isinstance(lazy, nn.Parameter))
+        if hostmemory.is_host(wanted.untyped_storage()):
+            hostmemory.mark(made.untyped_storage())
         swap(lazy, made.requires_grad_(lazy.requires_grad))
 
     return materialized
