@@ -128,6 +128,7 @@ def test_tensors_say_where_they_are() -> None:
         lambda x: x.to(torch.device("cuda"), torch.float32),
         lambda x: x.to(device="cuda", dtype=torch.float32, copy=True),
         lambda x: x.to(0),
+        lambda x: x.type_as(torch.empty(1, device="cuda")),
         lambda x: x.to(torch.empty(1, device="cuda")),
         lambda x: torch.empty_like(x, device="cuda").copy_(x),
     ],

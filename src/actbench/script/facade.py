@@ -122,6 +122,7 @@ class Facade:
         yield Tensor, "is_pinned", lambda own: lambda tensor, device=None: False
         yield Tensor, "record_stream", lambda own: lambda tensor, stream: None
         yield Tensor, "type", self._typed
+        yield Tensor, "type_as", lambda own: lambda tensor, other: tensor.to(other.device, other.dtype)
         yield Tensor, "_make_wrapper_subclass", _making_wrapper
         for function in _device._device_constructors():
             owner = torch.fft if function.__name__ in ("fftfreq", "rfftfreq") else torch
