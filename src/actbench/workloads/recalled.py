@@ -127,10 +127,6 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._known[key] = None if changed else _recipe(result, tensors, rows.before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
 
-    def __deepcopy__(self, memo: Any) -> RecallingMode:
-        """Return this mode: a copy of a tensor belongs to the mode of the tensor."""
-        return self
-
     def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
         return NotImplemented
