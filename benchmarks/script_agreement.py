@@ -38,6 +38,7 @@ from actbench.script.bench import Session  # noqa: E402
 PROFILE = "rtx-4090"
 ROUNDS = 3
 
+_ENVIRONMENT = dict(os.environ)  # before small scripts get their sizes by it
 _ALONE = {"OMP_NUM_THREADS": "1"}  # each thread of an operator has buffers of its own
 
 REASONS = {
@@ -66,7 +67,7 @@ def ran(words: Sequence[str], folder: Path) -> Ran:
     file = folder / "found.json"
     command = [sys.executable, "-m", "actbench", words[0], "--export-json", str(file), *words[1:]]
     began = time.monotonic()
-    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env={**os.environ, **_ALONE})
+    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env={**_ENVIRONMENT, **_ALONE})
     _, status, used = os.wait4(started.pid, 0)
     started.returncode = os.waitstatus_to_exitcode(status)
     if started.returncode:
