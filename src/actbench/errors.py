@@ -167,13 +167,18 @@ def boundary(doing: str, kind: type[ActbenchError] = CodeError) -> Iterator[None
 
 def place_of(error: BaseException) -> str:
     """Return file and line of the user's own code where an error arose, in parentheses, or an empty text."""
-    installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        is_installed = not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in installed)
-        if os.path.isfile(path) and not is_installed:
-            return f" ({path}:{frame.lineno})"
+        if is_users(frame.filename):
+            return f" ({frame.filename}:{frame.lineno})"
     return ""
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's: neither Python's, nor of an installed package, nor ours."""
+    path = Path(file)
+    installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+    is_installed = not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in installed)
+    return os.path.isfile(path) and not is_installed
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from actbench.errors import (
     OutOfMemoryError,
     UntraceableError,
     is_out_of_memory,
+    is_users,
     told,
 )
 from actbench.results.scripts import Script
@@ -32,8 +32,6 @@ _CHILDREN = (
     "the script starts other processes ({}), which would not see the simulated card: actbench run --gpus N gives it "
     "the place of the first of N processes, as torchrun does; run what each of them does"
 )
-_INSTALLED = frozenset(("site-packages", "dist-packages"))
-"""Names of folders of packages: pip's of a user, and of an environment below this one, are none of sysconfig's."""
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
@@ -94,13 +92,6 @@ def line_of(error: BaseException) -> str:
                 return f" ({Path(frame.filename).name}:{frame.lineno} {frame.line})"
         cause = cause.__cause__
     return ""
-
-
-def is_users(name: str) -> bool:
-    """Return whether a file is neither Python's, nor installed, nor ours."""
-    apart = (*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
-    file = os.path.realpath(name)
-    return os.path.isfile(file) and not file.startswith(apart) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
 @contextmanager

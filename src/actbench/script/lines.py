@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import sys
-import sysconfig
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.modules import module as hooks
 
+from actbench.errors import is_users
 from actbench.measuring.meters.stepevents import Origin
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import OPTIMIZER
@@ -42,8 +42,6 @@ class Lines:
         self._folder = f"{folder.resolve()}/"
         self._script = None if script is None else str(script.resolve())
         self._own: dict[CodeType, bool] = {}
-        installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-        self._packages = (*installed, str(Path(__file__).parents[1]))
         self._active: list[nn.Module] = []
         self._paths: dict[int, str] = {}
         self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]
@@ -95,7 +93,7 @@ class Lines:
         found = str(Path(file).resolve()) if file and not file.startswith("<") else ""
         if found == self._script:
             return True
-        return found.startswith(self._folder) and not found.startswith(self._packages)
+        return found.startswith(self._folder) and is_users(file)
 
     def _text(self, file: str, number: int) -> str:
         text = linecache.getline(file, number).strip()

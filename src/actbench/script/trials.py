@@ -12,13 +12,12 @@ from typing import NoReturn
 
 from pydantic import TypeAdapter
 
-from actbench.errors import ActbenchError, CodeError, MeasurementError
+from actbench.errors import ActbenchError, CodeError, MeasurementError, is_users
 from actbench.measuring import search
 from actbench.measuring.failures import failure_of
 from actbench.measuring.search import Trial
 from actbench.results.measured import LargestBatch, Measurement, Outcome
 from actbench.results.records import Failure
-from actbench.script.launching import is_users
 
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
