@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MethodType, ModuleType
 from typing import Any
 
+from actbench.workloads.overrides import attribute
+
 Change = Callable[[ModuleType], AbstractContextManager[object]]
 """From a module that was just imported to the change of it, which holds while it is entered."""
 
@@ -30,18 +32,9 @@ def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
     if own is missing:
         yield
         return
-    stands_here = name in vars(owner)
-    if isinstance(own, classmethod | staticmethod):
-        setattr(owner, name, type(own)(_like(own.__func__, make)))
-    else:
-        setattr(owner, name, _like(own, make))
-    try:
+    of_class = isinstance(own, classmethod | staticmethod)
+    with attribute(owner, name, type(own)(_like(own.__func__, make)) if of_class else _like(own, make)):
         yield
-    finally:
-        if stands_here:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)
 
 
 @contextmanager

@@ -5,17 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from actbench.workloads.overrides import attribute
+
 
 class Patches(ExitStack):
     """Replaced attributes of modules and classes; leaving the block gives each owner back what it had."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Give ``owner`` the attribute ``name``, which it may lack so far."""
-        if name in vars(owner):
-            self.callback(setattr, owner, name, vars(owner)[name])
-        else:
-            self.callback(delattr, owner, name)
-        setattr(owner, name, value)
+        self.enter_context(attribute(owner, name, value))
 
     def replace(self, owner: Any, **values: Any) -> None:
         """Replace those attributes that ``owner`` has; what this version of torch lacks stays away."""

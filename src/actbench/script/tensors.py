@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.script.places import address, is_made_of_others
 from actbench.script.values import READERS
 from actbench.workloads import known
+from actbench.workloads.overrides import attribute
 
 CARD = torch.device("cuda", 0)
 
@@ -30,9 +31,9 @@ def attributes_shown(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> Iter
     """
     with ExitStack() as stack:
         for name, value in _of_fakes(on_card, faked).items():
-            stack.enter_context(_class_attribute(FakeTensor, name, value))
+            stack.enter_context(attribute(FakeTensor, name, value))
         for name, value in _of_others(on_card).items():
-            stack.enter_context(_class_attribute(Tensor, name, value))
+            stack.enter_context(attribute(Tensor, name, value))
         yield
 
 
@@ -100,17 +101,3 @@ def _deepcopied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
             setattr(made, name, copy.deepcopy(getattr(tensor, name), memo))
         memo[id(tensor)] = made
     return memo[id(tensor)]
-
-
-@contextmanager
-def _class_attribute(owner: type, name: str, value: Any) -> Iterator[None]:
-    """Inside the block, give a class an attribute of its own, which it may inherit otherwise."""
-    has, own = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if has:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)

@@ -22,17 +22,27 @@ from torch.utils._pytree import tree_map
 
 
 @contextmanager
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside the block, give an owner an attribute; one that it only inherits is no own one of it afterwards."""
+    has, own = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if has:
+            setattr(owner, name, own)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
 def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
     """Inside the block, replace an attribute, if it exists, by the result of ``change``."""
     if not hasattr(owner, name):
         yield
         return
-    own = getattr(owner, name)
-    setattr(owner, name, change(own))
-    try:
+    with attribute(owner, name, change(getattr(owner, name))):
         yield
-    finally:
-        setattr(owner, name, own)
 
 
 _MASKING = "transformers.masking_utils"
