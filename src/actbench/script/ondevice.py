@@ -6,8 +6,6 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -19,16 +17,13 @@ from actbench.measuring.meters.base import MemoryReading, held_by_cycles
 from actbench.results.measured import Measurement
 from actbench.results.records import Built, Phase
 from actbench.script import reading
-from actbench.script.lines import Lines
 from actbench.script.reading import Held
 from actbench.script.steps import Counting, Ended, Step, Steps
+from actbench.script.timed import TIMED, TimedRun
 from actbench.workloads.overrides import replaced
 
-_TIMED = 3
-"""Steps that are timed after the one whose bytes are read."""
 
-
-class CudaRun:
+class CudaRun(TimedRun):
     """Runs the training steps inside its block on the current CUDA device, and reads torch's allocator.
 
     Nothing of the script is changed. The block ends by itself after two equal steps in a row, or after ``steps`` steps,
@@ -36,35 +31,20 @@ class CudaRun:
 
     Args:
         memory_limit_bytes: Memory that may be used; None for all of the device.
-        steps: Steps that are read; None until two in a row are equal.
-        folder: Files below it are the user's.
-        script: The user's file, if it is somewhere else.
-        stepped: Told of each step that ended, and of its number.
-        ended: Told of the measurement of a script that caught the end of its run and goes on.
+        options: Those of :class:`~actbench.script.timed.TimedRun`.
 
     Raises:
         MeasurementError: Torch sees no CUDA device.
     """
 
-    def __init__(
-        self,
-        *,
-        memory_limit_bytes: int | None = None,
-        steps: int | None = None,
-        folder: Path | None = None,
-        script: Path | None = None,
-        stepped: Callable[[int, Step], object] = lambda number, step: None,
-        ended: Callable[[Measurement], object] = lambda found: None,
-    ) -> None:
+    def __init__(self, *, memory_limit_bytes: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self._meter = cuda.CudaMeter(memory_limit_bytes)
-        self._lines = Lines(folder or Path.cwd(), script)
-        self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._counting = AllocatorCounts(lambda: self.steps.phase)
         self.steps = Steps(self._counting, self._ended)
         self._measured: Measurement | None = None
         self._is_enough = False
         self._marks: list[Any] = []
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -76,21 +56,13 @@ class CudaRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, Ended):
-            self._stack.close()
-            return True
-        return bool(self._stack.__exit__(kind, error, trace))
-
     @property
     def measurement(self) -> Measurement:
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._measured is None:
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
         torch.cuda.synchronize()
-        marks = self._marks[: _TIMED + 1]
+        marks = self._marks[: TIMED + 1]
         seconds = tuple(first.elapsed_time(last) / 1000 for first, last in itertools.pairwise(marks))
         return self._measured.model_copy(update={"step_seconds": seconds or None})
 
@@ -101,12 +73,12 @@ class CudaRun:
             self._stepped(len(self.steps.done), step)
             self._is_enough = self.steps.are_enough(self._limit)
         if self._is_enough:
-            if len(self._marks) > _TIMED:  # the script has caught the end of its run, and goes on
+            if len(self._marks) > TIMED:  # the script has caught the end of its run, and goes on
                 self._when_ended(self.measurement)
                 raise Ended
             self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
-            if len(self._marks) > _TIMED:
+            if len(self._marks) > TIMED:
                 raise Ended
 
     def _read(self, step: Step, held: Held) -> Measurement:

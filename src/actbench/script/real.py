@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,17 +21,14 @@ from actbench.script.card import believed
 from actbench.script.draws import Draws
 from actbench.script.facade import Facade
 from actbench.script.libraries import prepared_for_real
-from actbench.script.lines import Lines
 from actbench.script.reading import Held
 from actbench.script.schemes import Applied
 from actbench.script.steps import Ended, Step, Steps
+from actbench.script.timed import TIMED, TimedRun
 from actbench.workloads.overrides import replaced
 
-_TIMED = 3
-"""Steps that run without a trace, and are timed, after the one whose bytes are read."""
 
-
-class RealRun:
+class RealRun(TimedRun):
     """Runs the training steps inside its block on the CPU, with real tensors, and reads torch's allocator.
 
     A move to ``cuda`` is one to the CPU, and tensors say ``cpu``. All bytes that torch's allocator has for the script
@@ -46,11 +40,7 @@ class RealRun:
         memory_limit_bytes: Memory that may be used; None for what is available now.
         scheme: Changes the models after the first step.
         batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
-        steps: Steps that are read; None until two in a row are equal.
-        folder: Files below it are the user's, whose lines are named.
-        script: The user's file, if it is somewhere else.
-        stepped: Told of each step that ended, and of its number.
-        ended: Told of the measurement of a script that caught the end of its run and goes on.
+        options: Those of :class:`~actbench.script.timed.TimedRun`.
     """
 
     def __init__(
@@ -59,25 +49,19 @@ class RealRun:
         memory_limit_bytes: int | None = None,
         scheme: Scheme | None = None,
         batch_size: int | None = None,
-        steps: int | None = None,
-        folder: Path | None = None,
-        script: Path | None = None,
-        stepped: Callable[[int, Step], object] = lambda number, step: None,
-        ended: Callable[[Measurement], object] = lambda found: None,
+        **options: Any,
     ) -> None:
+        super().__init__(**options)
         self.memory_bytes = memory_limit_bytes or available_memory_bytes()
         self.notes: dict[str, None] = {}
-        self._lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._batch_size = batch_size
-        self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
         self._held: Held | None = None
         self._begun_at: float | None = None
         self._seconds: list[float] = []
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         counters = RealMemory(self._allocations, self.memory_bytes)
@@ -95,14 +79,6 @@ class RealRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, Ended):
-            self._stack.close()
-            return True
-        return bool(self._stack.__exit__(kind, error, trace))
-
     @property
     def measurement(self) -> Measurement:
         """What was read of the last step; a MeasurementError if no step ended."""
@@ -117,7 +93,7 @@ class RealRun:
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
         )
-        found = found.model_copy(update={"step_seconds": tuple(self._seconds[:_TIMED]) or None})
+        found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _note(self, text: str) -> None:
@@ -138,9 +114,9 @@ class RealRun:
                 self._applied.apply(self._lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
-        if len(self._seconds) > _TIMED:  # the script has caught the end of its run, and goes on
+        if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
             self._when_ended(self.measurement)
-        if len(self._seconds) >= _TIMED:
+        if len(self._seconds) >= TIMED:
             raise Ended
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint
+from actbench.measuring.meters.simulated import use_foreach
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops.simulation import plain_tensors
 from actbench.results.records import Phase
@@ -231,7 +232,7 @@ class Steps:
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._counting.is_cuda:
-            _use_foreach(optimizer)
+            use_foreach(optimizer)
         self.phase = "optimizer"
 
     def _end_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -263,12 +264,3 @@ class Steps:
         self.optimizers[:] = [optimizer]
         self.done.clear()
         return True
-
-
-def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Choose torch.optim's default implementation for CUDA parameters."""
-    if isinstance(optimizer, torch.optim.Adafactor):
-        return  # it steps parameter by parameter on every device
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True

@@ -121,7 +121,7 @@ class SimulatedMeter(Meter):
         followed = longsteps.followed(parameters, lambda: step.phase)
         with followed, self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
             if self.profile.is_cuda:
-                _use_foreach(step.optimizer)
+                use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch)
         step.notes += unmodelled.warnings()
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
@@ -283,7 +283,7 @@ def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
     tracker.reset_peak()
 
 
-def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
+def use_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Choose torch.optim's default implementation for CUDA parameters."""
     if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
         return  # it steps parameter by parameter on every device
