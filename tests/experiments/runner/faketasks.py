@@ -74,8 +74,8 @@ def garble(text: str) -> str:
 def stage(text: str) -> str:
     """Hold a file for as long as it works, as a conversion holds the folder that it fills."""
     file = Path(text)
-    file.touch()
     try:
+        file.touch()  # within the block: the signal that stops it may come as soon as the file is there
         while True:
             time.sleep(0.01)
     finally:
