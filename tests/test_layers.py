@@ -22,6 +22,7 @@ ALLOWED = {
     "units": {"errors"},
     "caches": {"errors"},
     "leftovers": set(),
+    "plugins": {"errors"},
     "longsteps": {"units"},
     "paths": {"errors", "units", "leftovers"},
     "spec": {"errors", "units"},
