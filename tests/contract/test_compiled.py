@@ -20,7 +20,7 @@ from actbench import schemes
 from actbench.codecs.sketch import KINDS, Sketching
 from actbench.errors import ConversionError
 from actbench.nn.compiled import CompiledForward
-from actbench.nn.compressed.linear import Sketched
+from actbench.nn.sketched import Sketched
 from actbench.schemes.base import OF_PARTS
 from actbench.setup import TrainingSetup
 

@@ -8,7 +8,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from actbench.nn.recomputed import RecomputedForward, blocks
+from actbench.nn.blocks import blocks
+from actbench.nn.recomputed import RecomputedForward
 from actbench.nn.selective import SelectiveForward
 
 WIDTH, HEADS, TOKENS = 32, 4, 2 * 8

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from actbench.codecs.sketch import KINDS, Sketching
-from actbench.nn.compressed.linear import Sketched, sketched
 from actbench.nn.savedtensors import SharingTable
+from actbench.nn.sketched import Sketched, sketched
 
 HALF = Sketching(ratio=0.5)
 LAYERS = {

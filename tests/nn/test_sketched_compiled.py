@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs import sketch as sketching
 from actbench.codecs.sketch import Sketching
-from actbench.nn.compressed.linear import sketched
 from actbench.nn.savedtensors import SharingTable
+from actbench.nn.sketched import sketched
 
 
 class Residual(nn.Module):

@@ -8,9 +8,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from actbench.codecs.sketch import KINDS, Sketching
-from actbench.nn.compressed import linear as module_under_test
-from actbench.nn.compressed.linear import sketched
+from actbench.nn import sketched as module_under_test
 from actbench.nn.savedtensors import SharingTable
+from actbench.nn.sketched import sketched
 from actbench.workloads import fake
 
 HALF = Sketching(ratio=0.5)

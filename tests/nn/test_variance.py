@@ -5,11 +5,12 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench import schemes
 from actbench.codecs.sketch import Sketching, batch_variance, variance
-from actbench.nn.compressed.linear import sketched
 from actbench.nn.hooked import HookedForward
-from actbench.nn.saved import GroupQuantization
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.savedtensors import SharingTable
-from actbench.nn.variance import rounding_variance, sketch_variance
+from actbench.nn.sketched import sketched
+from actbench.nn.sketchvariance import sketch_variance
+from actbench.nn.variance import rounding_variance
 from actbench.setup import TrainingSetup
 
 

@@ -10,7 +10,8 @@ from actbench import schemes
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.saved import GroupQuantization, SavedTensors
+from actbench.nn.saved import SavedTensors
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.ops import noise as seeds_under_test
 from actbench.ops.noise import fresh_seed
 from actbench.setup import TrainingSetup

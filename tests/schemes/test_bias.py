@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from actbench import schemes
 from actbench.nn.compressed import compressed
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import variance
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.ops.noise import diverge
 from actbench.setup import TrainingSetup
 

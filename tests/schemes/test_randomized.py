@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.compressed.linear import Sketched
+from actbench.nn.sketched import Sketched
 from actbench.setup import TrainingSetup
 
 

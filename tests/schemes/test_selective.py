@@ -5,7 +5,7 @@ from torch import nn
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.measuring import inspection
-from actbench.nn.recomputed import blocks
+from actbench.nn.blocks import blocks
 from actbench.nn.selective import SelectiveForward
 from actbench.setup import TrainingSetup
 

@@ -19,7 +19,7 @@ from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.measuring.simulatedsearch import Tried, largest_batch
 from actbench.nn.parallel.mesh import TENSOR
-from actbench.nn.saved.bitallocation import waiting
+from actbench.nn.saved.waiting import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, Measurement, Mesh
 from actbench.results.records import Built, Case

@@ -67,15 +67,6 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 }
 
 
-def refuse_compiled_here(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
-    if any(CompiledForward.of(part) for part in module.modules()):
-        raise ConversionError(
-            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
-            "model; leave compile out"
-        )
-
-
 class CompiledForward(ReboundForward):
     """A forward that is compiled at its first call, and runs uncompiled without gradients.
 
@@ -89,6 +80,8 @@ class CompiledForward(ReboundForward):
         graphs: How many graphs were made.
         graphs_of_a_pass: How many of them ran in the last pass.
     """
+
+    compiles = True
 
     def __init__(self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool) -> None:
         super().__init__(module)

@@ -22,7 +22,14 @@ class ReboundForward:
     """A forward that is bound on a module in front of its earlier forward.
 
     A deep or pickled copy of the module gets its own forward, and so does a replica by ``nn.DataParallel``.
+
+    Attributes:
+        recomputes: Whether it runs the module again in the backward pass.
+        compiles: Whether it runs the module as compiled graphs.
     """
+
+    recomputes = False
+    compiles = False
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)

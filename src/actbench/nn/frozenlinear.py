@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.codecs.encodings import Encoding, Parts
-from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.linearkinds import is_conv1d
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import OWN_BACKWARD, first_order, refuse_exporting
 from actbench.nn.replacement import carry_hooks

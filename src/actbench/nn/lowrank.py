@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.conv import _ConvNd
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
-from actbench.nn.compressed.linear import is_conv1d, is_linear
 from actbench.nn.frozenlinear import FrozenLinear
+from actbench.nn.linearkinds import is_conv1d, is_linear
 from actbench.nn.refusals import is_compiled
 from actbench.nn.replacement import census
 

@@ -4,8 +4,7 @@ Cost", arXiv 1604.06174), by torch's non-re-entrant checkpointing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
@@ -14,95 +13,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from actbench.errors import ConversionError
 from actbench.nn import savedtensors
+from actbench.nn.copies import copied, is_cache, is_empty
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
 from actbench.nn.refusals import refuse_exporting
-from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
+from actbench.nn.rerun import Rerun, Written, writes_buffers
 from actbench.nn.saved.packer import own_tensors
-from actbench.nn.wrapped import HookWrapper, WrappedForward, checkpoint_hook
-
-TORCHVISION_BLOCKS = {
-    "convnext": ("CNBlock",),
-    "densenet": ("_DenseLayer",),
-    "efficientnet": ("MBConv", "FusedMBConv"),
-    "googlenet": ("Inception",),
-    "inception": ("InceptionA", "InceptionB", "InceptionC", "InceptionD", "InceptionE"),
-    "maxvit": ("MaxVitLayer",),
-    "mnasnet": ("_InvertedResidual",),
-    "mobilenetv2": ("InvertedResidual",),
-    "mobilenetv3": ("InvertedResidual",),
-    "regnet": ("ResBottleneckBlock",),
-    "resnet": ("BasicBlock", "Bottleneck"),
-    "shufflenetv2": ("InvertedResidual",),
-    "squeezenet": ("Fire",),
-    "swin_transformer": ("SwinTransformerBlock", "SwinTransformerBlockV2"),
-    "vision_transformer": ("EncoderBlock",),
-}
-"""Classes of blocks, by file of ``torchvision.models``."""
+from actbench.nn.wrapped import checkpoint_hook
 
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
 
 _UNCOMPILED = "checkpoint: a block that writes its buffers, or may write them, runs uncompiled"
-
-_KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names} | {
-    "actbench.workloads.graphs.networks.GraphBlock"
-}
-_HUGGING_FACE_BLOCK = "GradientCheckpointingLayer"  # the class from which transformers derives every block
-
-
-def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
-    """Return whether a module is a block: its class has one of these names or, without names, is known here."""
-    if names:
-        return type(module).__name__ in names
-    bases = type(module).__mro__
-    return any(cls.__name__ == _HUGGING_FACE_BLOCK or f"{cls.__module__}.{cls.__qualname__}" in _KNOWN for cls in bases)
-
-
-def blocks(model: nn.Module, names: Collection[str] = ()) -> list[tuple[str, nn.Module]]:
-    """Return path and module of each block of a model; blocks inside a block are part of it."""
-    return list(_outermost(model, "", lambda module: is_block(module, names), set()))
-
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-def repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return path and module of what looks like the blocks of an unknown model.
-
-    These are modules of one class, each with several layers and parameters, side by side in a container. If no
-    container has such modules, they are those of a class that the model holds more than once. Of nested ones the outer
-    is the block.
-    """
-    families = [_family(module.children()) for module in model.modules() if isinstance(module, _CONTAINERS)]
-    classes = set().union(*families) or _family(module for module in model.modules() if module is not model)
-    return list(_outermost(model, "", lambda module: module is not model and type(module) in classes, set()))
-
-
-def _family(modules: Iterable[nn.Module]) -> set[type[nn.Module]]:
-    """Return the classes that several of these modules have, if they look like blocks."""
-    counts = Counter(type(module) for module in modules if _is_composite(module))
-    return {cls for cls, count in counts.items() if count > 1}
-
-
-def _is_composite(module: nn.Module) -> bool:
-    layers = [part for part in module.modules() if not any(part.children())]
-    return type(module) not in _CONTAINERS and len(layers) > 1 and any(True for _ in module.parameters())
-
-
-def _outermost(
-    module: nn.Module, path: str, is_one: Callable[[nn.Module], bool], seen: set[nn.Module]
-) -> Iterator[tuple[str, nn.Module]]:
-    if module in seen:
-        return
-    seen.add(module)
-    if is_one(module):
-        yield path, module
-        return
-    for name, child in module.named_children():
-        yield from _outermost(child, f"{path}.{name}" if path else name, is_one, seen)
 
 
 class Around:
@@ -126,6 +49,8 @@ class RecomputedForward(ReboundForward):
     Attributes:
         compiled: Further settings of torch's checkpointing in a graph that is compiled.
     """
+
+    recomputes = True
 
     def __init__(self, module: nn.Module, path: str = "") -> None:
         super().__init__(module)
@@ -217,33 +142,6 @@ class RecomputedForward(ReboundForward):
         twin = type(self)(module, self.path)
         twin.written = self.written
         return twin
-
-
-def refuse_hooks_inside(model: nn.Module) -> None:
-    """Raise a ConversionError if hooks that pack or move saved tensors are bound on a recomputed block, or inside one.
-
-    Of nested hooks only the innermost run. Those of the block, by which it finds out what to recompute, would not see
-    what the others take. Around blocks hooks are fine: blocks then know of them.
-    """
-    _refuse_hooks(model, "", None)
-
-
-def _refuse_hooks(module: nn.Module, path: str, block: str | None) -> None:
-    hooked = False
-    for bound in ReboundForward.all_of(module):  # the front one runs around the others
-        if isinstance(bound, RecomputedForward) and not hooked:
-            block = path
-        wrapper = bound.wrapper if isinstance(bound, WrappedForward) else None
-        if isinstance(wrapper, HookWrapper) and block is not None:
-            raise ConversionError(
-                f"{block or 'the model'} is recomputed in the backward pass, and hooks pack or move what "
-                f"{'it' if block == path else path} saves: of nested hooks only the innermost run, so that nothing "
-                "there would be recomputed; leave only= out of what packs, which then packs what recomputed blocks "
-                "save, or name parts in only= that do not overlap"
-            )
-        hooked = hooked or (wrapper is not None and wrapper.hooked and block is None)
-    for name, child in module.named_children() if not hooked else ():
-        _refuse_hooks(child, f"{path}.{name}" if path else name, block)
 
 
 class _Rest(NamedTuple):

@@ -83,6 +83,15 @@ def is_compiled(module: nn.Module) -> bool:
     return returned or vars(module).get("_compiled_call_impl") is not None
 
 
+def refuse_compiled_here(module: nn.Module, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
+    if any(bound.compiles for part in module.modules() for bound in ReboundForward.all_of(part)):
+        raise ConversionError(
+            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
+            "model; leave compile out"
+        )
+
+
 def _inside(module: nn.Module) -> str:
     return type(getattr(module, "_orig_mod", module)).__name__
 

@@ -8,7 +8,6 @@ name so that transformers need not be imported.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import is_lazy
 
-from actbench.errors import ConversionError
+from actbench.nn.copies import copy_of, may_be_copied
 from actbench.nn.firsttensors import FirstTensors
 from actbench.ops import noise
 from actbench.units import KIB
@@ -58,79 +56,6 @@ def statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
     finally:
         for norm, momentum, counted in before:
             norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted
-
-
-@contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Give the code inside copies of a module's buffers, and throw away what it writes.
-
-    The buffers themselves do not change, so that graphs of earlier passes find them unchanged. A buffer that is made
-    inside stays; one that has a graph, or no memory yet, is not copied.
-    """
-    before = [(part, dict(part._buffers)) for part in module.modules()]
-    copies: dict[Tensor, Tensor] = {}
-    for part, buffers in before:
-        for name, buffer in buffers.items():
-            if buffer is not None and _may_be_copied(buffer):
-                part._buffers[name] = _copy(buffer, copies)
-    try:
-        yield
-    finally:
-        for part, buffers in before:
-            part._buffers.update(buffers)
-
-
-_GROWING = ("DynamicLayer", "DynamicSlidingWindowLayer")  # these make new tensors when they grow
-
-
-def is_cache(value: Any) -> bool:
-    """Return whether a value is a cache of transformers."""
-    return any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__)
-
-
-def is_empty(cache: Any) -> bool:
-    """Return whether no layer of a cache holds anything."""
-    return not any(is_cache(part) and not is_empty(part) for part in vars(cache).values()) and not any(
-        _is_filled(layer) for layer in _layers(cache)
-    )
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a cache with the same tensors, which can be filled separately; any other value unchanged.
-
-    Raises:
-        ConversionError: A filled layer of the cache writes into its tensors.
-    """
-    if not is_cache(value):
-        return value
-    for layer in _layers(value):
-        if _is_filled(layer) and type(layer).__name__ not in _GROWING:
-            raise ConversionError(
-                f"checkpoint: a block was given a filled {type(value).__name__} of {type(layer).__name__}, into which "
-                "its second run would write again; in training give a DynamicCache, or none"
-            )
-    twin = _own_tables(value)
-    vars(twin).update({name: copied(part) for name, part in vars(value).items() if is_cache(part)})
-    if "layers" in vars(value):
-        twin.layers = [_own_tables(layer) for layer in value.layers]
-    return twin
-
-
-def _layers(cache: Any) -> list[Any]:
-    return list(vars(cache).get("layers", ()))  # a cache for encoder and decoder has two caches and no layers
-
-
-def _is_filled(layer: Any) -> bool:
-    if getattr(layer, "is_initialized", False) and layer.get_seq_length() > 0:
-        return True
-    return any(getattr(layer, "has_previous_state", {}).values())  # linear attention, with one entry for each state
-
-
-def _own_tables(holder: Any) -> Any:
-    """Return a shallow copy with copied dictionaries."""
-    twin = copy.copy(holder)
-    vars(twin).update({name: dict(part) for name, part in vars(holder).items() if isinstance(part, dict)})
-    return twin
 
 
 _SMALL_BYTES = 64 * KIB
@@ -239,8 +164,8 @@ class Rerun:
         now = [(part, name, part._buffers.get(name, _ABSENT)) for part, name, _ in self._held]
         copies: dict[Tensor, Tensor] = {}
         for part, name, before in self._held:
-            is_copied = isinstance(before, Tensor) and _may_be_copied(before)
-            _put(part, name, _copy(before, copies) if is_copied else before)
+            is_copied = isinstance(before, Tensor) and may_be_copied(before)
+            _put(part, name, copy_of(before, copies) if is_copied else before)
         try:
             yield list(copies.values())
         finally:
@@ -268,20 +193,9 @@ def _places(module: nn.Module, norms: list[_NormBase]) -> list[tuple[str, nn.Mod
 
 def _as_it_is(path: str, part: nn.Module, name: str, copies: dict[Tensor, Tensor]) -> _Buffer:
     value = part._buffers[name]
-    if value is None or not _may_be_copied(value):
+    if value is None or not may_be_copied(value):
         return _Buffer(path, part, name, value, None, None)
-    return _Buffer(path, part, name, value, _version(value), _copy(value, copies))
-
-
-def _may_be_copied(buffer: Tensor) -> bool:
-    return not buffer.requires_grad and not is_lazy(buffer)
-
-
-def _copy(buffer: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
-    """Return the copy of a buffer, which several places may share."""
-    if buffer not in copies:
-        copies[buffer] = buffer.clone()
-    return copies[buffer]
+    return _Buffer(path, part, name, value, _version(value), copy_of(value, copies))
 
 
 def _version(buffer: Tensor) -> int | None:

@@ -1,19 +1,15 @@
-"""The variance that sketches and rounding add to a model's gradients; for sketches also by formula."""
+"""The variance that rounding adds to a model's gradients."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from actbench.codecs.sketch import Sketching, batch_variance, variance
 from actbench.microbatches import cut, rows_of
-from actbench.nn.compressed.linear import Sketched
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
@@ -21,56 +17,6 @@ from actbench.nn.saved import Identity, SavedTensors
 from actbench.ops.noise import diverge
 from actbench.results.measured import Diagnostic
 from actbench.setup import Batch, TrainingSetup
-
-
-@dataclass(frozen=True)
-class SketchVariance:
-    """Variances of the gradient of the sketched weights, relative to its exact squared length.
-
-    Attributes:
-        predicted: The exact formula of the sketch, summed over all layers.
-        observed: Mean squared distance from the exact gradient over a few sketches.
-        batch: D_SGD^2, the variance from the choice of the batch's rows, summed over all layers.
-    """
-
-    predicted: float
-    observed: float
-    batch: float
-
-    def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Return the variances as diagnostics of a record."""
-        return (
-            Diagnostic(name="sketch_variance_predicted", title="Variance, predicted", value=self.predicted),
-            Diagnostic(name="sketch_variance_observed", title="Variance, observed", value=self.observed),
-            _of_batch(self.batch),
-        )
-
-
-def sketch_variance(setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3) -> SketchVariance | None:
-    """Measure on one batch the variance that sketches add to the weight gradients, with all other noise the same.
-
-    It runs forward and backward once without sketches, with the memory of the exact model, and ``repeats`` times with
-    them; earlier gradients of the parameters are dropped.
-
-    Args:
-        setup: With a loss and a model that :class:`~actbench.schemes.randomized.Randomized` converted.
-        batch: On the model's device.
-        seed: Seed of the dropout masks and, with the number of the repeat, of the sketches.
-        repeats: Number of sketches over which the observed variance is averaged.
-
-    Returns:
-        The variances, or None if no sketched weight has a gradient or all gradients are zero.
-    """
-    layers = [module for module in setup.module.modules() if isinstance(module, Sketched)]
-    weights = [layer.weight for layer in layers if layer.weight.requires_grad]
-    formulas = _Formulas()
-    with formulas.of_exact(layers):
-        exact = _gradients(setup, batch, weights, seed, 0)
-    length = sum(_square(gradient) for gradient in exact.values())
-    if not length:
-        return None
-    observed = _observed(setup, batch, exact, seed, repeats)
-    return SketchVariance(formulas.predicted / length, observed / length, formulas.batch / length)
 
 
 @dataclass(frozen=True)
@@ -89,10 +35,11 @@ class RoundingVariance:
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Return the known variances as diagnostics of a record."""
         rounding = Diagnostic(name="quantization_variance_observed", title="Variance, rounding", value=self.observed)
-        return (rounding,) if self.batch is None else (rounding, _of_batch(self.batch))
+        return (rounding,) if self.batch is None else (rounding, of_batch(self.batch))
 
 
-def _of_batch(variance: float) -> Diagnostic:
+def of_batch(variance: float) -> Diagnostic:
+    """Return the variance from the choice of the batch's rows as a diagnostic."""
     return Diagnostic(name="sgd_variance", title="Variance, SGD", value=variance)
 
 
@@ -118,23 +65,26 @@ def rounding_variance(
     weights = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
     if not packers:
         return None
-    _gradients(setup, batch, weights, seed, 0)
+    gradients_of(setup, batch, weights, seed, 0)
     with _whole(packers):
-        exact = _gradients(setup, batch, weights, seed, 0)
-        length = sum(_square(gradient) for gradient in exact.values())
+        exact = gradients_of(setup, batch, weights, seed, 0)
+        length = sum(square(gradient) for gradient in exact.values())
         if not length:
             return None
-        of_batch = _variance_of_parts([_gradients(setup, part, weights, seed, 0) for part in _cut(setup, batch, parts)])
-    observed = _observed(setup, batch, exact, seed, repeats)
-    return RoundingVariance(observed / length, None if of_batch is None else of_batch / length)
+        of_parts = [gradients_of(setup, part, weights, seed, 0) for part in _cut(setup, batch, parts)]
+        batch_variance = _variance_of_parts(of_parts)
+    observed = observed_variance(setup, batch, exact, seed, repeats)
+    return RoundingVariance(observed / length, None if batch_variance is None else batch_variance / length)
 
 
-def _observed(setup: TrainingSetup, batch: Batch, exact: dict[Tensor, Tensor], seed: int, repeats: int) -> float:
+def observed_variance(
+    setup: TrainingSetup, batch: Batch, exact: dict[Tensor, Tensor], seed: int, repeats: int
+) -> float:
     """Return the mean squared distance from the exact gradients over some repeats."""
     observed = 0.0
     for repeat in range(repeats):
-        found = _gradients(setup, batch, exact, seed, repeat)
-        observed += sum(_square(found[weight] - gradient) for weight, gradient in exact.items())
+        found = gradients_of(setup, batch, exact, seed, repeat)
+        observed += sum(square(found[weight] - gradient) for weight, gradient in exact.items())
     return observed / repeats
 
 
@@ -174,48 +124,11 @@ def _variance_of_parts(found: list[dict[Tensor, Tensor]]) -> float | None:
     squares = 0.0
     for weight in found[0]:
         each = torch.stack([gradients[weight] for gradients in found])
-        squares += _square(each - each.mean(0))
+        squares += square(each - each.mean(0))
     return squares / (count * (count - 1))
 
 
-class _Formulas:
-    """Sums over sketched layers, while they run exactly, of the variances of their sketches by formula."""
-
-    def __init__(self) -> None:
-        self.predicted = self.batch = 0.0
-
-    @contextmanager
-    def of_exact(self, layers: list[Sketched]) -> Iterator[None]:
-        """Make layers run exactly and watch their inputs and the gradients of their outputs."""
-        usual = {layer: layer.sketching for layer in layers}
-        hooks = [
-            layer.register_forward_hook(functools.partial(self._watch, sketching), with_kwargs=True)
-            for layer, sketching in usual.items()
-        ]
-        try:
-            for layer in layers:
-                layer.sketching = Sketching(ratio=1.0)  # as many rows as the input: no sketch
-            yield
-        finally:
-            for hook, (layer, sketching) in zip(hooks, usual.items(), strict=True):
-                hook.remove()
-                layer.sketching = sketching
-
-    def _watch(self, sketching: Sketching, layer: Any, args: Any, kwargs: Any, output: Tensor) -> None:
-        if not output.requires_grad or not layer.weight.requires_grad:
-            return
-        given: Tensor = next(iter((*args, *kwargs.values())))
-        x = given.detach().reshape(-1, given.shape[-1])
-
-        def add(grad: Tensor) -> None:
-            y = grad.reshape(-1, grad.shape[-1])
-            self.predicted += variance(sketching.kind, x, y, sketching.size(len(x)))
-            self.batch += batch_variance(x, y) if len(x) > 1 else 0.0
-
-        output.register_hook(add)  # type: ignore[no-untyped-call]
-
-
-def _gradients(
+def gradients_of(
     setup: TrainingSetup, batch: Batch, weights: Iterable[Tensor], seed: int, repeat: int
 ) -> dict[Tensor, Tensor]:
     """Return the gradients of the weights that get one; all repeats with one seed have the same dropout masks."""
@@ -228,5 +141,6 @@ def _gradients(
     return found
 
 
-def _square(gradient: Tensor) -> float:
+def square(gradient: Tensor) -> float:
+    """Return the squared length of a gradient, summed in float64."""
     return float(gradient.double().square().sum())

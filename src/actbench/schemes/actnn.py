@@ -14,8 +14,9 @@ from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.replacement import attention_modules, census, reasons, swap
-from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
+from actbench.nn.saved import HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.samplegradients import SampleGradients
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries

@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.recomputed import refuse_hooks_inside
+from actbench.nn.nesting import refuse_hooks_inside
 from actbench.nn.wrapped import bind_entries
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic

@@ -6,7 +6,9 @@ from pydantic import PositiveInt, field_validator
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.recomputed import RecomputedForward, blocks, refuse_hooks_inside, repeated
+from actbench.nn.blocks import blocks, repeated
+from actbench.nn.nesting import refuse_hooks_inside
+from actbench.nn.recomputed import RecomputedForward
 from actbench.nn.replacement import census
 from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.results.records import Site

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from actbench.nn.compressed.linear import is_conv1d
 from actbench.nn.layout import Layout, in_order
+from actbench.nn.linearkinds import is_conv1d
 from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups

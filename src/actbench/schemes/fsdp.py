@@ -7,8 +7,8 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from actbench.errors import ConversionError
-from actbench.nn.compiled import refuse_compiled_here
-from actbench.nn.recomputed import blocks, repeated
+from actbench.nn.blocks import blocks, repeated
+from actbench.nn.refusals import refuse_compiled_here
 from actbench.results.records import Site
 from actbench.schemes.base import PRECISION, Change, refuse_untrained
 from actbench.schemes.ddp import DataParallel

@@ -9,7 +9,8 @@ from pydantic import Field, PositiveInt, model_validator
 from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
+from actbench.nn.saved import HostOffload, Identity, SavedTensors
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.variance import rounding_variance
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic

@@ -8,10 +8,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from actbench.codecs.sketch import Kind, Sketching
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.compressed.linear import Sketch, Sketched, sketched
 from actbench.nn.replacement import census, parametrized, swap
 from actbench.nn.savedtensors import SharingTable
-from actbench.nn.variance import sketch_variance
+from actbench.nn.sketched import Sketch, Sketched, sketched
+from actbench.nn.sketchvariance import sketch_variance
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Published, Site, Unreached

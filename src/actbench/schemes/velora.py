@@ -10,10 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.layers import compressed, parametrized_layers
-from actbench.nn.compressed.linear import Linear, is_linear
+from actbench.nn.compressed.linear import Linear
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout, memory_order
+from actbench.nn.linearkinds import is_linear
 from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
 from actbench.results.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme

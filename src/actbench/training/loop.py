@@ -13,7 +13,7 @@ import torch
 
 from actbench import schemes, workloads
 from actbench.measuring import meters
-from actbench.nn.saved.bitallocation import waiting
+from actbench.nn.saved.waiting import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
 from actbench.schemes.base import refuse_spread

@@ -21,9 +21,9 @@ from actbench.errors import ModelError, UntraceableError, UsageError, boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
 from actbench.microbatches import MicroBatch
+from actbench.nn.blocks import blocks
 from actbench.nn.parallel.replicated import ReplicatedModel
 from actbench.nn.parallel.sharded import ShardedModel
-from actbench.nn.recomputed import blocks
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
 from actbench.setup import Batch, HoldsGradients, StepsInBackward, TrainingSetup, TrainStep

@@ -20,7 +20,7 @@ from actbench.measuring.meters.cpu import CpuMeter
 from actbench.measuring.meters.peak import alive
 from actbench.measuring.meters.simulated import SimulatedMeter
 from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.nn.saved.bitallocation import waiting
+from actbench.nn.saved.waiting import waiting
 from actbench.results.ledger import OUTSIDE
 from actbench.results.measured import PeakParts
 from actbench.results.records import Case

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from actbench.nn.compressed import compressed
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 FEW = GroupQuantization(32)
 

@@ -8,7 +8,8 @@ from torch import nn
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.geometry import Geometry
-from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
+from actbench.nn.saved import Identity, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 LAYERS = {
     "same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (5, 4, 9, 8)),

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from actbench.nn import savedtensors
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.layers import CODED, coded, small_codes
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.wrapped import Intercepted
 
 X = torch.linspace(-3, 3, 2 * 4 * 6 * 6).view(2, 4, 6, 6)

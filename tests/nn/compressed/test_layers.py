@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from actbench.nn.compressed import compressed
-from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
+from actbench.nn.saved import Identity, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 TRIALS = 200

@@ -8,7 +8,8 @@ from transformers.pytorch_utils import Conv1D
 
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.linear import Product
-from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
+from actbench.nn.saved import Identity, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

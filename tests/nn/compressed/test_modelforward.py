@@ -4,8 +4,9 @@ from torch import nn
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 
 def model():

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from actbench.nn.compressed import compressed
-from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
+from actbench.nn.saved import Identity, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.ops import groupquant
 from actbench.workloads import fake
 

@@ -4,7 +4,8 @@ from torch import nn
 
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.savedinput import RowByRow, SavedInput, summed
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.ops import groupquant
 
 FEW = GroupQuantization(32)

@@ -10,7 +10,8 @@ from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.batchnorm import SyncBatchNormalization
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 EPS, MOMENTUM = 1e-5, 0.3
 

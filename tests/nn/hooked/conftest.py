@@ -8,7 +8,8 @@ import torch
 from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.hooks import active
-from actbench.nn.saved import GroupQuantization, SavedTensors
+from actbench.nn.saved import SavedTensors
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from actbench.nn.compressed import compressed
 from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.ops import groupquant
 
 

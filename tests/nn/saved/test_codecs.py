@@ -5,7 +5,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from actbench.codecs import encodings
 from actbench.nn.encoded.form import Encoded
 from actbench.nn.layout import Layout, flat_of
-from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
+from actbench.nn.saved import Identity, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 
 CODECS = {
     "identity": (Identity(), {}),

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.nn.layout import Layout
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import groups_of
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization, groups_of
 from actbench.nn.saved.groups import Groups
 from actbench.ops import groupquant
 

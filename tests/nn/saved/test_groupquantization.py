@@ -11,8 +11,8 @@ from actbench.nn.compressed import compressed
 from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.layout import Layout
-from actbench.nn.saved import GroupQuantization, Packed, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import RowGroups, RowWidths, groups_of, size_within
+from actbench.nn.saved import Packed, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization, RowGroups, RowWidths, groups_of, size_within
 from actbench.nn.saved.groups import Groups
 from actbench.ops import bitpack, groupquant
 

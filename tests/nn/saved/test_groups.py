@@ -4,7 +4,8 @@ import pickle
 import pytest
 import torch
 
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.groups import OneGroup
 from actbench.ops import bitpack
 

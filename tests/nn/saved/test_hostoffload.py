@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.measuring.meters.tracker import StorageTracker
-from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
+from actbench.nn.saved import HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.codecs import OnHost
+from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.hostoffload import AtOnce, Copied, Lane
 from actbench.ops import hostmemory
 from actbench.units import MIB

@@ -6,8 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.nn.layout import in_order, memory_order
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState, samplegradients
-from actbench.nn.saved.groupquantization import RowWidths
+from actbench.nn.saved import SavedTensors, SiteState, samplegradients
+from actbench.nn.saved.groupquantization import GroupQuantization, RowWidths
 from actbench.nn.saved.groups import Groups
 from actbench.nn.saved.samplegradients import SampleGradients, samples
 from actbench.nn.saved.solver import row_widths

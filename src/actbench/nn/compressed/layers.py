@@ -17,6 +17,7 @@ from actbench.nn.activations import function_of
 from actbench.nn.compressed import batchnorm, convolution, dropout, linear, pool, relu
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.linearkinds import is_conv1d
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.replacement import made_class, parametrized, standing_in
 from actbench.nn.saved import SavedTensors, SiteState
@@ -176,7 +177,7 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
 @functools.cache
 def compressed_class(kind: type[Any]) -> type[Compressed] | None:
     """Return the class that replaces exactly ``kind``, or None."""
-    if linear.is_conv1d(kind):
+    if is_conv1d(kind):
         return made_class("CompressedConv1D", (linear.Linear, kind), compressed_class, kind, transposed=True)
     return STANDS_FOR.get(kind)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn import savedtensors
 from actbench.nn.hooked.hooks import Hooks
-from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.saved import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState
 from actbench.nn.saved.packer import ON_HOST, StaysHere, own_tensors
@@ -21,6 +22,30 @@ from actbench.units import KIB
 
 HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
 """What cannot be compiled, and why."""
+
+
+class Probing(Protocol):
+    """Allocates bits to saved tensors before some forward passes.
+
+    Attributes:
+        passes: How many forward passes were counted, by the path of the module where they begin.
+    """
+
+    passes: Counter[str]
+
+    def restarted(self) -> Probing:
+        """Return another with these settings that has counted nothing."""
+
+    def is_due(self, entry: str = "") -> bool:
+        """Count a pass that begins at a module, and return whether an allocation is due before it."""
+
+    def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
+        """Allocate bits by the loss that ``loss_of`` returns, a scalar with its graph."""
+
+    def step(
+        self, hooks: Hooks, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, entry: str = ""
+    ) -> None:
+        """Count a forward pass that ``run`` runs under the hooks, and allocate bits before it if this is due."""
 
 
 class Packing(HookWrapper):

@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
+from actbench.nn.copies import buffers_kept, copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
-from actbench.nn.rerun import buffers_kept, copied, is_cache, is_empty
 from actbench.nn.saved import SiteState
 from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.solver import all_spent

@@ -15,8 +15,8 @@ from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
-from actbench.optim.inbackward import StepInBackward
 from actbench.optim.shardoptimizer import ShardOptimizer, by_element
+from actbench.optim.wrapped import StepsInBackward
 
 
 class ShardedModel:
@@ -119,7 +119,7 @@ def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[n
         if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
             return make(module)
         optimizer = ShardOptimizer(make, module, _LocalShards())
-        if by_element(optimizer) and not isinstance(optimizer.inner, StepInBackward):
+        if by_element(optimizer) and not isinstance(optimizer.inner, StepsInBackward):
             return optimizer
         return make(module)
 

@@ -1,7 +1,6 @@
 """Packs tensors for the backward pass: which tensors, by which codec, for which site, in which placement."""
 
 from actbench.nn.saved.codecs import Codec, Identity, Packed, Parts
-from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.hostoffload import HostOffload
 from actbench.nn.saved.packer import Exclude, SavedTensors
 from actbench.nn.saved.sitestate import SiteState
@@ -9,7 +8,6 @@ from actbench.nn.saved.sitestate import SiteState
 __all__ = [
     "Codec",
     "Exclude",
-    "GroupQuantization",
     "HostOffload",
     "Identity",
     "Packed",

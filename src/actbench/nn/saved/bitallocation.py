@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,22 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.nn.saved.sitestate import SiteState
 from actbench.nn.saved.solver import WIDTHS, all_spent
+from actbench.nn.saved.waiting import waits
 from actbench.ops.hostmemory import to_host
-
-_waits: ContextVar[bool] = ContextVar("_waits", default=False)
-
-
-@contextmanager
-def waiting() -> Iterator[None]:
-    """Make steps inside wait for the device when bits are allocated, as measurements must.
-
-    The bits of a step then depend only on earlier steps, not on the progress of the device.
-    """
-    token = _waits.set(True)
-    try:
-        yield
-    finally:
-        _waits.reset(token)
 
 
 class BitAllocation:
@@ -125,7 +109,7 @@ class _Seen:
 
     def is_there(self) -> bool:
         """Return whether the costs can be read; inside :func:`waiting`, wait for them."""
-        if self.copied is not None and _waits.get():
+        if self.copied is not None and waits():
             self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 

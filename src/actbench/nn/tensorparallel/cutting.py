@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.errors import ConversionError
-from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.linearkinds import is_conv1d
 from actbench.nn.tensorparallel.crossings import Entry, Exit, SequenceEntry, SequenceExit, SummedGradients
 from actbench.nn.tensorparallel.plan import Cut, Place, Plan
 from actbench.nn.tensorparallel.ranks import OwnNumbers, Ranks

@@ -80,6 +80,8 @@ class AttentionConvolution(nn.Module):
 class GraphBlock(nn.Module):
     """A hidden layer: a convolution, batch norm, ReLU and dropout; the last two are functions, not modules."""
 
+    is_block = True
+
     def __init__(self, convolution: nn.Module, width: int, dropout: float) -> None:
         super().__init__()
         self.convolution = convolution
