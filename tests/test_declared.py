@@ -30,7 +30,7 @@ def test_what_is_declared_is_what_there_is() -> None:
         name: each.positional for name, each in known.items()
     }
     fields = {name: list(each.model.model_fields) for name, each in found.items() if each.model is not None}
-    assert fields == {name: list(known[name].model_fields) for name in known if name != "smaq"}  # whose are a codec's
+    assert fields == {name: list(known[name].model_fields) for name in known}
 
 
 def test_what_a_scheme_takes_by_default_or_as_a_variant_is_right() -> None:

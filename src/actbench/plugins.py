@@ -45,19 +45,8 @@ class Plugin:
         return self.package.split()[0] == OURS
 
     def source(self) -> Path | None:
-        """Return the file of its module, found without importing anything; None if there is no such file."""
-        package, *inside = self.entry.module.split(".")
-        try:
-            found = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            return None
-        if found is None or found.origin is None:
-            return None
-        if not inside:
-            return Path(found.origin)
-        path = Path(found.origin).parent.joinpath(*inside)
-        files = (path.with_suffix(".py"), path / "__init__.py")
-        return next((file for file in files if file.is_file()), None)
+        """Return the file of its module; see :func:`source_of`."""
+        return source_of(self.entry.module)
 
     def load(self) -> Any:
         """Import and return the object.
@@ -66,6 +55,20 @@ class Plugin:
             Exception: Whatever importing its module raises.
         """
         return self.entry.load()
+
+
+def source_of(module: str) -> Path | None:
+    """Return the file of a module, found without importing anything; None if there is no such file."""
+    package, *inside = module.split(".")
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent.joinpath(*inside) if inside else Path(found.origin).with_suffix("")
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 @functools.cache
@@ -93,6 +96,11 @@ def loaded(group: Group) -> dict[str, Any]:
         except Exception as error:  # a stranger's module may raise anything
             _warn(plugin, group, f"it cannot be imported: {told(error)}")
     return found
+
+
+def leave_out(group: Group, name: str, why: str) -> None:
+    """Warn that a plug-in is left out, with the reason."""
+    _warn(installed(group)[name], group, why)
 
 
 def _plugin(entry: EntryPoint) -> Plugin:

@@ -20,7 +20,8 @@ from actbench.cli.printing import (
     show,
 )
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
-from actbench.declared import check_device_profile, check_script
+from actbench.declared import check_device_profile
+from actbench.declared.scripts import check_script
 from actbench.errors import UsageError, encodable
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.plain import plain

@@ -2,13 +2,11 @@
 
 from actbench.declared.names import check_device_profile, check_model, unknown_device_profile, unknown_model
 from actbench.declared.schemes import check_scheme
-from actbench.declared.scripts import check_script
 
 __all__ = [
     "check_device_profile",
     "check_model",
     "check_scheme",
-    "check_script",
     "unknown_device_profile",
     "unknown_model",
 ]

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from actbench import plugins
 from actbench.errors import ModelError, UsageError
 
 _PACKAGE = Path(__file__).parents[1]
@@ -71,17 +72,16 @@ def _table(file: str) -> dict[str, dict[str, list[str]]]:
 def _models() -> tuple[list[str], list[str]]:
     """Return the names of models, and those of repositories of the hub that stand for some."""
     presets = _table("workloads/presets.toml")
-    own = [*_literal("names.py", "SMALL_NETS"), *_literal("graphs/settings.py", "NETWORKS")]
+    own = [*_literal("names.py", "SMALL_NETS"), *plugins.installed("workloads")]
     also, hub = ([name for each in presets.values() for name in each.get(key, ())] for key in ("also", "hub"))
     return [*own, *presets, *also, *_of_torchvision()], hub
 
 
 def _literal(file: str, name: str) -> list[str]:
-    """Return the texts of a tuple, or the keys of a dictionary, that a file of workloads gives a name."""
+    """Return the texts of a tuple that a file of workloads gives a name."""
     for node in ast.parse((_PACKAGE / "workloads" / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            entries = node.value.keys if isinstance(node.value, ast.Dict) else getattr(node.value, "elts", [])
-            return [ast.literal_eval(entry) for entry in entries if entry is not None]
+            return list(ast.literal_eval(node.value))
     raise LookupError(f"{file} gives nothing the name {name}")
 
 

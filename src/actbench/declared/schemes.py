@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from actbench import spec
+from actbench import plugins, spec
+from actbench.plugins import Plugin
 
-_FOLDER = Path(__file__).parents[1] / "schemes"
 _WITHOUT_TORCH = ("typing", "collections", "functools", "math", "re", "pydantic", "actbench.results", "actbench.units")
 _ROOT = "Data"  # the base of the first class, without fields
 _ANNOTATIONS = __future__.annotations.compiler_flag
@@ -64,42 +64,52 @@ def check_scheme(text: str) -> None:
 
 @functools.cache
 def _schemes() -> dict[str, _Scheme]:
-    classes: dict[str, _Class] = {}
-    for path in sorted(_FOLDER.glob("*.py")):
-        classes |= _classes_of(path)
-    found: dict[str, _Scheme] = {}
-    for name in classes:
-        family = _family(name, classes)
-        texts = {key: text for each in family for key, text in each.texts.items()}
-        if texts.get("name") and classes["Scheme"] in family:
-            types: dict[str, Any] = {key: (kind, None) for each in family for key, kind in each.types.items()}
-            whole = all(base in (*classes, _ROOT) for each in family for base in each.bases)
-            found[texts["name"]] = _Scheme(create_model(name, **types) if whole else None, texts.get("positional"))
-    return dict(sorted(found.items()))
+    found = {name: _declared(plugin) for name, plugin in plugins.installed("schemes").items()}
+    return {name: scheme for name, scheme in found.items() if scheme is not None}
 
 
-def _family(name: str, classes: dict[str, _Class]) -> list[_Class]:
-    """Return a class and those it is derived from, the first ones first."""
-    known = classes.get(name)
-    if known is None:
-        return []
-    above = [each for base in known.bases for each in _family(base, classes)]
-    return [*above, known]
+def _declared(plugin: Plugin) -> _Scheme | None:
+    """Return what the file of a scheme declares; None without a file, or for one that Python cannot read."""
+    file = plugin.source()
+    try:
+        family = None if file is None else _family(file, plugin.entry.attr)
+    except (OSError, ValueError, SyntaxError):
+        return None
+    if family is None:
+        return _Scheme(None, None)
+    types: dict[str, Any] = {key: (kind, None) for each in family for key, kind in each.types.items()}
+    texts = {key: text for each in family for key, text in each.texts.items()}
+    return _Scheme(create_model(plugin.name, **types), texts.get("positional"))
 
 
-def _classes_of(path: Path) -> dict[str, _Class]:
+def _family(file: Path, name: str) -> list[_Class] | None:
+    """Return a class and those it is derived from, the first ones first; None if one is declared out of sight."""
+    classes, imported = _read(file)
+    if name in classes:
+        found = classes[name]
+        above = [[] if base == _ROOT else _family(file, base) for base in found.bases]
+        return None if None in above else [*(each for family in above for each in family or ()), found]
+    home = plugins.source_of(imported[name]) if name in imported else None
+    return None if home is None or home == file else _family(home, name)
+
+
+@functools.cache
+def _read(file: Path) -> tuple[dict[str, _Class], dict[str, str]]:
+    """Return the classes of a file, and the module of each name that it imports."""
     names: dict[str, Any] = {}
     found: dict[str, _Class] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    imported: dict[str, str] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             found[node.name] = _class_of(node, names)
-        elif isinstance(node, ast.ImportFrom):
-            if (node.module or "").startswith(_WITHOUT_TORCH):
-                module = importlib.import_module(node.module or "")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported |= {each.asname or each.name: node.module for each in node.names}
+            if node.module.startswith(_WITHOUT_TORCH):
+                module = importlib.import_module(node.module)
                 names |= {each.asname or each.name: getattr(module, each.name) for each in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef):
             _run(node, names)
-    return found
+    return found, imported
 
 
 def _run(node: ast.stmt, names: dict[str, Any]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import math
-import pkgutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from actbench import schemes, spec
+from actbench import plugins, spec
 from actbench.errors import ConversionError, SpecError
 from actbench.results.fits import GRADIENTS, Gradient
 from actbench.results.measured import Diagnostic
@@ -23,11 +21,14 @@ from actbench.setup import Batch, TrainingSetup
 
 @functools.cache
 def find() -> dict[str, type[Scheme]]:
-    """Return every scheme by name, found by importing each file of this package."""
-    for module in pkgutil.iter_modules(schemes.__path__):
-        importlib.import_module(f"{schemes.__name__}.{module.name}")
-    found = [cls for cls in _subclasses(Scheme) if cls.name]
-    return {cls.name: cls for cls in sorted(found, key=lambda cls: cls.name)}
+    """Return every scheme by name; what is no scheme, or has another name than its entry point, is warned of."""
+    found = {}
+    for name, scheme in plugins.loaded("schemes").items():
+        if isinstance(scheme, type) and issubclass(scheme, Scheme) and scheme.name == name:
+            found[name] = scheme
+        else:
+            plugins.leave_out("schemes", name, f"it is no Scheme whose name is {name!r}")
+    return found
 
 
 def names() -> list[str]:
@@ -69,10 +70,6 @@ def _build_part(part: spec.Part, text: str) -> Scheme:
     built = spec.build(cls, cls.positional, part, f"scheme {text!r}", f" (see 'actbench schemes {cls.name}')")
     spec.check_sizes(built, f"scheme {text!r}")
     return built
-
-
-def _subclasses(cls: type[Scheme]) -> list[type[Scheme]]:
-    return [sub for child in cls.__subclasses__() for sub in [child, *_subclasses(child)]]
 
 
 class Composed(Scheme):

@@ -5,14 +5,15 @@ torchvision and transformers are imported only when one of their models is asked
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from actbench import plugins
 from actbench.errors import ModelError, boundary
 from actbench.results.records import Case, Task
 from actbench.workloads import names
 from actbench.workloads.base import Workload
-from actbench.workloads.graphs import NETWORKS, GraphWorkload
 
 
 class Available(NamedTuple):
@@ -24,6 +25,26 @@ class Available(NamedTuple):
     note: str
 
 
+class Network(Protocol):
+    """A model that a plug-in brings by an entry point of the group ``actbench.workloads``, whose name is the model's.
+
+    Attributes:
+        task: What it is trained to do.
+        note: One line for ``actbench models``.
+    """
+
+    task: Task
+    note: str
+
+    def __call__(self, changes: Mapping[str, Any], case: Case) -> Workload:
+        """Return the workload of a case; ``changes`` follow the ``@`` of its model.
+
+        Raises:
+            ModelError: A change is impossible, or the model is unfit for the case.
+        """
+        ...
+
+
 def load(case: Case) -> Workload:
     """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
@@ -32,8 +53,9 @@ def load(case: Case) -> Workload:
             from actbench.workloads.torchvision import TorchvisionWorkload
 
             return TorchvisionWorkload(name.name, case)
-        if name.kind == "graph":
-            return GraphWorkload(name.name, name.changes, case)
+        if name.kind == "plugin":
+            network: Network = plugins.installed("workloads")[name.name].load()
+            return network(name.changes, case)
         if name.kind == "function":
             from actbench.workloads.function import FunctionWorkload
 
@@ -61,7 +83,8 @@ def available() -> list[Available]:
 
     shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
-    shipped += [Available(name, "preset", "node-classification", network.note) for name, network in NETWORKS.items()]
+    networks: dict[str, Network] = plugins.loaded("workloads")
+    shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
     return shipped + [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
         for name in torchvision.names()

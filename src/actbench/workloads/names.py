@@ -4,7 +4,7 @@
 ``resnet50``, ``torchvision:resnet50``  a torchvision classification model
 ``hf:org/name``, ``org/name``         a model on the Hugging Face hub, or in its cache
 ``resnet-cifar``                      a network for small pictures, see smallnets.py
-``gcn``, ``graphsage``, ``gat``           a graph network on a generated graph, see graphs/
+``gcn``, ``graphsage``, ``gat``           a network of a plug-in, here graph networks on a generated graph
 ``./folder``                          a local folder written by ``save_pretrained``
 ``file.py:function``                  the model that the user's own function returns
 
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from actbench import plugins
 from actbench.declared import unknown_model
 from actbench.errors import ModelError
 from actbench.paths import from_home
@@ -30,7 +31,6 @@ from actbench.results.modelspecs import is_function
 from actbench.results.records import Task
 from actbench.units import COUNT_LIMIT
 from actbench.workloads import folder
-from actbench.workloads.graphs import NETWORKS
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _preset(name: str, tables: dict[str, Any]) -> Preset:
 BLOCKS = "num_hidden_layers"
 """The key of Hugging Face configs for the number of blocks; configs that have another key take this one, too."""
 
-Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
+Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "plugin", "function"]
 
 SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
 
@@ -125,9 +125,9 @@ def with_blocks(spec: str, count: int) -> str:
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a specification names one of actbench's own networks; it need not be trusted."""
+    """Return whether a specification names a network of actbench or of a plug-in; it need not be trusted."""
     head = spec.partition("@")[0]
-    return head in NETWORKS or head in SMALL_NETS
+    return head in SMALL_NETS or head in plugins.installed("workloads")
 
 
 def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
@@ -164,10 +164,10 @@ def _parse_name(text: str) -> ModelName:
         return _hub(rest)
     if is_function(text):
         return ModelName("function", text)
-    if text in NETWORKS:
-        return ModelName("graph", text)
     if text in SMALL_NETS:
         return ModelName("smallnet", text)
+    if text in plugins.installed("workloads"):
+        return ModelName("plugin", text)
     preset = find_preset(text)
     if preset is not None:
         return ModelName("preset", preset.name)
@@ -220,5 +220,5 @@ def _bare(text: str) -> ModelName:
     if os.path.exists(text):
         return _folder(text)
     also = (name for preset in presets().values() for name in preset.also)
-    known = [*SMALL_NETS, *NETWORKS, *presets(), *also]
+    known = [*SMALL_NETS, *plugins.installed("workloads"), *presets(), *also]
     raise unknown_model(text, [*known, *torchvision.names()])

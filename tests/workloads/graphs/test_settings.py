@@ -5,8 +5,7 @@ import pytest
 from actbench import workloads
 from actbench.errors import ModelError
 from actbench.results.records import Case
-from actbench.workloads.graphs import NETWORKS, GraphWorkload
-from actbench.workloads.graphs.settings import ARXIV_PAIRS
+from actbench.workloads.graphs.settings import ARXIV_PAIRS, GraphWorkload
 from actbench.workloads.names import ModelName, is_own, parse
 
 
@@ -21,10 +20,14 @@ def parameters(model: str) -> int:
 
 
 def test_networks_are_named_with_their_changes() -> None:
-    assert parse("gcn@hidden_size=64,dropout=0.0") == ModelName("graph", "gcn", {"hidden_size": 64, "dropout": 0.0})
+    assert parse("gcn@hidden_size=64,dropout=0.0") == ModelName("plugin", "gcn", {"hidden_size": 64, "dropout": 0.0})
     assert is_own("gat@num_heads=2")
     assert not is_own("file.py:build")
-    assert {entry.spec for entry in workloads.available() if entry.task == "node-classification"} == set(NETWORKS)
+    assert {entry.spec for entry in workloads.available() if entry.task == "node-classification"} == {
+        "gat",
+        "gcn",
+        "graphsage",
+    }
 
 
 def test_sizes_are_the_published_ones() -> None:

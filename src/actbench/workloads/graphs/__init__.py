@@ -1,7 +1,1 @@
-"""Graph networks in plain torch, trained on a whole generated graph."""
-
-from __future__ import annotations
-
-from actbench.workloads.graphs.settings import NETWORKS, GraphWorkload, Network
-
-__all__ = ["NETWORKS", "GraphWorkload", "Network"]
+"""Graph networks in plain torch, trained on a whole generated graph; by default as large as ogbn-arxiv."""

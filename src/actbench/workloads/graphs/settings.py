@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Final
 
 import torch
 from pydantic import Field, ValidationError
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.results.records import Built, Case, Data
+from actbench.results.records import Built, Case, Data, Task
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
 from actbench.workloads.base import construct, float_type
@@ -23,6 +23,8 @@ from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
 ARXIV_PAIRS = 1_157_799  # 1,166,243 citations, of which 8,444 repeat another in the other direction
+
+TASK: Final = "node-classification"
 
 Count = Annotated[int, Field(strict=True, gt=0)]
 
@@ -78,6 +80,11 @@ class Network:
     self_loops: bool
     edges: Callable[[Graph, Tensor], Tensor]
     note: str
+    task: ClassVar[Task] = TASK
+
+    def __call__(self, changes: Mapping[str, Any], case: Case) -> GraphWorkload:
+        """Return the workload of a case; ``changes`` follow the ``@`` of its model."""
+        return GraphWorkload(self, changes, case)
 
     def changed(self, changes: Mapping[str, Any], spec: str) -> Settings:
         """Return the settings with changes; a ModelError if a key does not exist, or a value is wrong."""
@@ -102,33 +109,29 @@ class Network:
         return settings
 
 
-NETWORKS = {
-    "gcn": Network(
-        Settings,
-        lambda settings: GCN(settings.sizes, settings.dropout),
-        self_loops=True,
-        edges=generated.symmetric_weights,
-        note="3 layers of 256; a sample is a graph like ogbn-arxiv",
-    ),
-    "graphsage": Network(
-        Settings,
-        lambda settings: GraphSAGE(settings.sizes, settings.dropout),
-        self_loops=False,
-        edges=generated.mean_weights,
-        note="3 layers of 256; a sample is a graph like ogbn-arxiv",
-    ),
-    "gat": Network(
-        AttentionSettings,
-        lambda settings: GAT(settings.sizes, settings.dropout, settings.num_heads),
-        self_loops=True,
-        edges=lambda graph, rows: rows,
-        note="3 layers of 3 heads of 250; a sample is a graph like ogbn-arxiv",
-    ),
-}
-"""The networks by name. By default each graph is as large as ogbn-arxiv."""
+_NOTE = "{}; a sample is a graph like ogbn-arxiv"
 
-
-TASK = "node-classification"
+GCN_NETWORK: Final = Network(
+    Settings,
+    lambda settings: GCN(settings.sizes, settings.dropout),
+    self_loops=True,
+    edges=generated.symmetric_weights,
+    note=_NOTE.format("3 layers of 256"),
+)
+GRAPHSAGE_NETWORK: Final = Network(
+    Settings,
+    lambda settings: GraphSAGE(settings.sizes, settings.dropout),
+    self_loops=False,
+    edges=generated.mean_weights,
+    note=_NOTE.format("3 layers of 256"),
+)
+GAT_NETWORK: Final = Network(
+    AttentionSettings,
+    lambda settings: GAT(settings.sizes, settings.dropout, settings.num_heads),
+    self_loops=True,
+    edges=lambda graph, rows: rows,
+    note=_NOTE.format("3 layers of 3 heads of 250"),
+)
 
 
 class GraphWorkload(base.Workload):
@@ -142,12 +145,12 @@ class GraphWorkload(base.Workload):
         ModelError: A change is impossible, or the case asks for another task or published weights.
     """
 
-    def __init__(self, name: str, changes: Mapping[str, Any], case: Case) -> None:
+    def __init__(self, network: Network, changes: Mapping[str, Any], case: Case) -> None:
         if case.task not in ("auto", TASK):
             raise ModelError(f"--task {case.task}: {case.model} is a graph network and does {TASK}")
         if case.weights == "pretrained":
             raise ModelError(f"no pretrained weights for {case.model}: nobody publishes any; use --weights random")
-        self.network = NETWORKS[name]
+        self.network = network
         self.settings = self.network.changed(changes, case.model)
         self.case = case
         self.spec = case.model
