@@ -1,7 +1,4 @@
-# make demo   creates .venv, installs, runs a script on a simulated card and the quickstart sweep; tables in demo-results/
-# make test   the same environment, all tests but the slow ones and those of a GPU
-# make slow   the slow tests
-# make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS); all steps, or STEPS
+# make help lists the targets. make gpu takes $(PYTHON) as it is; all others make the environment $(VENV) first.
 PYTHON ?= python3
 RESULTS ?= gpu-results
 VENV   ?= .venv
@@ -9,45 +6,51 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow gpu lint types tables pages clean
+.PHONY: help check format lint types test slow demo gpu tables pages clean
+
+help:  ## this list
+	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint]"
 	touch $@
 
-demo: $(READY)
+check: lint types test  ## all that a commit needs: ruff, mypy and the tests that are not slow
+
+format: $(READY)  ## lay the code out, and mend what ruff can mend
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+lint: $(READY)  ## ruff: rules and layout
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy --strict
+	$(BIN)/mypy
+
+demo: $(READY)  ## a script on a simulated card, and the quickstart sweep; tables in demo-results/
 	$(BIN)/actbench run --device-profile rtx-4060 examples/train.py
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run
 test slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)
+test: $(READY)  ## the tests but the slow ones and those of a GPU
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-slow: $(READY)
+slow: $(READY)  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
-gpu:
+gpu:  ## on a machine with a GPU: measure on it, records to $(RESULTS); all steps, or STEPS
 	$(PYTHON) benchmarks/gpu.py $(RESULTS) $(STEPS:%=--step %)
 
-lint: $(READY)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-
-types: $(READY)
-	$(BIN)/mypy
-
-# every table under results/, anew from its records
-tables: $(READY)
+tables: $(READY)  ## every table under results/, anew from its records
 	$(BIN)/python -c "from pathlib import Path; from actbench.experiments.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
 
-# the pages under docs/reports anew from the records, and the picture of one, by an installed Chromium
-pages: $(READY)
+pages: $(READY)  ## the pages under docs/reports, and the picture of one by an installed Chromium
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,1010 --virtual-time-budget=10000 \
 		--screenshot=docs/images/report.png docs/reports/quickstart.html
 
-clean:
+clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

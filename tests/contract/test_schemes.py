@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from actbench import conversion, schemes, workloads
-from actbench.errors import ConversionError, MeasurementError, SpecError, UntraceableError
+from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError, UntraceableError
 from actbench.measuring import inspection
 from actbench.measuring.bench import Session
 from actbench.measuring.meters import footprint
@@ -302,6 +302,15 @@ def test_converting_twice_is_refused(spec: str, setup: TrainingSetup) -> None:
 
     with pytest.raises(ConversionError, match="already converted"):
         conversion.convert(model, spec)
+
+
+@pytest.mark.parametrize("spec", specs(*OF_PARTS, "loss"))
+def test_applying_a_scheme_to_what_it_changed_is_refused(spec: str, setup: TrainingSetup) -> None:
+    applied = schemes.build(spec).apply(setup)
+
+    with pytest.raises(ConversionError) as refused:
+        schemes.build(spec).apply(applied)
+    assert isinstance(refused.value, NothingToConvertError) or "already" in str(refused.value)
 
 
 @pytest.mark.parametrize("spec", specs())

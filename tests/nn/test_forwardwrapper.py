@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+import actbench
+from actbench.errors import ConversionError
 from actbench.nn.forwardwrapper import ReboundForward
 
 
@@ -70,24 +72,31 @@ def test_the_signature_stays():
     assert list(inspect.signature(layer.forward).parameters) == ["input"]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_replica_of_data_parallel_runs_its_own_module(again):
+def test_data_parallel_is_refused_with_what_to_do():
     layer = rebound()
-    replica = layer._replicate_for_data_parallel()
-    if again:
-        replica = replica._replicate_for_data_parallel()
-    replica.weight, replica.bias = torch.zeros(3, 3), torch.ones(3)  # as torch.nn.parallel.replicate sets them
+    for module in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), nn.Sequential(layer)):
+        with pytest.raises(ConversionError, match=r"nn\.DataParallel does not go .*\.DistributedDataParallel"):
+            replicated(module)
 
-    assert torch.equal(replica(torch.randn(1, 3)), torch.full((1, 3), -2.0))
-    assert Doubled.of(replica).module is Negated.of(replica).module is replica
-    assert Doubled.of(layer).module is layer
+    Negated.of(layer).unbind()
+    with pytest.raises(ConversionError, match="DataParallel"):
+        replicated(layer)
+    Doubled.of(layer).unbind()
+    assert vars(layer).keys() == vars(nn.Linear(3, 3)).keys()
 
 
-def test_a_replica_keeps_what_others_put_in_front():
-    layer = rebound()
-    layer.forward = lambda x: x + 1
+def replicated(module):
+    """Do what nn.DataParallel does first in a pass on several devices: copy each module."""
+    return [part._replicate_for_data_parallel() for part in module.modules()]
 
-    assert torch.equal(layer._replicate_for_data_parallel()(torch.ones(3)), torch.full((3,), 2.0))
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: nn.Sequential(nn.Identity(), nn.DataParallel(model))])
+def test_a_model_in_data_parallel_is_refused_unchanged(wrap):
+    model = wrap(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
+    with pytest.raises(ConversionError, match=r"is a DataParallel.* convert the Sequential inside \(its \.module\)"):
+        actbench.convert(model, "fewbit:3")
+
+    assert type(list(model.modules())[-1]) is nn.GELU
 
 
 def test_a_model_is_freed_when_it_is_let_go():

@@ -250,15 +250,3 @@ def test_an_output_changed_before_backward_is_noticed():
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-def test_parameters_of_a_replica_of_data_parallel_stay(moves):
-    converted = offload(nn.Linear(32, 32))
-    replica = converted._replicate_for_data_parallel()
-    replica.weight, replica.bias = converted.weight.clone(), converted.bias.clone()
-    replica._former_parameters = {"weight": replica.weight, "bias": replica.bias}  # as torch.nn.parallel.replicate does
-    x = torch.randn(64, 32, requires_grad=True)
-    replica(x).sum().backward()
-
-    assert {t.untyped_storage() for t in moves} == {x.untyped_storage()}
-    assert converted.weight.grad is not None

@@ -115,14 +115,6 @@ def test_the_input_is_not_held():
     assert y.grad_fn is not None
 
 
-@pytest.mark.parametrize("constant", [True, False])
-def test_second_derivatives_are_refused(constant):
-    x = torch.randn(10, requires_grad=True)
-    incoming = torch.ones(10, requires_grad=not constant)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(layer()(x), x, incoming, create_graph=True)
-
-
 def test_retain_graph_gives_the_same_twice():
     x = torch.randn(10, requires_grad=True)
     y = layer()(x).sum()

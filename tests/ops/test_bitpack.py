@@ -25,12 +25,6 @@ def test_bits_beyond_the_code_are_left_out(bits):
     assert torch.equal(ops.pack_codes(codes, bits), ops.pack_codes(codes % 2**bits, bits))
 
 
-def test_opcheck():
-    codes = torch.randint(8, (11,), dtype=torch.uint8)
-    torch.library.opcheck(ops.pack_codes.default, (codes, 3))
-    torch.library.opcheck(ops.unpack_codes.default, (ops.pack_codes(codes, 3), 3, 11))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -73,21 +73,6 @@ def test_ranges_are_known_before_encoding(dtype, shape):
         assert spread <= before[row, columns] <= spread + 2**-7 * (group.max().abs() + group.min().abs())
 
 
-@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 300), (torch.bfloat16, 0), (torch.float64, 1)])
-def test_the_operators_are_well_formed(dtype, count):
-    x, bits = torch.randn(count).to(dtype), widths(3, 2)
-    codes, meta = ops.groupquant_encode(x, 3, 256, SEED, True)
-    torch.library.opcheck(ops.groupquant_encode.default, (x, 3, 256, SEED, True))
-    torch.library.opcheck(ops.groupquant_encode_.default, (codes, meta, x, 3, 256, SEED, True))
-    torch.library.opcheck(ops.groupquant_decode.default, (codes, meta, 3, 256, 0, count, dtype))
-    torch.library.opcheck(ops.groupquant_decode_.default, (torch.empty_like(x), codes, meta, 3, 256, 0))
-    torch.library.opcheck(ops.groupquant_words.default, (x[None], 256))
-    rows = x.repeat(2, 1)
-    torch.library.opcheck(ops.groupquant_encode_rows.default, (rows, bits, 5, 256, SEED, True))
-    encoded = ops.groupquant_encode_rows(rows, bits, 5, 256, SEED, True)
-    torch.library.opcheck(ops.groupquant_decode_rows.default, (torch.empty_like(rows), *encoded, bits, 256, 0))
-
-
 def test_fake_tensors_have_the_shapes_of_real_ones():
     with FakeTensorMode():
         x, seed = torch.empty(4, 300, dtype=torch.float16), torch.empty((), dtype=torch.int64)

@@ -58,14 +58,6 @@ def test_an_infinite_gradient_of_a_dead_unit_is_zero():
         assert out[1].isnan()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (5, 7)])
-def test_opcheck(dtype, shape):
-    x = torch.randn(shape).to(dtype)
-    torch.library.opcheck(ops.relu_mask.default, (x,))
-    torch.library.opcheck(ops.mask_select.default, (ops.relu_mask(x)[1], x))
-
-
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="int32"):
         ops.relu_mask(torch.ones(3, dtype=torch.int32))

@@ -205,14 +205,6 @@ def test_any_part_is_the_part_of_the_whole(dtype, form):
         assert torch.equal(smaq.decode(packed, count, dtype, start, form=form), expected)
 
 
-@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 300), (torch.bfloat16, 0), (torch.float64, 257)])
-def test_the_operators_are_well_formed(dtype, count):
-    x = normal(count, dtype)
-    packed = ops.smaq_encode(x, SEED, True, *USUAL)
-    torch.library.opcheck(ops.smaq_encode.default, (x, SEED, True, *USUAL))
-    torch.library.opcheck(ops.smaq_decode.default, (packed, 0, count, dtype, *USUAL))
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_function_may_encode_and_decode(dynamic):
     def halves(x, seed):

@@ -139,14 +139,6 @@ def test_a_root_that_is_decoded_to_zero_throws_nothing_far():
     assert p.abs().max() <= 1e-2 * 0.09 / (main_end / 15 / 2 * 0.99)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_operators_are_well_formed(dtype):
-    p, g, adam, sgd = normal(300, dtype), normal(300, dtype, 1), zeros(300, USUAL), zeros(300, USUAL)
-    rules = list(steprules.adam_rule(1, **ADAM)), list(steprules.sgd_rule(1, **SGD))
-    torch.library.opcheck(ops.smaqstep_adam_.default, (p, g, adam, adam.clone(), 3, 256, rules[0], *USUAL))
-    torch.library.opcheck(ops.smaqstep_sgd_.default, (p, g, sgd, 3, 0, rules[1], *USUAL))
-
-
 @pytest.mark.parametrize("fake", [False, True])
 def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -52,15 +52,6 @@ def test_float64_is_compared_in_float64():
     assert ops.stepwise_encode(x.float(), torch.ones(1), 1, False).item() == 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (5, 7)])
-def test_opcheck(dtype, shape):
-    x = torch.randn(shape).to(dtype)
-    packed = ops.stepwise_encode(x, BOUNDS, 2, False)
-    torch.library.opcheck(ops.stepwise_encode.default, (x, BOUNDS, 2, False))
-    torch.library.opcheck(ops.stepwise_decode.default, (packed, LEVELS, x, 2))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

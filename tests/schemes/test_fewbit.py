@@ -133,12 +133,6 @@ def test_nothing_to_convert_says_what_is_there():
         convert(nn.Sequential(nn.Linear(2, 2)))
 
 
-def test_converting_twice_is_refused():
-    model = convert(nn.Sequential(nn.GELU())).module
-    with pytest.raises(ConversionError, match="already"):
-        convert(model)
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

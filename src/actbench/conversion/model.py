@@ -17,6 +17,7 @@ from actbench.conversion.changes import Changes, noting
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.inspection.sites import Trace
+from actbench.nn.forwardwrapper import refuse_data_parallel
 from actbench.nn.refusals import refuse_lazy
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
@@ -108,8 +109,8 @@ def convert(
         TypeError: ``model`` is no module, or ``scheme`` no scheme.
         SpecError: The specification is wrong.
         ModelError: A layer of the model waits for its first batch to know its shape.
-        ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
-            than a model.
+        ConversionError: The model was converted before or is in ``nn.DataParallel``, nothing in it can be converted, or
+            the scheme changes more than a model.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module and changes it, found {model!r:.60}")
@@ -117,6 +118,7 @@ def convert(
         raise TypeError(f"the scheme must be a specification such as 'fewbit:3', or a Scheme, found {scheme!r:.60}")
     scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
     refuse_lazy(model)
+    refuse_data_parallel(model)
     refuse_converted(model, scheme)
     refuse_spread(
         scheme,

@@ -87,7 +87,8 @@ def _family(file: Path, name: str) -> list[_Class] | None:
     classes, imported = _read(file)
     if name in classes:
         found = classes[name]
-        above = [[] if base == _ROOT else _family(file, base) for base in found.bases]
+        # pydantic takes the fields of the last base first
+        above = [[] if base == _ROOT else _family(file, base) for base in reversed(found.bases)]
         return None if None in above else [*(each for family in above for each in family or ()), found]
     home = plugins.source_of(imported[name]) if name in imported else None
     return None if home is None or home == file else _family(home, name)

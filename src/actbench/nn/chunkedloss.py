@@ -110,6 +110,3 @@ class DeferredHead(ReboundForward):
         if reduction == "mean":
             amount = amount / (target != ignore_index).sum()
         return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)
-
-    def _twin(self, module: nn.Module) -> DeferredHead:
-        return type(self)(module, self.pieces, self.kind)

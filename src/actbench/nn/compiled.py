@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -146,9 +146,6 @@ class CompiledForward(ReboundForward):
             return code(*args)
 
         return counted
-
-    def _twin(self, module: nn.Module) -> Self:
-        return type(self)(module, self.budget, self.backend, self.fullgraph)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "_compiled": None}

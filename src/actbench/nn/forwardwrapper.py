@@ -11,17 +11,38 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 from torch import nn
 
 from actbench.errors import ConversionError
 
 
+def refuse_replicas() -> NoReturn:
+    """Raise a ConversionError in place of the copy that ``nn.DataParallel`` makes of a module for each device."""
+    raise ConversionError(
+        "nn.DataParallel does not go with a converted model: it runs copies that live for one pass, and what a scheme "
+        f"learns would be lost with them; {_INSTEAD}, or let the program see one device"
+    )
+
+
+def refuse_data_parallel(model: nn.Module) -> None:
+    """Raise a ConversionError for a model that is, or holds, an ``nn.DataParallel``."""
+    for path, part in model.named_modules():
+        if isinstance(part, nn.DataParallel):
+            raise ConversionError(
+                f"{repr(path) if path else 'this model'} is a {type(part).__name__}, which does not go with a "
+                f"converted model: convert the {type(part.module).__name__} inside (its .module), and {_INSTEAD}"
+            )
+
+
+_INSTEAD = "use torch.nn.parallel.DistributedDataParallel, one process for each device (torchrun or accelerate launch)"
+
+
 class ReboundForward:
     """A forward that is bound on a module in front of its earlier forward.
 
-    A deep or pickled copy of the module gets its own forward, and so does a replica by ``nn.DataParallel``.
+    A deep or pickled copy of the module gets its own forward. ``nn.DataParallel`` is refused.
 
     Attributes:
         recomputes: Whether it runs the module again in the backward pass.
@@ -63,7 +84,9 @@ class ReboundForward:
 
     def bind(self) -> None:
         """Make this the forward of the module."""
-        self._stand_on(self.module)
+        vars(self.module)["forward"] = self
+        # a replica would run this forward, and so the weights of the module on the first device
+        vars(self.module)["_replicate_for_data_parallel"] = refuse_replicas
 
     def unbind(self) -> None:
         """Take this forward off the module; raise a ConversionError if another was bound in front of it since."""
@@ -73,11 +96,11 @@ class ReboundForward:
                 f"{type(self).__name__} cannot be taken off {type(module).__name__}: another forward was bound "
                 "in front of it since; take that one off first"
             )
-        del vars(module)["forward"], vars(module)["_replicate_for_data_parallel"]
-        if isinstance(self._before, ReboundForward):
-            self._before._stand_on(module)
-        elif self._before is not None:
+        del vars(module)["forward"]
+        if self._before is not None:
             vars(module)["forward"] = self._before
+        if not isinstance(self._before, ReboundForward):
+            del vars(module)["_replicate_for_data_parallel"]
 
     def inner(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run the earlier forward, on the module from :attr:`module`."""
@@ -100,29 +123,6 @@ class ReboundForward:
         """The code of the earlier forward, which torch.export names in its messages."""
         code: CodeType = getattr(self._before or type(self.module).forward, "__code__")  # noqa: B009
         return code
-
-    def _stand_on(self, module: nn.Module) -> None:
-        vars(module)["forward"] = self
-        vars(module)["_replicate_for_data_parallel"] = self._replica
-
-    def _replica(self) -> nn.Module:
-        """Return torch's replica with its own forward; a copied forward would not use the replica's weights."""
-        module = self.module
-        replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
-        self._on(replica)._stand_on(replica)
-        if vars(module).get("forward") is not self:  # another forward is in front
-            vars(replica)["forward"] = vars(module)["forward"]
-        return replica
-
-    def _on(self, module: nn.Module) -> Self:
-        """Return this forward and the earlier ones for another module."""
-        twin = self._twin(module)
-        twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
-        return twin
-
-    def _twin(self, module: nn.Module) -> Self:
-        """Return this forward alone for another module."""
-        return type(self)(module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_module": self.module}

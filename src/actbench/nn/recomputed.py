@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -137,11 +137,6 @@ class RecomputedForward(ReboundForward):
         with_graph = torch.empty(0, requires_grad=True)  # the tensors may have no graph while the block's parameters do
         found: tuple[Tensor, ...] = checkpoint(run, with_graph, *tensors, use_reentrant=True)
         return results.pop().together(found)
-
-    def _twin(self, module: nn.Module) -> Self:
-        twin = type(self)(module, self.path)
-        twin.written = self.written
-        return twin
 
 
 class _Rest(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -221,8 +221,3 @@ class SelectiveForward(RecomputedForward):
             "selective: hooks pack what the model saves, and would not see the results that its blocks keep; leave one "
             "of them out"
         )
-
-    def _twin(self, module: nn.Module) -> Self:
-        twin = super()._twin(module)
-        twin.policy, twin.compiled = self.policy, self.compiled
-        return twin

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -160,9 +160,6 @@ class Entry(ReboundForward):
         if not self.wrapper.begins_inside():
             return self.inner(module, *args, **kwargs)
         return self.wrapper.run(self.path, module, self.inner, args, kwargs)
-
-    def _twin(self, module: nn.Module) -> Self:
-        return type(self)(module, self.path, self.wrapper)
 
 
 def bind_entries(model: nn.Module) -> None:

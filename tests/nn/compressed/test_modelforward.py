@@ -58,14 +58,6 @@ def test_unused_memory_is_given_back_below_a_threshold(threshold, monkeypatch):
     assert len(emptied) == (0 if threshold is None else 1)
 
 
-def test_a_replica_has_the_packer_of_the_model():
-    layers = model()
-    replica = layers._replicate_for_data_parallel()
-
-    assert CompressedForward.of(replica).module is replica
-    assert CompressedForward.of(replica).packer is CompressedForward.of(layers).packer
-
-
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiling_is_refused_in_training(fullgraph):
     torch._dynamo.reset()

@@ -107,12 +107,6 @@ def test_recomputed_maps_are_quantized_once(use_reentrant):
         torch.testing.assert_close(found.grad, wanted.grad)
 
 
-def test_a_second_derivative_is_refused():
-    model = hook(nn.Linear(64, 64), maps=INT4)
-    with pytest.raises(RuntimeError, match="a second derivative was asked"):
-        torch.autograd.grad(model(torch.randn(8, 64)).square().sum(), [model.weight], create_graph=True)
-
-
 def test_compiling_is_refused(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(ConversionError, match="feature maps are quantized cannot be compiled"):

@@ -196,30 +196,6 @@ def test_a_copy_packs_its_own_with_the_bits_it_had(hook, packed, step, copied):
     assert HookedForward.of(twin).module is twin
 
 
-def test_a_replica_of_data_parallel_packs_its_own(hook):
-    class Layer(nn.Linear):
-        def forward(self, x):
-            return (super().forward(x).tanh() * 2).sin()
-
-    model = hook(Layer(64, 64), bits=4, probing=Probing(4, 1))
-    model(batch())
-    for site, bits in zip(HookedForward.of(model).hooks.sites, (1, 8), strict=True):
-        site.bits = bits
-    replica = model._replicate_for_data_parallel()
-    replica.weight, replica.bias = model.weight.clone(), model.bias.clone()
-    replica._former_parameters = {"weight": replica.weight, "bias": replica.bias}  # as torch.nn.parallel.replicate does
-    x = 2 * torch.randn(32, 64, requires_grad=True)
-    replica(x).sum().backward()
-    bound, own = HookedForward.of(replica), HookedForward.of(model)
-
-    assert model.weight.grad is not None
-    assert bound.module is replica
-    assert bound.probing is None
-    assert bound.hooks is not own.hooks
-    assert [(site.bits, site.elements > 0) for site in bound.hooks.sites] == [(1, True), (8, True)]
-    assert not set(bound.hooks.sites) & set(own.hooks.sites)
-
-
 def test_compiling_is_refused(hook):
     model = hook(plain())
     compiled = torch.compile(model, backend="eager")

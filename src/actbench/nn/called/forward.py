@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +104,6 @@ class CalledForward(ReboundForward):
     def _made(self, called: Called, call: Call) -> nn.Module | None:
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)
-
-    def _twin(self, module: nn.Module) -> Self:
-        twin = type(self)(module, self.stand_in)
-        twin.unseen = self.unseen
-        twin._layers, twin._early = self._layers, self._early  # of all devices: replicas live for one step
-        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_layers": {}, "_fake": {}, "_early": SimpleNamespace()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,10 +148,6 @@ class CompressedForward(WrappedForward):
     def _sites(self) -> dict[str, SiteState]:
         layers = [layer for layer in self.module.modules() if isinstance(layer, Compressed)]
         return {layer.site.path: layer.site for layer in layers}
-
-    def _twin(self, module: nn.Module) -> Self:
-        own = self.wrapper
-        return type(self)(module, own.packer, own.allocation, own.empty_cache_threshold, own.hooked, own.whole_model)
 
 
 def _give_back(threshold: float) -> None:

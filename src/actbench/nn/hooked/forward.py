@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -127,10 +126,6 @@ class HookedForward(WrappedForward):
             self.hooks.of_entry(entry).adapt(part["places"])
             if self.probing is not None and part["passes"] is not None:
                 self.probing.passes[entry] = part["passes"]
-
-    def _twin(self, module: nn.Module) -> Self:
-        """Return this forward for a replica, which lives for one step and does not change its bits."""
-        return type(self)(module, copy.deepcopy(self.hooks))
 
 
 OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")

@@ -91,11 +91,9 @@ class StaysHere:
 
 
 def own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers; a replica of ``nn.DataParallel`` has its parameters in another attribute."""
+    """Yield parameters and buffers."""
     yield from module.parameters()
     yield from module.buffers()
-    for part in module.modules():
-        yield from vars(part).get("_former_parameters", {}).values()
 
 
 ON_HOST = "host memory is where it is"

@@ -88,9 +88,6 @@ class SharedEmbedding(ReboundForward):
         found: Tensor = self.inner(module, places.masked_fill(others, 0))
         return across.summed(found.masked_fill(others[..., None], 0), self._ranks)
 
-    def _twin(self, module: nn.Module) -> SharedEmbedding:
-        return type(self)(module, self._ranks)
-
 
 class Gathered(Exit):
     """A forward hook: all processes have the logits of all words."""
