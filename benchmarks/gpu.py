@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -63,6 +64,7 @@ def steps(results: Path) -> list[Step]:
     few = ("--meter", "cuda", "--weights", "random", "--steps", "5", "--seconds", "0.5", "--timeout", "100")
     sweep = ("-m", "actbench", "sweep")
     into = ("--output", str(results))
+    kernels = (str(ROOT / "benchmarks" / "kernels.py"),)
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     card = ("--memory-limit", "14.7GiB")
     large = [
@@ -71,7 +73,7 @@ def steps(results: Path) -> list[Step]:
     fit = ("-m", "actbench", "fit", "roberta-base", "--device-profile", str(results / "calibrated.toml"), "--measure")
     return [
         Step("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *tests), 240),
-        Step("kernels", ("-m", "actbench", "kernels", "--device", "cuda", "--output", str(results)), 150),
+        Step("kernels", (*kernels, "--device", "cuda", "--compile", "--output", str(results)), 150),
         Step("calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", *profile), 130),
         Step("quickstart", (*sweep, "quickstart", *few, *into), 150),
         Step("fewbit-roberta", (*sweep, "fewbit-roberta", *few, *into), 120),
@@ -95,7 +97,7 @@ def missing() -> list[str]:
 
 
 def lay_out(folder: Path) -> None:
-    """Make the package as an installation has it: the kernels and recipes stand inside."""
+    """Make the package as an installation has it: kernels and recipes stand inside, entry points beside it."""
     package = folder / "actbench"
     package.mkdir()
     for source in (ROOT / "src" / "actbench").iterdir():
@@ -103,6 +105,15 @@ def lay_out(folder: Path) -> None:
             (package / source.name).symlink_to(source)
     for name in ("kernels", "recipes"):
         (package / name).symlink_to(ROOT / name)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"actbench-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: actbench\nVersion: {project['version']}\n")
+    groups = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
+    sections = (
+        f"[{group}]\n" + "".join(f"{name} = {of}\n" for name, of in each.items()) for group, each in groups.items()
+    )
+    (metadata / "entry_points.txt").write_text("\n".join(sections))
 
 
 def run(step: Step, seconds: float, environment: dict[str, str], log: Path) -> tuple[str, float]:

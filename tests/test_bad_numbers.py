@@ -48,8 +48,6 @@ OTHERS = {
     "parameter of a table": (["tables", "softplus", "--beta", "1e-320"], "softplus with beta"),
     "seed of encodings": (["encodings", "--seed", str(2**63)], "--seed"),
     "elements of encodings": (["encodings", "--elements", str(2**62)], "--elements"),
-    "seconds of kernels": (["kernels", "--seconds", "inf"], "--seconds"),
-    "size of kernels": (["kernels", "--size", f"{MORE_DIGITS}x1"], "--size"),
 }
 
 

@@ -42,7 +42,6 @@ PLACES = {
     "output in a file of a long name": (["sweep", "tiny-bert", "-o", f"{TOO_LONG}.jsonl"], "File name too long"),
     "output in a folder of a long name": (["sweep", "tiny-bert", "-o", f"{TOO_LONG}/x.jsonl"], "File name too long"),
     "training output of a long name": (["train", "-o", TOO_LONG], "File name too long"),
-    "kernels' output of a long name": (["kernels", "-o", TOO_LONG], "File name too long"),
     "export of a long name": (["sweep", "tiny-bert", "--export-csv", TOO_LONG], "File name too long"),
     "curves of a long name": (["train", "--export-curves", f"{TOO_LONG}.png"], "File name too long"),
     "functions of nobody's": (["measure", "tiny-bert", "-s", "fewbit:3,functions=~nobodyhere.py:f"], "nobody here"),
@@ -58,11 +57,8 @@ PLACES = {
     "no output of a sweep": (["sweep", "-o", ""], "--output"),
     "no output of training": (["train", "-o", ""], "--output"),
     "no model folder": (["convert", "tiny-bert", "-s", "fewbit:3", "-o", ""], "--output"),
-    "no output of kernels": (["kernels", "-o", ""], "--output"),
     "no export": (["sweep", "--export-csv", ""], "--export-csv"),
     "no curves": (["train", "--export-curves", ""], "--export-curves"),
-    "no operators": (["kernels", "--op", ""], "is empty"),
-    "no sizes": (["kernels", "--size", ","], "is empty"),
     "no profile": (["measure", "tiny-bert", "--device-profile", ""], "--device-profile"),
 }
 
@@ -213,7 +209,6 @@ def large(path: Path) -> None:
         (["measure", "tiny-bert", "--device-profile", "x.toml"], "x.toml"),
         (["fit", "tiny-bert", "--device-profile", "x.toml"], "x.toml"),
         (["measure", "tiny-bert", "-s", "fewbit:3,functions=x.py:f"], "x.py"),
-        (["report", "x.json"], "x.json"),
     ],
 )
 def test_a_file_that_never_ends_or_is_larger_than_any_of_its_kind_is_not_read(

@@ -62,7 +62,7 @@ FEW_FILES_ONLY = {
 }
 ANY = {"__init__", "__main__", "cli"}  # these may import every layer
 TORCH_FREE = list(ALLOWED)[: list(ALLOWED).index("microbatches")]
-RUN = {SOURCE / "experiments" / name for name in ("sweep.py", "scripts.py", "kernels.py")}  # and import what they run
+RUN = {SOURCE / "experiments" / name for name in ("sweep.py", "scripts.py")}  # and import what they run
 
 
 @functools.cache

@@ -91,7 +91,6 @@ FILLINGS = ["x", "x ", "1", "-", "a/"]
         ["tables", "{}"],
         ["encodings", "--encoding", "{}"],
         ["encodings", "--distribution", "{}"],
-        ["kernels", "--op", "{}"],
     ],
     ids=" ".join,
 )

@@ -11,8 +11,7 @@ from actbench.experiments import recipes, sweep
 from actbench.experiments.recipes import runs
 from actbench.results import store
 from actbench.results.fits import FitRecord
-from actbench.results.kernels import TITLE, KernelRecord
-from actbench.results.kinds import FITTED, TIMED, TRAINED
+from actbench.results.kinds import FITTED, TRAINED
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import report_tables
@@ -51,15 +50,6 @@ def test_committed_tables_of_fits_are_rendered_from_their_records(file: Path) ->
     for suffix, text in FITTED.texts(found.records, FIT_TITLE).items():
         assert file.with_suffix(suffix).read_text() == text
     assert not any(record.versions.dirty for record in found.records)
-
-
-def test_the_committed_tables_of_operators_are_rendered_from_their_records() -> None:
-    files = sorted((ROOT / "results" / "kernels").glob("*.kernels.jsonl"))
-
-    assert files
-    for file in files:
-        for suffix, text in TIMED.texts(store.read(file, KernelRecord).records, TITLE).items():
-            assert file.with_suffix(suffix).read_text() == text
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -47,6 +48,37 @@ def test_the_layout_works_without_an_installation(script, tmp_path):
     assert place.startswith(str(tmp_path))
     assert known == "True"
     assert int(length) > 0
+
+
+def test_entry_points_are_found_without_an_installation(script, tmp_path):
+    import tomllib
+
+    import torch
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
+    libraries, layout = tmp_path / "libraries", tmp_path / "layout"
+    for folder in (libraries, layout):
+        folder.mkdir()
+    for source in Path(torch.__file__).parents[1].iterdir():  # all that is installed there but actbench
+        if "actbench" not in source.name:
+            (libraries / source.name).symlink_to(source)
+    script.lay_out(layout)
+    code = (
+        "import json, sys; from importlib.metadata import entry_points, version; import actbench.cli;"
+        "groups = json.loads(sys.argv[1]);"
+        "print(json.dumps({group: {each.name: each.value for each in entry_points(group=group) if each.dist.name =="
+        " 'actbench'} for group in groups}));"
+        "print(actbench.cli.__file__, version('actbench'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (layout, libraries)))}
+    command = [sys.executable, "-S", "-c", code, json.dumps(list(declared))]  # -S: nothing else that is installed
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+    assert done.returncode == 0, done.stderr
+    found, place = done.stdout.splitlines()
+    assert json.loads(found) == declared
+    assert place == f"{layout}/actbench/cli/__init__.py {project['version']}"
 
 
 def test_every_step_fits_and_is_logged(script, tmp_path):

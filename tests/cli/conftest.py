@@ -16,7 +16,6 @@ import pytest
 
 from actbench.results.calibration import CalibrationReport, HostFound
 from actbench.results.converted import ConversionReport
-from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.machine import provenance
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
@@ -104,12 +103,6 @@ def small() -> tuple[Measurement, str, bytes]:
     return found, bench.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
 
 
-def kernels_timed(cases: Sequence[KernelCase], seconds: float) -> Iterator[tuple[KernelCase, KernelTimes]]:
-    for case in cases:
-        sizes = {"moved_bytes": 1, "floor_bytes": 1, "copied_bytes": 1}
-        yield case, KernelTimes(**sizes, seconds=(1.0,), copy_seconds=(1.0,), exact="nn.GELU", exact_seconds=(1.0,))
-
-
 def calibrated(device: str, *, command: str, **_: Any) -> Any:
     from actbench.measuring.meters.profiles import DeviceTable
 
@@ -130,7 +123,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
     from actbench import workloads
     from actbench.conversion import workload
-    from actbench.experiments import kernels
     from actbench.experiments.cluster import node
     from actbench.experiments.cluster.cluster import Cluster
     from actbench.experiments.runner import runner
@@ -177,8 +169,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
         (bench, "snapshot"): lambda case: pickle,
         (workload, "convert_workload"): converted,
         (comparison.Training, "outcomes"): lambda self, cases: trained(cases),
-        (kernels.measure, "device_named"): lambda name: None,
-        (kernels.measure, "outcomes"): kernels_timed,
         (calibration, "calibrate"): calibrated,
     }
     for (owner, name), stand in stands.items():

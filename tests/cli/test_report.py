@@ -120,12 +120,10 @@ def test_training_runs_have_a_table_and_curves(cli: Any, tmp_path: Path, make_re
     assert "Accuracy" not in cli("report", mixed.parent).out
 
 
-def test_operators_have_a_table_from_old_files_too(cli: Any, tmp_path: Path) -> None:
-    old, exported = ROOT / "tests" / "data" / "kernels-2026-11.json", tmp_path / "records.json"
+def test_measured_operators_of_older_versions_are_left_out(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
+    written(tmp_path / "rows.jsonl", make_record())
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "box.kernels.jsonl").write_text('{"recipe": "kernels"}\n')
 
-    assert "sketch_gaussian" in cli("report", old, "--export-json", exported).out
-    assert [record["case"]["operator"] for record in json.loads(exported.read_text())] == [
-        "layer:gelu",
-        "sketch_gaussian",
-    ]
-    assert "layer:gelu" in cli("report", ROOT / "results" / "kernels").out
+    assert "exact" in cli("report", tmp_path).out
+    cli.refused("report", tmp_path / "kernels", naming="holds no results file")

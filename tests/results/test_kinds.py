@@ -7,11 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from actbench.errors import StoreError
 from actbench.results import store
-from actbench.results.kernels import KernelTimes, read_report
 from actbench.results.measured import FIRST_DIAGNOSTICS, Measurement
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingRun
@@ -58,24 +54,3 @@ def test_training_runs() -> None:
     assert isinstance(failed.outcome, Failure)
     for run, line in zip((trained, failed), file.read_text().splitlines(), strict=True):
         assert with_nothing_new(json.loads(line), json.loads(run.model_dump_json()))
-
-
-def test_reports_of_operators() -> None:
-    """They were one report, before each operator had a record."""
-    file = DATA / "kernels-2026-11.json"
-    report, records = json.loads(file.read_text()), read_report(file)
-
-    assert [record.case.operator for record in records] == ["layer:gelu", "sketch_gaussian"]
-    for record, result in zip(records, report["results"], strict=True):
-        assert isinstance(record.outcome, KernelTimes)
-        said = {**record.case.model_dump(mode="json"), **record.outcome.model_dump(mode="json")}
-        assert {name: said[name] for name in result} == result
-        assert record.case.threads == report["threads"]
-        assert record.machine.model_dump(mode="json", exclude_none=True).items() <= report["machine"].items()
-
-
-def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text("[]")
-
-    with pytest.raises(StoreError, match=r"other\.json is no report of 'actbench kernels'"):
-        read_report(tmp_path / "other.json")

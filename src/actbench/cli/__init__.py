@@ -12,11 +12,11 @@ from typing import Any, TextIO, cast
 
 from actbench.caches import keep_compiled_code_private, own_temporary_folder
 from actbench.cli import (  # noqa: F401  (each has verbs)
+    calibrate,
     convert,
     doctor,
     encodings,
     fit,
-    kernels,
     listing,
     report,
     run,

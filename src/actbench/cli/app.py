@@ -65,7 +65,7 @@ def _shortened() -> Iterator[None]:
         raise
 
 
-_FIRST = ("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "kernels", "calibrate")
+_FIRST = ("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "calibrate")
 
 
 class _Verbs(typer.core.TyperGroup):

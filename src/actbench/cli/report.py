@@ -44,8 +44,7 @@ def report(
     """Print results files as one table, and export it.
 
     The last of several records of one case counts. A column distinguishes rows of different machines. Training runs
-    (.runs.jsonl), fits (.fit.jsonl) and operators (.kernels.jsonl) have their own tables: name such files, or a folder
-    with only such files.
+    (.runs.jsonl) and fits (.fit.jsonl) have their own tables: name such files, or a folder with only such files.
 
     A terminal shows the first 500 rows and says how many there are. A pipe gets every row, in 120 columns or COLUMNS,
     and so does every export.

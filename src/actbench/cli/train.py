@@ -10,7 +10,7 @@ from actbench.cli.app import Exit, app, argument, count_option, named, option, p
 from actbench.cli.clusters import TrainClusterFlags
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ExportFlags, command_line, console, export, finish, progress_shown, readers
+from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -166,16 +166,14 @@ def _check_pictures(curves: list[Path]) -> None:
 def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
     """Print and export curves and table, say where they are stored, and exit with status 1 if any run failed."""
     from actbench.results.render import charts, exports
-    from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import training
     from actbench.results.tables.training import accuracy_table
 
-    table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
     records = comparison.records
+    table = accuracy_table(records, title)
     export(asked, [table], lambda: json_lines(records), beside=lambda: training.beside_trained(records))
-    exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
-    screen = console(readers(asked))
-    for chart in drawn:
-        screen.print(charts.drawn(chart, min(screen.width, 100)), "")
+    if curves:
+        drawn = charts.curves_of(records)
+        exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
     finish(comparison, [table], "train", beside=asked)

@@ -1,7 +1,6 @@
 """What experiments of every kind share: their files, what is left to do of a plan, a record of each outcome.
 
-Cases are measured by :mod:`actbench.experiments.sweep`, operators by :mod:`actbench.experiments.kernels`, and models
-trained by :mod:`actbench.training.comparison`.
+Cases are measured by :mod:`actbench.experiments.sweep`, and models trained by :mod:`actbench.training.comparison`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
-from actbench.results.kernels import KernelCase
 from actbench.results.kinds import Kind
 from actbench.results.lines import RecordT
 from actbench.results.machine import now
@@ -23,8 +21,7 @@ from actbench.results.records import Case, Data, Failure, Record
 from actbench.results.runs import TrainingCase
 from actbench.results.store import Store
 
-CaseT = TypeVar("CaseT", Case, TrainingCase, KernelCase)
-SchemeCaseT = TypeVar("SchemeCaseT", Case, TrainingCase)
+CaseT = TypeVar("CaseT", Case, TrainingCase)
 AnyRecord = TypeVar("AnyRecord", bound=Record[Any, Any], contravariant=True)
 
 
@@ -87,9 +84,9 @@ def finished(
     return ExperimentResult(records, summary, store.path, store.notice)
 
 
-def check_distinct(recipe: str, written: Sequence[Planned[SchemeCaseT]], plan: Sequence[Planned[SchemeCaseT]]) -> None:
+def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequence[Planned[CaseT]]) -> None:
     """Raise a RecipeError where two cases that an author wrote differently have one canonical form."""
-    first: dict[SchemeCaseT, str] = {}
+    first: dict[CaseT, str] = {}
     for entry, author in zip(plan, written, strict=True):
         if entry.case in first:
             schemes = f"{first[entry.case]!r} and {author.case.scheme!r}"

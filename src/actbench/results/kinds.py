@@ -13,7 +13,6 @@ from actbench.errors import StoreError, UsageError
 from actbench.leftovers import temporary_folder
 from actbench.results import lines, render
 from actbench.results.fits import FitRecord
-from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_report
 from actbench.results.lines import RecordT
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
@@ -23,7 +22,6 @@ from actbench.results.render.page.pictures import Beside
 from actbench.results.runs import TrainingRun
 from actbench.results.store import (
     FITS_SUFFIX,
-    KERNELS_SUFFIX,
     RUNS_SUFFIX,
     SWEEP_SUFFIX,
     Store,
@@ -98,8 +96,7 @@ TRAINED: Final = Kind(
     TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=training.beside_trained
 )
 FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables, FIT_TITLE)
-TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, TITLE, older={".json": read_report})
-OTHERS: Final[tuple[Kind[Any], ...]] = (TRAINED, FITTED, TIMED)
+OTHERS: Final[tuple[Kind[Any], ...]] = (TRAINED, FITTED)
 """Kinds whose files may be in one folder with those of sweeps."""
 
 

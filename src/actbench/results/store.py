@@ -26,9 +26,9 @@ from actbench.results.records import Data, Failure, Machine, Record
 Identity = tuple[Data, str, str | None]
 """The case, and the identity of the machine."""
 
-RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX = ".runs.jsonl", ".fit.jsonl", ".kernels.jsonl"
+RUNS_SUFFIX, FITS_SUFFIX = ".runs.jsonl", ".fit.jsonl"
 SWEEP_SUFFIX = ".jsonl"
-OTHERS = (RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX)
+OTHERS = (RUNS_SUFFIX, FITS_SUFFIX, ".kernels.jsonl")  # the last were measured operators, which nothing reads any more
 """Suffixes of other files that may be in one folder with those of a sweep."""
 
 

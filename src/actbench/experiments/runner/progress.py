@@ -17,7 +17,6 @@ from rich.text import Text
 
 from actbench.experiments.runner.columns import CountColumn, LeftColumn
 from actbench.experiments.runner.said import AnyCase, AnyOutcome, cells, ending, fits_text, name_of, paces
-from actbench.results.kernels import KernelTimes
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.plain import plain
 from actbench.results.records import Case, Failure
@@ -263,7 +262,7 @@ class LiveTable(Progress):
         row.ended = time.monotonic()
         over = isinstance(outcome, Measurement) and not outcome.fits
         row.state = outcome.reason if isinstance(outcome, Failure) else _OVER if over else "measured"
-        if not isinstance(outcome, KernelTimes) and outcome.peak_bytes is not None:
+        if outcome.peak_bytes is not None:
             row.peak = format_bytes(outcome.peak_bytes)
         self._bar.advance(self._task)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from actbench.experiments.runner.pace import Paces
-from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.modelspecs import optimizer_for
 from actbench.results.records import Case, Failure
 from actbench.results.runs import Trained, TrainingCase
 from actbench.units import format_bytes
 
-AnyCase = Case | TrainingCase | KernelCase
-AnyOutcome = Outcome | Trained | KernelTimes
+AnyCase = Case | TrainingCase
+AnyOutcome = Outcome | Trained
 
 
 def paces() -> Paces[AnyCase]:
@@ -29,8 +28,6 @@ def fits_text(fits: bool) -> str:
 
 def cells(case: AnyCase) -> dict[str, str]:
     """Return what tells a case from others, by heading."""
-    if isinstance(case, KernelCase):
-        return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
     device = case.meter if isinstance(case, Case) else case.device
     return {"model": case.model, "scheme": changed(case), "batch": _batch(case), "meter": device}
 
@@ -59,8 +56,6 @@ def ending(outcome: AnyOutcome) -> str:
         largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
         over = f", over the limit by {format_bytes(outcome.over_limit_bytes)}" if outcome.over_limit_bytes else ""
         return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
-    if isinstance(outcome, KernelTimes):
-        return f"{outcome.bytes_per_second / 1e9:.3g} GB/s, {100 * outcome.copy_share:.0f} % of a copy's"
     accuracy = outcome.final.accuracy
     score = f"correlation {outcome.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
     diverged = "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"

@@ -11,14 +11,13 @@ from statistics import median
 import torch
 
 from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory, told
+from actbench.measuring.calibration.device import DeviceName, device_named, settle_heap
 from actbench.measuring.calibration.host import host_of
 from actbench.measuring.calibration.profile import Found, Key, by_kind, found_in, peaks, profile_of
 from actbench.measuring.calibration.stopwatch import Clock, Sample, Stopwatch
 from actbench.measuring.calibration.subjects import Subject, single, specs_of_schemes, steps
-from actbench.measuring.kernels.measure import device_named, settle_heap
 from actbench.measuring.meters.profiles import DeviceTable
 from actbench.results.calibration import CalibrationReport
-from actbench.results.kernels import DeviceName
 from actbench.results.machine import machine, now, provenance
 
 _LONGEST_CALL = 0.6

@@ -1,18 +1,14 @@
-"""Charts of training runs: curves over the steps, in Braille characters on a terminal, or as PNG or SVG."""
+"""Charts of training runs: curves over the steps, as PNG or SVG."""
 
 from __future__ import annotations
 
 import importlib
 import io
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from actbench.errors import UsageError
 from actbench.paths import away_from_here
@@ -102,89 +98,6 @@ def _outcomes(runs: Sequence[TrainingRun]) -> list[Trained]:
     return [outcome for run in runs if isinstance(outcome := run.outcome, Trained)]
 
 
-COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
-_BLANK = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a character, top left first
-_AXIS_WIDTH = 9
-
-
-def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
-    """Draw a chart in Braille characters, without points that are not finite."""
-    finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
-    if not finite:
-        return Text(f"{plain(chart.title)}: no finite value")
-    canvas = _Canvas(max(8, width - _AXIS_WIDTH - 1), height, finite)
-    for number, curve in enumerate(chart.curves):
-        canvas.add(curve, number)
-    labels = [plain(curve.label) for curve in chart.curves]
-    legend = Text("  ".join("━━ " + label for label in labels))
-    start = 0
-    for number, label in enumerate(labels):
-        legend.stylize(COLOURS[number % len(COLOURS)], start, start + 2)
-        start += len(label) + 5
-    reach = f"{canvas.left:g}" + (f" … {canvas.right:g}" if canvas.right > canvas.left else "")
-    ends = Text(f"{'':{_AXIS_WIDTH}} {reach} {plain(chart.x)}", style="dim")
-    return Group(Text(plain(chart.title), style="bold"), *canvas.lines(), ends, legend)
-
-
-class _Canvas:
-    """Dots, and for each character the curve that set its last dot."""
-
-    def __init__(self, columns: int, rows: int, points: Sequence[tuple[float, float]]) -> None:
-        self.columns, self.rows = columns, rows
-        self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
-        self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
-        self._letters = [[_BLANK] * columns for _ in range(rows)]
-        self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
-
-    def add(self, curve: Curve, number: int) -> None:
-        for (x, y), (next_x, next_y) in zip(curve.points, curve.points[1:] + curve.points[-1:], strict=True):
-            if not math.isfinite(y):
-                continue
-            column, row = self._place(x, y)
-            end = self._place(next_x, next_y) if math.isfinite(next_y) else (column, row)
-            for dot in _line((column, row), end):
-                self._set(*dot, number)
-        for point in curve.lone():
-            column, row = self._place(*point)
-            for across, down in itertools.product((0, 1), repeat=2):
-                self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
-
-    def lines(self) -> Iterator[Text]:
-        """Yield the lines from the top, with three numbers on the vertical axis, or one if all are equal."""
-        middle = self.rows // 2
-        marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
-        for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
-            share = 1 - row / max(1, self.rows - 1)
-            label = f"{self.bottom + share * (self.top - self.bottom):.4g}" if row in marks else ""
-            line = Text(f"{label:>{_AXIS_WIDTH - 1}} │", style="dim")
-            for letter, owner in zip(letters, owners, strict=True):
-                line.append(chr(letter), style="" if owner is None else f"not dim {COLOURS[owner % len(COLOURS)]}")
-            yield line
-
-    def _place(self, x: float, y: float) -> tuple[int, int]:
-        column = _share(x, self.left, self.right) * (2 * self.columns - 1)
-        row = _share(y, self.top, self.bottom) * (4 * self.rows - 1)
-        return round(column), round(row)
-
-    def _set(self, column: int, row: int, number: int) -> None:
-        self._letters[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
-        self._owners[row // 4][column // 2] = number
-
-
-def _share(value: float, first: float, last: float) -> float:
-    """Return the position of a value between the first and the last, from 0 to 1."""
-    return 0.5 if first == last else (value - first) / (last - first)
-
-
-def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the dots of a line between two dots, with both ends."""
-    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
-    for step in range(length + 1):
-        share = step / length if length else 0.0
-        yield round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1]))
-
-
 FORMATS = ("png", "svg")
 _SIZE_INCHES = (7.0, 4.2)
 
@@ -225,8 +138,8 @@ def require() -> tuple[Any, Any]:
             return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:
         raise UsageError(
-            "curves as PNG or SVG are drawn by matplotlib, which is not installed: 'pip install matplotlib'; on a "
-            "terminal they are drawn without it"
+            "curves are drawn by matplotlib, which is not installed: 'pip install matplotlib'; an HTML page "
+            "(--export-html) has them without it"
         ) from None
 
 
