@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from actbench.cli.app import app, option, path_named, seconds_option
+from actbench.cli.app import command, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, expanded
 from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown, remark, show
 from actbench.errors import StoreError, UsageError
@@ -37,7 +37,7 @@ CompileOption = Annotated[
 ]
 
 
-@app.command()
+@command()
 @expanded
 def kernels(
     *,
@@ -90,7 +90,7 @@ def kernels(
     finish(found, tables, beside=exports)
 
 
-@app.command()
+@command()
 @expanded
 def calibrate(
     *,

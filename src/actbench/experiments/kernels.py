@@ -10,8 +10,7 @@ from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring.kernels import measure
 from actbench.measuring.kernels.choices import Plan
-from actbench.results.kernels import TITLE, KernelCase, KernelRecord
-from actbench.results.kinds import TIMED
+from actbench.results.kernels import TIMED, TITLE, KernelCase, KernelRecord
 from actbench.results.machine import provenance
 
 RECIPE = "kernels"

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError
 
 from actbench.errors import StoreError, first_line
 from actbench.paths import read_bytes
+from actbench.results.data import CaseData, OutcomeData
+from actbench.results.kinds import Kind
 from actbench.results.records import (
     SCHEMA_VERSION,
     Data,
@@ -34,7 +36,7 @@ Seconds = tuple[float, ...]
 TITLE = "Operators"
 
 
-class KernelCase(Data):
+class KernelCase(CaseData):
     """One operator at one dtype, number of bits and size.
 
     Attributes:
@@ -63,8 +65,13 @@ class KernelCase(Data):
         """Name for messages."""
         return f"{self.operator} {self.dtype}{'' if self.bits is None else f' {self.bits} bits'} {self.size}"
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """What distinguishes it from other operators."""
+        return {"operator": self.operator, "type": self.dtype, "bits": str(self.bits or ""), "size": self.size}
 
-class KernelTimes(Data):
+
+class KernelTimes(OutcomeData):
     """The measurements of an operator; seconds are those of each run.
 
     Attributes:
@@ -99,6 +106,11 @@ class KernelTimes(Data):
     def copy_share(self) -> float:
         """Bytes a second, as a share of the copy's."""
         return self.bytes_per_second * statistics.median(self.copy_seconds) / self.copied_bytes
+
+    @property
+    def ending(self) -> str:
+        """The speed, beside a copy's."""
+        return f"{self.bytes_per_second / 1e9:.3g} GB/s, {100 * self.copy_share:.0f} % of a copy's"
 
 
 class KernelRecord(Record[KernelCase, Annotated[KernelTimes | Failure, Field(discriminator="kind")]]):
@@ -222,3 +234,5 @@ COLUMNS: tuple[Column[KernelRecord], ...] = (
     Column("over_compiled", "Over compiled", "ratio", value_of(_over(_COMPILED)), "lower", detail=2),
 )
 """The columns. ``seconds`` is the median, and ratios are ratios of medians."""
+
+TIMED: Final = Kind("kernels", KernelRecord, kernel_tables, TITLE, older={".json": read_report})
