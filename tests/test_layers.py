@@ -28,7 +28,7 @@ ALLOWED = {
     "spec": {"errors", "units"},
     "validation": set(),
     "declared": {"errors", "paths", "plugins", "spec", "results", "units"},
-    "results": WORDS,
+    "results": WORDS | {"plugins"},
     "experiments": WORDS | {"longsteps", "results", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},

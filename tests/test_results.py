@@ -9,19 +9,19 @@ import pytest
 
 from actbench.experiments import recipes, sweep
 from actbench.experiments.recipes import runs
-from actbench.results import store
+from actbench.results import kinds, store
 from actbench.results.fits import FitRecord
-from actbench.results.kinds import FITTED, TRAINED
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import report_tables
 from actbench.results.tables.columns import CHOICES
-from actbench.results.tables.fits import FIT_TITLE
+from actbench.results.tables.fits import FIT_TITLE, FITTED
+from actbench.results.tables.training import TRAINED
 
 ROOT = Path(__file__).parents[1]
-FILES = store.files_below(ROOT / "results")
-RUNS = sorted((ROOT / "results").rglob(f"*{store.RUNS_SUFFIX}"))
-FITS = sorted((ROOT / "results").rglob(f"*{store.FITS_SUFFIX}"))
+FILES = kinds.files_below(ROOT / "results")
+RUNS = sorted((ROOT / "results").rglob("*.runs.jsonl"))
+FITS = sorted((ROOT / "results").rglob("*.fit.jsonl"))
 README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"<!-- (results/[\w./-]+) -->\n((?:\|.*\n)+)", README + (ROOT / "docs" / "fit.md").read_text())
 
@@ -65,7 +65,7 @@ def test_the_readme_shows_results() -> None:
 def test_every_row_of_the_readme_stands_in_the_results(folder: str, table: str) -> None:
     texts = [file.read_text() for file in (ROOT / folder).glob("*.md")]
     if (ROOT / "recipes" / f"{Path(folder).name}.toml").exists():
-        records, _ = store.read_all(store.files_in([ROOT / folder]))
+        records, _ = store.read_all(kinds.files_in([ROOT / folder]))
         texts += map(markdown, report_tables(records, "", tuple(CHOICES)))
     committed = [cells_of(line) for text in texts for line in text.splitlines()]
     header, _, *rows = table.splitlines()
@@ -78,7 +78,7 @@ def test_every_row_of_the_readme_stands_in_the_results(folder: str, table: str) 
 def test_the_readme_shows_what_quickstart_prints() -> None:
     [shown] = [table for folder, table in SHOWN if folder == "results/quickstart"]
     recipe = recipes.load("quickstart")
-    records, _ = store.read_all(store.files_in([ROOT / "results" / "quickstart"]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]))
     [table] = report_tables(records, recipe.title, recipe.columns)
 
     assert recipe.columns

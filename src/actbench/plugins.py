@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from actbench.errors import told
 
 Group = Literal["schemes", "workloads", "meters", "kinds", "exports", "commands"]
 
 OURS = "actbench"
+TOLD_BY = "ACTBENCH_PLUGINS_TOLD_BY"
+"""Environment variable: the process that tells the user of plug-ins which are left out."""
+
+T = TypeVar("T")
 
 
 class PluginWarning(UserWarning):
@@ -72,6 +77,12 @@ def source_of(module: str) -> Path | None:
 
 
 @functools.cache
+def _entries() -> Any:  # of another type in Python 3.11 than later
+    """Return the entry points of every group: reading all packages takes some milliseconds."""
+    return entry_points()
+
+
+@functools.cache
 def installed(group: Group) -> dict[str, Plugin]:
     """Return the plug-ins of a group by name, in order of their names.
 
@@ -79,35 +90,55 @@ def installed(group: Group) -> dict[str, Plugin]:
     warned of.
     """
     found: dict[str, Plugin] = {}
-    every = [_plugin(entry) for entry in entry_points(group=f"{OURS}.{group}")]
+    every = [_plugin(entry) for entry in _entries().select(group=f"{OURS}.{group}")]
     for plugin in sorted(every, key=lambda plugin: (plugin.name, not plugin.is_ours, plugin.package)):
         first = found.setdefault(plugin.name, plugin)
         if first.package != plugin.package:
-            _warn(plugin, group, f"{first.package} brings one of that name too, which is used")
+            leave_out(plugin, group, f"{first.package} brings one of that name too, which is used")
     return found
 
 
-def loaded(group: Group) -> dict[str, Any]:
-    """Return the objects of a group by name; what cannot be imported is warned of and left out."""
-    found = {}
-    for name, plugin in installed(group).items():
-        try:
-            found[name] = plugin.load()
-        except Exception as error:  # a stranger's module may raise anything
-            _warn(plugin, group, f"it cannot be imported: {told(error)}")
-    return found
+def loaded(group: Group, of: type[Any] = object) -> dict[str, Any]:
+    """Return the objects of a group by name; what is no ``of``, or cannot be imported, is warned of and left out."""
+    objects = {name: find(group, name, of) for name in installed(group)}
+    return {name: found for name, found in objects.items() if found is not None}
 
 
-def leave_out(group: Group, name: str, why: str) -> None:
-    """Warn that a plug-in is left out, with the reason."""
-    _warn(installed(group)[name], group, why)
+def find(group: Group, name: str, of: type[T]) -> T | None:
+    """Return one object of a group; None, with a warning, if it is no ``of`` or cannot be imported."""
+    plugin = installed(group).get(name)
+    if plugin is None:
+        return None
+    if (why := fault(plugin, of)) is not None:
+        leave_out(plugin, group, why)
+        return None
+    return cast("T", _imported(plugin)[0])
+
+
+def fault(plugin: Plugin, of: type) -> str | None:
+    """Return why a plug-in cannot be used as an ``of``; None if it can."""
+    found, why = _imported(plugin)
+    if why is None and not isinstance(found, of):
+        why = f"{plugin.entry.value} is a {type(found).__name__} and no {of.__name__}"
+    return why
+
+
+@functools.cache
+def leave_out(plugin: Plugin, group: Group, why: str) -> None:
+    """Warn, once in a process, that a plug-in is left out; not in processes that a command starts, which told of it."""
+    if os.environ.get(TOLD_BY, str(os.getpid())) == str(os.getpid()):
+        text = f"plug-in {plugin.name!r} ({group}) of {plugin.package} is left out: {why}"
+        warnings.warn(PluginWarning(text), stacklevel=2)
+
+
+@functools.cache
+def _imported(plugin: Plugin) -> tuple[Any, str | None]:
+    try:
+        return plugin.load(), None
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+        return None, f"it cannot be imported: {told(error)}"
 
 
 def _plugin(entry: EntryPoint) -> Plugin:
     package = entry.dist
     return Plugin(entry.name, f"{package.name} {package.version}" if package is not None else OURS, entry)
-
-
-def _warn(plugin: Plugin, group: Group, why: str) -> None:
-    text = f"plug-in {plugin.name!r} ({group}) of {plugin.package} is left out: {why}"
-    warnings.warn(PluginWarning(text), stacklevel=3)

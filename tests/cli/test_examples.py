@@ -42,7 +42,8 @@ def commands_in(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def commands_of_help() -> Iterator[tuple[str, str, bool]]:
-    for name, verb in GROUP.commands.items():
+    for name in GROUP.list_commands(None):
+        verb = GROUP.get_command(None, name)
         for paragraph in (verb.help or "").split("\n\n"):
             line = " ".join(paragraph.split()).removeprefix("Examples: ").removeprefix("Example: ")
             for command in line.split(" · "):
@@ -73,7 +74,7 @@ def written() -> dict[tuple[str, ...], list[str]]:
 def _lacks_arguments(words: tuple[str, ...]) -> bool:
     try:
         parent = GROUP.make_context("actbench", list(words))
-        GROUP.commands[words[0]].make_context(words[0], list(words[1:]), parent=parent)
+        GROUP.get_command(parent, words[0]).make_context(words[0], list(words[1:]), parent=parent)
     except _Gap:
         return True
     except (KeyError, typer._click.exceptions.UsageError):

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from actbench.errors import ActbenchError
 from actbench.results import compare, render, store, tables
-from actbench.results.render import screen
+from actbench.results.render import page, screen
 
 FULL = {
     "peak_bytes": 1000,
@@ -54,7 +54,7 @@ def test_records_through_every_renderer(fuzz, tmp_path, make_record, changed):
         console = Console(file=io.StringIO(), force_terminal=True, width=100)
         for each in (table, tables.estimates_table(records)):
             screen.show(each, console)
-            for text in (render.markdown(each), render.csv_text(each), render.html_page([each], "A title")):
+            for text in (render.markdown(each), render.csv_text(each), page.html_page([each], "A title")):
                 text.encode()
         assert len(json.loads(render.json_text(records))) == len(records)
         assert compare.compare(records, records, []).table.rows

@@ -19,6 +19,7 @@ from actbench.results import render
 from actbench.results.measured import MeasuredRecord
 from actbench.results.plain import csv_cell, markdown, plain
 from actbench.results.records import Case, Failure
+from actbench.results.render import page
 from actbench.results.tables import Table
 from actbench.results.tables.values import Column
 
@@ -95,7 +96,7 @@ def test_no_export_has_hidden_characters(make_record: MakeRecord) -> None:
     records = [make_record(label=EVIL, model=EVIL, machine=EVIL, failure=EVIL), make_record(warnings=(EVIL,))]
     table = tables.results_table(records, EVIL)
 
-    for text in (render.markdown(table), render.csv_text(table), render.html_page([table], EVIL)):
+    for text in (render.markdown(table), render.csv_text(table), page.html_page([table], EVIL)):
         assert r"\x1b[31m" in text.replace("\\\\", "\\").replace("\\[", "[")
         assert [character for character in HIDDEN if character in text] == []
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from actbench import schemes, workloads
 from actbench.errors import ConversionError
-from actbench.results import interned, store
+from actbench.results import interned, kinds, store
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.setup import TrainingSetup, TrainStep
@@ -125,7 +125,7 @@ def test_the_same_number_of_draws_shows_a_bias() -> None:
 
 
 def test_the_committed_records_say_the_same() -> None:
-    records, _ = store.read_all(store.files_in([RESULTS]), interned.UNTABLED)
+    records, _ = store.read_all(kinds.files_in([RESULTS]), interned.UNTABLED)
     known = [
         (record.case.scheme, record.outcome.gradient_error)
         for record in records

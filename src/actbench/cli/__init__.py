@@ -6,25 +6,15 @@ import io
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TextIO, cast
 
 from actbench.caches import keep_compiled_code_private, own_temporary_folder
-from actbench.cli import (  # noqa: F401  (each has verbs)
-    calibrate,
-    convert,
-    doctor,
-    encodings,
-    fit,
-    listing,
-    report,
-    run,
-    sweep,
-    together,
-    train,
-)
+from actbench.cli import together
 from actbench.errors import ActbenchError, shortened
+from actbench.plugins import TOLD_BY, PluginWarning
 from actbench.results.plain import plain
 
 
@@ -36,7 +26,7 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes import nothing from the current folder
     keep_compiled_code_private()
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao warns, which transformers imports
-    with tolerant() as out, explained_exits():
+    with tolerant() as out, explained_exits(), _telling_of_plugins():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
@@ -65,6 +55,27 @@ def _run(*, debug: bool) -> None:
             raise
         print(plain(f"actbench: {shortened(_said(error))}"), file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _telling_of_plugins() -> Iterator[None]:
+    """Print warnings about plug-ins as remarks: once, and not in the processes that this one starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PluginWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
+            if issubclass(category, PluginWarning):
+                print(plain(f"actbench: {shortened(str(message))}"), file=sys.stderr)
+            else:
+                others(message, category, *place, **details)
+
+        warnings.showwarning = show
+        os.environ[TOLD_BY] = str(os.getpid())
+        try:
+            yield
+        finally:
+            del os.environ[TOLD_BY]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ No other file imports typer.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from actbench.errors import encodable, shortened
+from actbench import plugins
+from actbench.errors import encodable, shortened, told
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 PANELS = {
@@ -44,12 +46,14 @@ _PLACES = {
 
 def panel_of(name: str) -> str | None:
     """Return the title of a flag's panel, or None; flags without a panel are in verbs with few flags."""
-    return list(PANELS)[_PLACES[name][0]] if name in _PLACES else None
+    panel, _ = place_of(name)
+    return list(PANELS)[panel] if panel < len(PANELS) else None
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Return the position of a flag in a help page; flags without a panel come last."""
-    return _PLACES.get(name, (len(PANELS), 0))
+    """Return the position of a flag in a help page: those without a panel are last."""
+    is_export = name.startswith("--export-")  # of a plug-in: behind the others
+    return _PLACES.get(name, (len(PANELS) - 1, len(_PLACES)) if is_export else (len(PANELS), 0))
 
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
@@ -65,15 +69,42 @@ def _shortened() -> Iterator[None]:
         raise
 
 
-_FIRST = ("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "calibrate")
+_OWN = {
+    "sweep": "sweep",
+    "measure": "sweep",
+    "report": "report",
+    "compare": "report",
+    "doctor": "doctor",
+    "schemes": "listing",
+    "models": "listing",
+    "recipes": "listing",
+    "devices": "listing",
+}
+"""The verbs of the frame itself, each with its file in this folder. Plug-ins bring the others."""
+
+_ORDER = (
+    *("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "calibrate"),
+    *("doctor", "encodings", "tables", "schemes", "models", "recipes", "devices"),
+)
+"""Verbs in the order of the help page: those that most people need first. Others follow by their names."""
 
 
 class _Verbs(typer.core.TyperGroup):
-    """The verbs, those that most people need first; it shortens messages about their flags."""
+    """The verbs, each imported when it is asked for; it shortens messages about their flags."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
+        others = plugins.installed("commands")
+        for name in others.keys() & _OWN:
+            plugins.leave_out(others[name], "commands", "actbench has a command of that name itself")
+        names = {*_OWN, *others}
+        return [*(name for name in _ORDER if name in names), *sorted(names.difference(_ORDER))]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in _OWN:
+            verb = getattr(importlib.import_module(f"actbench.cli.{_OWN[name]}"), name)
+        else:
+            verb = plugins.find("commands", name, typer.Typer)
+        return None if verb is None else _built(verb, name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _shortened():
@@ -82,6 +113,37 @@ class _Verbs(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _shortened():
             return super().invoke(ctx)
+
+
+def _built(verb: typer.Typer, name: str) -> Any:
+    """Return the command of click behind a verb; None, with a warning, if a plug-in's object has none."""
+    try:
+        if len(verb.registered_commands) == 1 and not verb.registered_groups and verb.registered_callback is None:
+            (only,) = verb.registered_commands
+            found = typer.main.get_command_from_info(
+                only, pretty_exceptions_short=False, rich_markup_mode=verb.rich_markup_mode
+            )
+        else:
+            found = typer.main.get_group(verb)
+    except Exception as error:  # of a signature that typer cannot make options of
+        plugins.leave_out(plugins.installed("commands")[name], "commands", told(error))
+        return None
+    found.name = name
+    return found
+
+
+def command(**details: Any) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a verb of a function: what an entry point of ``actbench.commands`` names.
+
+    A plug-in may also name a :class:`typer.Typer` of its own.
+    """
+
+    def made(function: Callable[..., None]) -> typer.Typer:
+        verb = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        verb.command(**details)(function)
+        return verb
+
+    return made
 
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from actbench.cli.app import app, option, path_named, seconds_option
+from actbench.cli.app import command, option, path_named, seconds_option
 from actbench.cli.flags import expanded
 from actbench.cli.printing import ExportFlags, command_line, export, remark, show
 from actbench.errors import StoreError, UsageError
@@ -17,7 +17,7 @@ DeviceOption = Annotated[
 ]
 
 
-@app.command()
+@command()
 @expanded
 def calibrate(
     *,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-from actbench.cli.app import app, count_option, option, seconds_option
+from actbench.cli.app import command, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from actbench.results.converted import ConversionReport
 
 
-@app.command()
+@command()
 @expanded
 def convert(
     *,

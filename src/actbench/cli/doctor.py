@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actbench.caches import user_cache
-from actbench.cli.app import Exit, app
+from actbench.cli.app import Exit, command
 from actbench.cli.printing import console, plain_table
 from actbench.results.machine import CUPY, available_memory_bytes, machine, version_of
 from actbench.units import format_bytes
@@ -105,7 +105,7 @@ def _disk() -> Check:
     return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")
 
 
-@app.command()
+@command()
 def doctor() -> None:
     """Show what this machine has, what is missing, and the command that installs it.
 

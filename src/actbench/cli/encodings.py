@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import app, argument, count_option, option
+from actbench.cli.app import argument, command, count_option, option
 from actbench.cli.flags import expanded
 from actbench.cli.printing import ExportFlags, JsonOption, export, remark, show
 from actbench.errors import UsageError
@@ -38,7 +38,7 @@ DistributionOption = Annotated[
 ]
 
 
-@app.command()
+@command()
 @expanded
 def encodings(
     *,
@@ -113,7 +113,7 @@ _COLUMNS, _ROWS = 72, 16
 _BLANK, _EXACT, _STEP, _BOTH = " ", "·", "█", "▓"
 
 
-@app.command()
+@command()
 def tables(
     function: Annotated[str, argument("FUNCTION", "gelu, silu, tanh …, or file.py:function for one of your own.")],
     bits: Annotated[int, option("--bits", "Bits of a code.", min=1, max=8)] = 3,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
-from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
+from actbench.cli.app import Exit, command, count_option, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
@@ -56,7 +56,7 @@ class FitFlags(StepFlags):
     ] = None
 
 
-@app.command()
+@command()
 @expanded
 def fit(
     *,

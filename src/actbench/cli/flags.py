@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
+from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.declared import check_device_profile
@@ -261,32 +262,21 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(verb, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters = [
-        each for parameter in inspect.signature(verb, eval_str=True).parameters.values() for each in _flags(parameter)
+        each
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values()
+        for each in parameters_of(parameter)
     ]
     parameters.sort(key=lambda parameter: _place(parameter.annotation))
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
         check_exports(given)
-        made = {
-            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
-        }
+        made = {name: made_of(kind, given) for name, kind in groups.items()}
         verb(**given, **made)
 
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    group = parameter.annotation
-    if not (is_dataclass(group) and isinstance(group, type)):
-        return [parameter]
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
-        for field in fields(group)
-    ]
 
 
 def _place(annotation: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from actbench.cli.app import app, argument
+from actbench.cli.app import argument, command
 from actbench.cli.printing import console, plain_table
 from actbench.errors import UsageError
 from actbench.units import format_bytes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actbench.schemes import Scheme
 
 
-@app.command()
+@command()
 def schemes(
     name: Annotated[str | None, argument("NAME", "Show one scheme with its keys, paper and published figures.")] = None,
 ) -> None:
@@ -38,7 +38,7 @@ def schemes(
         print_scheme(registry.lookup(name), console())
 
 
-@app.command()
+@command()
 def models(
     pattern: Annotated[str | None, argument("PATTERN", "Show only models whose name contains this.")] = None,
 ) -> None:
@@ -59,7 +59,7 @@ def models(
     console().print(table)
 
 
-@app.command()
+@command()
 def recipes(
     name: Annotated[str | None, argument("NAME", "Print one recipe, to read it or to begin your own.")] = None,
 ) -> None:
@@ -80,7 +80,7 @@ def recipes(
     console().print(table)
 
 
-@app.command()
+@command()
 def devices(
     pattern: Annotated[str | None, argument("PATTERN", "Show only devices whose name contains this.")] = None,
 ) -> None:

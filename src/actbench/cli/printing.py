@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
+from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
 from actbench.measuring import launch
 from actbench.results.measured import Measurement
 from actbench.results.plain import plain
-from actbench.results.records import Failure
+from actbench.results.records import Failure, Record
+from actbench.results.render.exporting import Exported
 from actbench.results.tables import Table
 from actbench.results.tables.columns import CHOICES, names_in
 
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from actbench.experiments.runner.progress import Progress
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.render.exports import Text
-    from actbench.results.render.page.pictures import Beside
 
 JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
 
@@ -40,19 +42,13 @@ class TableFlags:
     export_csv: Annotated[
         Path | None, file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
     ] = None
-    export_html: Annotated[
-        Path | None,
-        file_option(
-            "--export-html --html",
-            "Write one HTML page that needs no network: tables that sort and filter, charts of records "
-            "(actbench[html]), settings and commands.",
-        ),
-    ] = None
+    plugged: Mapping[str, Path | None] = field(default_factory=dict, metadata={"flags": plugged_exports})
+    """Files of the formats that plug-ins bring, by the name of the flag's parameter."""
 
     @property
     def take_stdout(self) -> bool:
         """Whether an export goes to standard output; text for readers then goes to standard error."""
-        return STDOUT in (getattr(self, field.name) for field in fields(self))
+        return STDOUT in (*(getattr(self, field.name) for field in fields(self)), *self.plugged.values())
 
 
 @dataclass(frozen=True)
@@ -180,19 +176,22 @@ def export(
     *,
     csv: Callable[[], Table] | None = None,
     title: str | None = None,
-    beside: Callable[[], Beside] | None = None,
+    records: Sequence[Record[Any, Any]] = (),
 ) -> None:
     """Write all requested files, or none.
 
     Args:
         flags: The requested files.
-        tables: The tables for Markdown and HTML, below each other.
+        tables: The tables for Markdown and the formats of plug-ins, below each other.
         json: The text of JSON; needed if ``flags`` may request it.
         csv: The table for CSV; None for the first table.
-        title: The title of the HTML page; None for the first table's.
-        beside: What the HTML page shows beside its tables.
+        title: The heading above all tables; None for the first table's.
+        records: The records that the first table shows, if it shows some.
     """
     from actbench.results.render import formats
+
+    def exported() -> Exported:
+        return Exported(tables, title or tables[0].title, records, remark)
 
     def markdown() -> Iterator[str]:
         for place, table in enumerate(tables):
@@ -203,19 +202,8 @@ def export(
         (flags.export_markdown, markdown),
         (flags.export_csv, lambda: formats.csv_lines(csv() if csv else tables[0])),
         (getattr(flags, "export_json", None), json or str),
-        (flags.export_html, lambda: html_page(tables, title or tables[0].title, beside)),
+        *((path, partial(text_of, name, exported)) for name, path in flags.plugged.items()),
     )
-
-
-def html_page(tables: Sequence[Table], title: str, beside: Callable[[], Beside] | None) -> Text:
-    """Return an HTML page, and remark what to install if charts are missing."""
-    from actbench.results.render import page
-    from actbench.results.render.page import library
-
-    found = beside() if beside else None
-    if found is not None and found.has_charts and not library.is_installed():
-        remark(f"the HTML page has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
-    return page.html_lines(tables, title, found)
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
@@ -229,7 +217,9 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
         remark(f"written: {', '.join(map(str, texts))}")
     if printed is not None:
         lines = printed()
-        sys.stdout.writelines([lines] if isinstance(lines, str) else cast("Iterable[str]", lines))
+        if isinstance(lines, bytes):
+            raise UsageError("-: this export is no text, which standard output takes; name a file")
+        sys.stdout.writelines([lines] if isinstance(lines, str) else lines)
 
 
 def finish(

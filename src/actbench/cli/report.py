@@ -3,11 +3,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from actbench.cli.app import Exit, app, argument, option, path_named
+from actbench.cli.app import Exit, argument, command, option, path_named
 from actbench.cli.flags import expanded
 from actbench.cli.printing import ExportFlags, ResultFlags, export, remark, show
 from actbench.errors import UsageError
@@ -32,7 +31,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-@app.command()
+@command()
 @expanded
 @_no_collector()
 def report(
@@ -65,7 +64,6 @@ def report(
     """
     from actbench.results import interned, kinds, store, tables
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import memory
 
     columns = exports.chosen
     kind, files = kinds.kind_in(results)
@@ -76,10 +74,10 @@ def report(
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
-    if exports.export_json is None and exports.export_html is None:
+    if exports.export_json is None and not any(exports.plugged.values()):
         records = []  # with many rows they take most of the memory
     show(*shown, beside=exports)
-    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
+    export(exports, shown[:1], lambda: json_lines(records), records=records)
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
@@ -93,10 +91,10 @@ def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: Resul
         remark(notice)
     shown = kind.tables(records, title)
     show(*shown, beside=exports)
-    export(exports, shown, lambda: json_lines(records), beside=partial(kind.beside, records) if kind.beside else None)
+    export(exports, shown, lambda: json_lines(records), records=records)
 
 
-@app.command()
+@command()
 @expanded
 @_no_collector()
 def compare(
@@ -127,13 +125,13 @@ def compare(
 
     actbench compare results-of-main results --html changes.html --export-json changes.json
     """
-    from actbench.results import interned, store
+    from actbench.results import interned, kinds, store
     from actbench.results.compare import compare as compared
     from actbench.results.compare import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
-    first, first_notices = store.read_all(store.files_in([before]), interned.UNCOMPARED)
-    second, second_notices = store.read_all(store.files_in([after]), interned.UNCOMPARED, like=first)
+    first, first_notices = store.read_all(kinds.files_in([before]), interned.UNCOMPARED)
+    second, second_notices = store.read_all(kinds.files_in([after]), interned.UNCOMPARED, like=first)
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)

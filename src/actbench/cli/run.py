@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from actbench.cli.app import app, argument, count_option, named, option
+from actbench.cli.app import argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
@@ -38,7 +38,7 @@ Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the scrip
 
 
 # The module's name is the first argument and no value of -m: so all that follows it is the module's, --help too.
-@app.command("run", context_settings={"allow_interspersed_args": False})
+@command(context_settings={"allow_interspersed_args": False})
 @expanded
 def run_script(
     *,
@@ -183,7 +183,6 @@ def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: Cu
     """Print what came of a script, and write the files."""
     from actbench.results.advice import about_limits
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import memory
     from actbench.results.tables import report_tables
     from actbench.results.tables.script import script_tables
     from actbench.results.verdict import verdict
@@ -196,7 +195,7 @@ def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: Cu
         (*shown[:1], *of_script, *tables_of(records)),
         lambda: json_lines(records),
         title=unchanged.case.model,
-        beside=lambda: memory.beside_measured(records),
+        records=records,
     )
     _say(verdict(unchanged), exports)
     show(*of_script, beside=exports)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import Context, app, argument, count_option, named, option
+from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
     CaseFlags,
@@ -48,7 +48,7 @@ RecipeOrModel = Annotated[
 ]
 
 
-@app.command()
+@command()
 @expanded
 def sweep(
     *,
@@ -115,7 +115,7 @@ def sweep(
         )
 
 
-@app.command()
+@command()
 @expanded
 def measure(
     *,
@@ -210,7 +210,6 @@ def _compare(
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import memory
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -233,7 +232,7 @@ def _compare(
     if by_operator:
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
-    export(exports, written, lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
+    export(exports, written, lambda: json_lines(records), records=records)
     show(*shown, beside=exports)
     show_timelines(records, exports)
     export_timelines(records, timeline)

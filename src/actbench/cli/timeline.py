@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
-from actbench.cli.printing import ResultFlags, call_task, console, html_page, readers, remark, show, write_files
+from actbench.cli.printing import ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
 from actbench.leftovers import temporary_folder
 from actbench.results.measured import MeasuredRecord, Measurement
@@ -142,11 +142,11 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
     if not list(with_timelines(records)):
         remark(f"{flags.export_timeline} is not written: no case was measured")
         return
-    write_files((flags.export_timeline, _writer(records, flags.export_timeline.suffix)))
+    write_files((flags.export_timeline, _writer(records, flags.export_timeline)))
 
 
-def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text]:
-    from actbench.results.render.page import library
+def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]:
+    from actbench.results.render.page import html_lines, library
     from actbench.results.render.page.pictures import Beside, Group
     from actbench.results.render.page.timeline import memory_over_step
     from actbench.results.tables.step import title_of, with_timelines
@@ -155,10 +155,12 @@ def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text
         return tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(records))
 
     def picture() -> Text:
-        return library.image(pictures(), "png" if suffix == ".png" else "svg")
+        return library.image(pictures(), "png" if file.suffix == ".png" else "svg")
 
     def html() -> Text:
-        return html_page(tables_of(records), _TITLE, lambda: Beside((Group(_TITLE, pictures()),)))
+        if not library.is_installed():
+            remark(f"{file} has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
+        return html_lines(tables_of(records), _TITLE, Beside((Group(_TITLE, pictures()),)))
 
     def as_json() -> Text:
         found = [
@@ -167,7 +169,7 @@ def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text
         ]
         return json.dumps(found, indent=2) + "\n"
 
-    return {".html": html, ".json": as_json}.get(suffix, picture)
+    return {".html": html, ".json": as_json}.get(file.suffix, picture)
 
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import Exit, app, argument, count_option, named, option, path_named, seconds_option
+from actbench.cli.app import Exit, argument, command, count_option, named, option, path_named, seconds_option
 from actbench.cli.clusters import TrainClusterFlags
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
@@ -39,7 +39,7 @@ ForceOption = Annotated[
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
-@app.command()
+@command()
 @expanded
 def train(
     *,
@@ -167,12 +167,11 @@ def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFl
     """Print and export curves and table, say where they are stored, and exit with status 1 if any run failed."""
     from actbench.results.render import charts, exports
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import training
     from actbench.results.tables.training import accuracy_table
 
     records = comparison.records
     table = accuracy_table(records, title)
-    export(asked, [table], lambda: json_lines(records), beside=lambda: training.beside_trained(records))
+    export(asked, [table], lambda: json_lines(records), records=records)
     if curves:
         drawn = charts.curves_of(records)
         exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})

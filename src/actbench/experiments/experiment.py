@@ -1,6 +1,6 @@
 """What experiments of every kind share: their files, what is left to do of a plan, a record of each outcome.
 
-Cases are measured by :mod:`actbench.experiments.sweep`, and models trained by :mod:`actbench.training.comparison`.
+What stands here knows no kind of record: a :class:`~actbench.results.kinds.Kind` is given to it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
+from actbench.results.data import CaseData, Data
 from actbench.results.kinds import Kind
 from actbench.results.lines import RecordT
 from actbench.results.machine import now
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case, Data, Failure, Record
-from actbench.results.runs import TrainingCase
+from actbench.results.records import Failure, Record
 from actbench.results.store import Store
 
-CaseT = TypeVar("CaseT", Case, TrainingCase)
+CaseT = TypeVar("CaseT", bound=CaseData)
 AnyRecord = TypeVar("AnyRecord", bound=Record[Any, Any], contravariant=True)
 
 
@@ -84,9 +83,9 @@ def finished(
     return ExperimentResult(records, summary, store.path, store.notice)
 
 
-def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequence[Planned[CaseT]]) -> None:
-    """Raise a RecipeError where two cases that an author wrote differently have one canonical form."""
-    first: dict[CaseT, str] = {}
+def check_distinct(recipe: str, written: Sequence[Planned[Any]], plan: Sequence[Planned[Any]]) -> None:
+    """Raise a RecipeError where two cases whose schemes an author wrote differently have one canonical form."""
+    first: dict[CaseData, str] = {}
     for entry, author in zip(plan, written, strict=True):
         if entry.case in first:
             schemes = f"{first[entry.case]!r} and {author.case.scheme!r}"
@@ -138,7 +137,7 @@ def keep(
         said = {"recipe": recipe, "label": entry.label, "published": entry.published, "recorded_at": now()}
         record = kind(case=case, outcome=outcome, **said, **origin(case))
         store.append(record)
-        if isinstance(record, MeasuredRecord) and record.awaits_search:
+        if record.awaits_search:
             progress.measured(record.case, record.outcome)
             continue
         progress.finished(case, outcome)

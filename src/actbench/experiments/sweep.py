@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from actbench import schemes, workloads
 from actbench.errors import UsageError
@@ -14,15 +13,16 @@ from actbench.experiments.cluster.cases import run as on_cluster
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
 from actbench.experiments.ranks.team import Launched, Team
-from actbench.experiments.recipes import Recipe, load, names, runs
+from actbench.experiments.recipes import Recipe
+from actbench.experiments.recipes.base import shipped_title
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import chosen_gpus
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
-from actbench.results import store
-from actbench.results.kinds import MEASURED, OTHERS, TRAINED, Kind
+from actbench.results import kinds, store
+from actbench.results.kinds import MEASURED
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
@@ -124,19 +124,14 @@ def _processes(case: Case) -> int:
 def render_again(folder: Path) -> list[Path]:
     """Write the tables beside every results file below a folder anew, and return the files."""
     done: list[Path] = []
-    for kind in (MEASURED, *OTHERS):
-        files = store.files_below(folder) if kind is MEASURED else sorted(folder.rglob(f"*{kind.suffix}"))
+    for kind in kinds.usable():
+        files = kinds.files_below(folder, kind.name)
         for file in files:
-            kind.write_beside(file, store.read(file, kind.record).records, _title(kind, file.parent.name))
+            recipe = file.parent.name
+            title = kind.title or shipped_title(recipe) or recipe
+            kind.write_beside(file, store.read(file, kind.record).records, title)
         done += files
     return done
-
-
-def _title(kind: Kind[Any], recipe: str) -> str:
-    if kind.title is not None:
-        return kind.title
-    known, read = (runs.names(), runs.load) if kind is TRAINED else (names(), load)
-    return read(recipe).title if recipe in known else recipe
 
 
 def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:

@@ -19,13 +19,12 @@ from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.results.fits import Asked, FitRecord, Fitted, Tried, fitted
-from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, Optimizer
 from actbench.results.sentences import failures
 from actbench.results.store import Store
-from actbench.results.tables.fits import FIT_TITLE
+from actbench.results.tables.fits import FIT_TITLE, FITTED
 from actbench.schemes.base import Change
 from actbench.workloads.optimizers import same_updates
 

@@ -12,3 +12,46 @@ class Data(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class CaseData(Data):
+    """What an experiment runs, with the words that its progress is told in; a subclass has a ``name`` for messages."""
+
+    @property
+    def title(self) -> str:
+        """The name, with all that distinguishes it from other cases of its experiment."""
+        return str(getattr(self, "name", type(self).__name__))
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What distinguishes it from others of its experiment, by heading of the table of progress."""
+        return {"case": self.title}
+
+    @property
+    def pace(self) -> str:
+        """What cases share that take about as long as each other."""
+        return type(self).__name__
+
+    @property
+    def first_state(self) -> str:
+        """What is done first with it."""
+        return "at work"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search follows when the case is measured."""
+        return False
+
+
+class OutcomeData(Data):
+    """What came of a case, in the words of progress; with ``peak_bytes``, if it has that, in the table's column."""
+
+    @property
+    def state(self) -> str:
+        """How the case ended, in a word or two."""
+        return "measured"
+
+    @property
+    def ending(self) -> str:
+        """How the case ended, with its main figures."""
+        return self.state

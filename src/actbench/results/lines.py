@@ -128,6 +128,11 @@ def parse(kind: type[RecordT], line: bytes, place: str) -> RecordT:
         ) from None
 
 
+def is_record(line: bytes) -> bool:
+    """Return whether a line is a record of actbench, of whatever kind."""
+    return line.startswith(_BEGINNING) and _is_json(line)
+
+
 def _migrated(data: Any, place: str, migrations: Migrations) -> dict[str, Any]:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):

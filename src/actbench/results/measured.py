@@ -6,9 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from actbench.results.data import OutcomeData
+from actbench.results.estimated import OTHERS as OTHERS
+from actbench.results.estimated import Communication as Communication
+from actbench.results.estimated import EstimatedTime as EstimatedTime
+from actbench.results.estimated import OperatorTime as OperatorTime
 from actbench.results.records import Built, Case, Data, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.results.timeline import Timeline
-from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt
+from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt, format_bytes
 
 
 class LargestBatch(Data):
@@ -71,78 +76,12 @@ class PeakParts(Data):
     temporary_bytes: NonNegativeInt = 0
 
 
-OTHERS = "(others)"
-"""Name of the sum of all operators of a step that are not named."""
-
-
 class PhasePeaks(Data):
     """The peak of each part of a step; the largest is the peak of the step."""
 
     forward_bytes: NonNegativeInt
     backward_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
-
-
-class OperatorTime(Data):
-    """The estimated time of the calls of one operator in a step.
-
-    Attributes:
-        name: Of the operator; in parentheses what is none: the device waits, or all that is not named.
-        is_beside: Whether it runs beside what the device computes, as collectives do; its seconds are no part of the
-            step's.
-    """
-
-    name: str
-    calls: NonNegativeInt
-    seconds: NonNegativeFloat
-    flops: NonNegativeInt = 0
-    moved_bytes: NonNegativeInt = 0
-    is_beside: bool = False
-
-
-class Communication(Data):
-    """What one process sends to others in a step by one kind of collective.
-
-    Attributes:
-        kind: ``all-gather``, ``reduce-scatter``, ``all-reduce``, ``all-to-all``, ``broadcast``, ``reduce`` or ``send``.
-        sent_bytes: In rings: of what n processes gather or scatter (n - 1)/n, of what all of them add up twice that.
-    """
-
-    kind: str
-    calls: NonNegativeInt
-    sent_bytes: NonNegativeInt
-
-
-class EstimatedTime(Data):
-    """The estimated time of a simulated step on the simulated device; nothing of it was measured.
-
-    Attributes:
-        step_seconds: The sum of the next three.
-        host_seconds: Time of the host to issue the operators; if that is longer, the device waits.
-        device_seconds: Time in which the device computes.
-        flops: Floating-point operations of the products.
-        moved_bytes: Bytes that operators read and write.
-        by_operator: The operators, the slowest first.
-        unknown: Operators that the cost model has no kind for, counted by their bytes.
-        replaced: Types that the device has no units for, whose products are timed at its rate of float32.
-        communication_seconds: In which something is exchanged with other processes; None where there is one alone,
-            and in older records.
-        exposed_seconds: In which the device waits for that.
-    """
-
-    step_seconds: NonNegativeFloat
-    forward_seconds: NonNegativeFloat
-    backward_seconds: NonNegativeFloat
-    optimizer_seconds: NonNegativeFloat
-    host_seconds: NonNegativeFloat
-    device_seconds: NonNegativeFloat
-    flops: NonNegativeInt
-    moved_bytes: NonNegativeInt
-    by_operator: tuple[OperatorTime, ...] = ()
-    unknown: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-    communication_seconds: NonNegativeFloat | None = None
-    exposed_seconds: NonNegativeFloat | None = None
 
 
 class Diagnostic(Data):
@@ -167,7 +106,7 @@ FIRST_DIAGNOSTICS = {
 """Titles of the diagnostics that older records have as fields of the measurement."""
 
 
-class Measurement(Data):
+class Measurement(OutcomeData):
     """What a meter read of one case.
 
     Attributes:
@@ -268,6 +207,21 @@ class Measurement(Data):
     def fits(self) -> bool:
         """Whether the step fits into its memory limit."""
         return self.over_limit_bytes is None
+
+    @property
+    def state(self) -> str:
+        """Whether the step fits."""
+        return "measured" if self.fits else OVER_THE_LIMIT
+
+    @property
+    def ending(self) -> str:
+        """The peak, by how much it is over the limit, and the largest batch."""
+        largest = "" if self.largest_batch is None else f", largest batch {self.largest_batch}"
+        over = f", over the limit by {format_bytes(self.over_limit_bytes)}" if self.over_limit_bytes else ""
+        return f"peak {format_bytes(self.peak_bytes)}{over}{largest}"
+
+
+OVER_THE_LIMIT = "over the limit"
 
 
 def _moved(name: str, value: Any) -> Diagnostic:

@@ -12,8 +12,12 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, Type
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
+from actbench.results.data import CaseData, OutcomeData
 from actbench.results.data import Data as Data
 from actbench.results.modelspecs import dtype_for, optimizer_for
+from actbench.results.provenance import Machine as Machine
+from actbench.results.provenance import Published as Published
+from actbench.results.provenance import Versions as Versions
 from actbench.results.scripts import Script as Script
 from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
@@ -70,7 +74,7 @@ FailureReason = Literal[
 ]
 
 
-class WorkloadSettings(Data):
+class WorkloadSettings(CaseData):
     """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes."""
 
     task: Task = "auto"
@@ -129,6 +133,38 @@ class Case(WorkloadSettings):
     def name(self) -> str:
         """Name for messages."""
         return named(self.model, self.scheme, self.rows, self.meter)
+
+    @property
+    def _changed(self) -> str:
+        """The scheme, with the optimizer if it is not the model's usual one."""
+        is_usual = self.script is not None or self.optimizer == optimizer_for(self.model)
+        return self.scheme if is_usual else f"{self.scheme}, {self.optimizer}"
+
+    @property
+    def title(self) -> str:
+        """The name, with the optimizer if it is not the model's usual one."""
+        return named(self.model, self._changed, self.rows, self.meter)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What distinguishes it from other cases."""
+        rows = "" if self.rows is None else str(self.rows)
+        return {"model": self.model, "scheme": self._changed, "batch": rows, "meter": self.meter}
+
+    @property
+    def pace(self) -> str:
+        """The meter."""
+        return self.meter
+
+    @property
+    def first_state(self) -> str:
+        """Its memory is read before its time."""
+        return "memory"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search of its own follows; simulated cases are searched while they are measured."""
+        return self.find_largest_batch and self.meter != "simulated"
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""
@@ -199,7 +235,7 @@ class Unreached(Data):
     weights_bytes: NonNegativeInt | None = None
 
 
-class Failure(Data):
+class Failure(OutcomeData):
     """Why a case has no measurement. A failed case is a result.
 
     ``peak_bytes`` is in older records of cases that were only over their limit. ``phase``: in which memory ran out.
@@ -211,54 +247,15 @@ class Failure(Data):
     peak_bytes: NonNegativeInt | None = None
     phase: Phase | None = None
 
-
-class Machine(Data):
-    """Where a case was measured."""
-
-    name: str
-    system: str
-    processor: str
-    cores: PositiveInt
-    memory_bytes: PositiveInt
-    gpu: str | None = None
-    gpu_memory_bytes: PositiveInt | None = None
-    driver: str | None = None
+    @property
+    def state(self) -> str:
+        """The reason."""
+        return self.reason
 
     @property
-    def identity(self) -> tuple[str, str | None]:
-        """The name and the GPU, which may be exchanged: together they identify the machine."""
-        return self.name, self.gpu
-
-
-class Versions(Data):
-    """What a case was measured with. ``dirty`` is true when the checkout had uncommitted changes."""
-
-    actbench: str
-    python: str
-    torch: str
-    torchvision: str | None = None
-    transformers: str | None = None
-    numba: str | None = None
-    cuda: str | None = None
-    cupy: str | None = None
-    commit: str | None = None
-    dirty: bool | None = None
-
-
-class Published(Data):
-    """A figure that the authors of a scheme published.
-
-    Attributes:
-        quantity: Meaning of the figure: ``peak_saving`` is the saved share of exact's peak (0.138 = 13.8 %),
-            ``batch_ratio`` the largest batch over exact's, ``activation_ratio`` exact's activation bytes over its own.
-        setting: Model, batch, hardware.
-        source: Where it was published.
-    """
-
-    quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio", "accuracy"]
-    value: float
-    setting: str
-    source: str
+    def ending(self) -> str:
+        """The reason; the message stands below the table."""
+        return f"failed, {self.reason}"
 
 
 CaseT = TypeVar("CaseT", bound=Data)
@@ -289,3 +286,8 @@ class Record(Data, Generic[CaseT, OutcomeT]):
     label: str | None = None
     published: tuple[Published, ...] = ()
     files: dict[str, str] | None = None
+
+    @property
+    def awaits_search(self) -> bool:
+        """Whether another record of the case is to follow, as of one whose largest batch is yet to be searched."""
+        return False

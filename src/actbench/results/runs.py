@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from actbench.results.data import OutcomeData
 from actbench.results.modelspecs import dtype_for
 from actbench.results.records import (
     Built,
@@ -83,6 +84,11 @@ class TrainingCase(WorkloadSettings):
         """Name for messages."""
         return f"{self.model} on {self.data}, {self.scheme}, seed {self.seed}"
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """What distinguishes it from other runs."""
+        return {"model": self.model, "scheme": self.scheme, "batch": str(self.batch_size), "meter": self.device}
+
     def key(self) -> str:
         """Return the identity of the run: keys are equal if and only if the cases are equal."""
         fields = type(self).model_fields
@@ -107,7 +113,7 @@ class Evaluation(Data):
     correlation: float | None = None
 
 
-class Trained(Data):
+class Trained(OutcomeData):
     """The result of a run that reached its end, or whose loss was not finite.
 
     Attributes:
@@ -154,6 +160,14 @@ class Trained(Data):
     def score(self) -> float:
         """The metric of the finished model."""
         return float(getattr(self.final, self.metric))
+
+    @property
+    def ending(self) -> str:
+        """The score and the loss of the finished model, and where the run diverged."""
+        accuracy = self.final.accuracy
+        score = f"correlation {self.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+        diverged = "" if self.diverged_at is None else f", diverged at step {self.diverged_at}"
+        return f"{score}, loss {self.final.loss:.4g}{diverged}"
 
 
 class TrainingRun(Record[TrainingCase, Annotated[Trained | Failure, Field(discriminator="kind")]]):

@@ -6,7 +6,6 @@ another file before the next line is written. The last of several records of one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +24,6 @@ from actbench.results.records import Data, Failure, Machine, Record
 
 Identity = tuple[Data, str, str | None]
 """The case, and the identity of the machine."""
-
-RUNS_SUFFIX, FITS_SUFFIX = ".runs.jsonl", ".fit.jsonl"
-SWEEP_SUFFIX = ".jsonl"
-OTHERS = (RUNS_SUFFIX, FITS_SUFFIX, ".kernels.jsonl")  # the last were measured operators, which nothing reads any more
-"""Suffixes of other files that may be in one folder with those of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,9 @@ class Store(Generic[RecordT]):
         batch is yet to be searched.
         """
         record = self.find(case)
-        if isinstance(record, MeasuredRecord) and record.awaits_search:
+        if record is None or record.awaits_search:
             return False
-        return record is not None and not (_failed(record) and record.outcome.reason == "unavailable")
+        return not (_failed(record) and record.outcome.reason == "unavailable")
 
     def failed(self, case: Data) -> bool:
         """Whether the record that counts for a case is a failure."""
@@ -182,26 +176,6 @@ def _no_row(files: Sequence[lines.Lines]) -> str:
         for file in files
     )
     return f"no row can be read: {'; '.join(held)}. Run the command that writes it, or name another results file"
-
-
-def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the results files of sweeps among paths and, at any depth, in the folders among them, each once.
-
-    Raises:
-        StoreError: A folder holds no results file.
-    """
-    files: list[Path] = []
-    for path in paths:
-        found = files_below(path) if os.path.isdir(path) else [path]
-        if not found:
-            raise StoreError(f"{path} holds no results file (.jsonl)")
-        files += found
-    return list(dict.fromkeys(files))
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Return the results files of sweeps in a folder at any depth."""
-    return sorted(file for file in folder.rglob(f"*{SWEEP_SUFFIX}") if not file.name.endswith(OTHERS))
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:

@@ -23,11 +23,11 @@ from actbench.setup import Batch, TrainingSetup
 def find() -> dict[str, type[Scheme]]:
     """Return every scheme by name; what is no scheme, or has another name than its entry point, is warned of."""
     found = {}
-    for name, scheme in plugins.loaded("schemes").items():
-        if isinstance(scheme, type) and issubclass(scheme, Scheme) and scheme.name == name:
+    for name, scheme in plugins.loaded("schemes", type).items():
+        if issubclass(scheme, Scheme) and scheme.name == name:
             found[name] = scheme
         else:
-            plugins.leave_out("schemes", name, f"it is no Scheme whose name is {name!r}")
+            plugins.leave_out(plugins.installed("schemes")[name], "schemes", f"it is no Scheme whose name is {name!r}")
     return found
 
 

@@ -22,11 +22,11 @@ from actbench.experiments.runner.progress import Progress
 from actbench.measuring import bench
 from actbench.measuring.meters import cuda
 from actbench.results.contents import Contents
-from actbench.results.kinds import TRAINED
 from actbench.results.linefile import locked
 from actbench.results.machine import provenance
 from actbench.results.records import Failure
 from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
+from actbench.results.tables.training import TRAINED
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
 from actbench.training.noderun import PlacedRun

@@ -17,9 +17,9 @@ from actbench.experiments.experiment import ExperimentResult, finished, keep, pe
 from actbench.experiments.recipes.runs import TrainingRecipe
 from actbench.experiments.runner.progress import Progress
 from actbench.paths import file_name
-from actbench.results.kinds import TRAINED
 from actbench.results.records import Failure
 from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
+from actbench.results.tables.training import TRAINED
 from actbench.training import noderun
 from actbench.training.comparison import CHECKPOINT_SECONDS, plan
 

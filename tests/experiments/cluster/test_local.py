@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actbench.results import store
+from actbench.results import kinds, store
 from actbench.results.fits import FitRecord
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Failure
@@ -91,7 +91,7 @@ def started(folder: Path, *arguments: object, verb: str = "sweep", **environment
 
 
 def records_in(folder: Path) -> tuple[MeasuredRecord, ...]:
-    [file] = store.files_below(folder)
+    [file] = kinds.files_below(folder)
     return store.read(file).records
 
 

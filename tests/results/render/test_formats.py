@@ -11,6 +11,7 @@ import pytest
 from actbench.results import render, tables
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Published
+from actbench.results.render import page
 from actbench.results.tables import Table
 from actbench.results.tables.values import Column
 
@@ -115,7 +116,7 @@ def test_what_a_user_named_cannot_break_a_format() -> None:
 
     assert render.markdown(table).splitlines()[4] == '| &lt;b&gt;\\| "a",b\\\\ |'
     assert list(csv.reader(io.StringIO(render.csv_text(table)))) == [["x"], [nasty]]
-    assert "<b>" not in render.html_page([table], nasty)
+    assert "<b>" not in page.html_page([table], nasty)
 
 
 def test_an_empty_table_is_a_title() -> None:
@@ -123,4 +124,4 @@ def test_an_empty_table_is_a_title() -> None:
 
     assert render.markdown(table) == "## Nothing\n"
     assert render.csv_text(table) == "\n"
-    assert "<h2>Nothing</h2>" in render.html_page([table], "x")
+    assert "<h2>Nothing</h2>" in page.html_page([table], "x")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actbench.results import render, store, tables
+from actbench.results import kinds, render, store, tables
 from actbench.results.measured import EstimatedTime, MeasuredRecord, PeakParts
 from actbench.results.render.page import html_page, library, memory, pictures, training
 from actbench.results.render.page.pictures import MOST_GROUPS, Beside, Group, Picture, shown
@@ -98,7 +98,7 @@ def values_of(page: Page, title: str) -> list[Any]:
 
 def test_a_page_holds_the_cells_of_markdown_and_its_numbers_in_full(make_record: MakeRecord) -> None:
     table = tables.results_table(timed(make_record), "T")
-    page = Page(render.html_page([table], "T"))
+    page = Page(html_page([table], "T"))
     lines = [line for line in render.markdown(table).splitlines() if line.startswith("| ")]
     cells = [cell.strip() for line in (lines[0], *lines[2:]) for cell in line[2:-2].split(" | ")]
     raw = [value for row in table.rows for value in (row["peak_bytes"], row["relative_throughput"])]
@@ -281,7 +281,7 @@ def test_a_very_long_table_says_that_its_rows_do_not_open(
 def test_the_pages_of_this_repository_are_of_its_records(recipe: str) -> None:
     """``make pages`` writes them."""
     file = ROOT / "docs" / "reports" / f"{recipe}.html"
-    records, _ = store.read_all(store.files_in([ROOT / "results" / recipe]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / recipe]))
     page = Page(file.read_text(encoding="utf-8"))
 
     assert file.stat().st_size < 5 * 1000**2

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from actbench.errors import StoreError
-from actbench.results import store
+from actbench.results import kinds
 from actbench.results.render import json_text
 from actbench.results.runs import TrainingRun
-from actbench.results.store import RUNS_SUFFIX, Store, read, results_path
+from actbench.results.store import Store, read, results_path
 
 MakeRun = Any
 
@@ -66,14 +66,14 @@ def test_two_processes_on_one_file_are_refused(tmp_path: Path, make_run: MakeRun
 
 
 def test_what_reads_the_files_of_a_sweep_leaves_runs_alone(tmp_path: Path) -> None:
-    path = results_path(tmp_path, "digits", "amd-2.4-2c").with_suffix(RUNS_SUFFIX)
+    path = results_path(tmp_path, "digits", "amd-2.4-2c").with_suffix(".runs.jsonl")
     path.parent.mkdir(parents=True)
     path.touch()
     other = path.with_name("amd-2.4-2c.jsonl")
     other.touch()
 
     assert path == tmp_path / "digits" / "amd-2.4-2c.runs.jsonl"
-    assert store.files_in([tmp_path]) == [other]
+    assert kinds.files_in([tmp_path]) == [other]
 
 
 def test_json_holds_the_records(make_run: MakeRun) -> None:

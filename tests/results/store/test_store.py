@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actbench.errors import StoreError
-from actbench.results import lines, store
+from actbench.results import kinds, lines, store
 from actbench.results.linefile import LineFile, torn_path
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Failure
@@ -282,10 +282,10 @@ def test_results_files_are_found_in_folders_at_any_depth(tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     first, second = tmp_path / "a" / "box.jsonl", tmp_path / "b" / "box.jsonl"
 
-    assert store.files_in([tmp_path]) == [first, second]
-    assert store.files_in([second, tmp_path]) == [second, first]
+    assert kinds.files_in([tmp_path]) == [first, second]
+    assert kinds.files_in([second, tmp_path]) == [second, first]
     with pytest.raises(StoreError, match="empty holds no results file"):
-        store.files_in([tmp_path / "empty"])
+        kinds.files_in([tmp_path / "empty"])
 
 
 def test_results_stand_by_recipe_and_machine() -> None:

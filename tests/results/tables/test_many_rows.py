@@ -12,7 +12,8 @@ import pytest
 from actbench.results import store, tables
 from actbench.results.compare import compare
 from actbench.results.measured import MeasuredRecord
-from actbench.results.render import csv_text, formats, html_page, json_text, markdown
+from actbench.results.render import csv_text, formats, json_text, markdown
+from actbench.results.render.page import html_page
 from actbench.results.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]

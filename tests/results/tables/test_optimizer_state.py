@@ -8,7 +8,7 @@ from rich.console import Console
 
 from actbench.results import render, tables
 from actbench.results.measured import MeasuredRecord
-from actbench.results.render import screen
+from actbench.results.render import page, screen
 
 MakeRecord = Callable[..., MeasuredRecord]
 EXACT, PACKED = 8_000, 1_625
@@ -19,7 +19,7 @@ def shown(*records: MeasuredRecord) -> bool:
     table = tables.results_table(records)
     assert "optimizer_bytes" in render.csv_text(table).splitlines()[0].split(",")
     assert "optimizer_bytes" in tables.to_frame(table).columns
-    texts = (render.markdown(table), render.html_page([table], "x"), on_screen(table))
+    texts = (render.markdown(table), page.html_page([table], "x"), on_screen(table))
     found = {"Optimizer" in text for text in texts}
     assert len(found) == 1
     return found.pop()

@@ -10,7 +10,8 @@ import pytest
 from actbench.errors import UsageError
 from actbench.results import tables
 from actbench.results.measured import MeasuredRecord, PeakParts
-from actbench.results.render import csv_text, html_page, markdown
+from actbench.results.render import csv_text, markdown
+from actbench.results.render.page import html_page
 from actbench.results.render.widths import fitted
 from actbench.results.tables.columns import CHOICES, RESULTS, names_in
 

@@ -94,6 +94,11 @@ TRAININGS = RecipeFiles(".train.toml", "train", "train")
 _KINDS = (SWEEPS, TRAININGS)
 
 
+def shipped_title(name: str) -> str | None:
+    """Return the title of a shipped recipe of any kind; None if there is none of this name."""
+    return next((str(kind.read(name)["title"]) for kind in _KINDS if kind.ships(name)), None)
+
+
 def closest(name: str) -> str | None:
     """Return the shipped recipe, of any kind, whose name is closest to one that is mistyped."""
     close = difflib.get_close_matches(name.lower(), [known for kind in _KINDS for known in kind.names()], n=1)

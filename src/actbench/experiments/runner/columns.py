@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from rich.progress import ProgressColumn, Task
 from rich.text import Text
@@ -23,7 +22,7 @@ class CountColumn(ProgressColumn):
 class LeftColumn(ProgressColumn):
     """The time that is left, if that is known."""
 
-    def __init__(self, pace: Paces[Any]) -> None:
+    def __init__(self, pace: Paces) -> None:
         super().__init__()
         self._pace = pace
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable, Sequence
+
+from actbench.results.data import CaseData
 
 
 class Pace:
@@ -66,59 +67,50 @@ class Pace:
         return work / max(1.0, min(left, busy / (now - since)))
 
 
-CaseT = TypeVar("CaseT", bound=Hashable)
+class Paces:
+    """The paces of cases, of which those of one pace come behind each other, and of searches for largest batches."""
 
-
-class Paces(Generic[CaseT]):
-    """The paces of cases of several kinds, which come one kind after the other, and of searches for largest batches.
-
-    Args:
-        kind: Of a case: those of one kind take about as long.
-        is_searched: Whether a search of its own follows when a case is measured.
-    """
-
-    def __init__(self, kind: Callable[[CaseT], Hashable], is_searched: Callable[[CaseT], bool]) -> None:
-        self._kind, self._is_searched = kind, is_searched
-        self._measuring: dict[Hashable, tuple[Pace, int]] = {}
+    def __init__(self) -> None:
+        self._measuring: dict[str, tuple[Pace, int]] = {}
         self._searching, self._searches = Pace(), 0
-        self._ended: set[CaseT] = set()
+        self._ended: set[CaseData] = set()
 
     @property
     def ended(self) -> int:
         """How many cases ended, with their searches."""
         return len(self._ended)
 
-    def planned(self, cases: Sequence[CaseT]) -> None:
+    def planned(self, cases: Sequence[CaseData]) -> None:
         """Forget cases that are not among these; without any, begin anew."""
         self._ended &= set(cases)
-        of: dict[Hashable, list[CaseT]] = {kind: [] for kind in self._measuring}
+        of: dict[str, list[CaseData]] = {kind: [] for kind in self._measuring}
         for case in cases:
-            of.setdefault(self._kind(case), []).append(case)
+            of.setdefault(case.pace, []).append(case)
         for kind, those in of.items():
             pace = self._pace(kind)
             pace.planned(those)
             self._measuring[kind] = pace, len(those)
-        searched = list(filter(self._is_searched, cases))
+        searched = [case for case in cases if case.is_searched]
         self._searching.planned(searched)
         self._searches = len(searched)
 
-    def started(self, case: CaseT) -> None:
+    def started(self, case: CaseData) -> None:
         """Note that the case starts, or starts afresh."""
-        self._pace(self._kind(case)).case_started(case)
+        self._pace(case.pace).case_started(case)
 
-    def measured(self, case: CaseT) -> None:
+    def measured(self, case: CaseData) -> None:
         """Note that nothing is left of the case but its search."""
-        self._pace(self._kind(case)).case_ended(case)
+        self._pace(case.pace).case_ended(case)
 
-    def searching(self, case: CaseT) -> None:
+    def searching(self, case: CaseData) -> None:
         """Note that the search of a case starts."""
         self.measured(case)
         self._searching.case_started(case)
 
-    def finished(self, case: CaseT) -> None:
+    def finished(self, case: CaseData) -> None:
         """Note that the case ended."""
         self._ended.add(case)
-        if self._is_searched(case):
+        if case.is_searched:
             self._searching.case_ended(case)
         else:
             self.measured(case)
@@ -129,5 +121,5 @@ class Paces(Generic[CaseT]):
         left = [pace.seconds_left(total) for pace, total in all_paces if total]
         return None if None in left or not left else sum(filter(None, left))
 
-    def _pace(self, kind: Hashable) -> Pace:
+    def _pace(self, kind: str) -> Pace:
         return self._measuring.setdefault(kind, (Pace(), 0))[0]

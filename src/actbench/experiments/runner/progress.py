@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from actbench.experiments.runner.columns import CountColumn, LeftColumn
-from actbench.experiments.runner.said import AnyCase, AnyOutcome, cells, ending, fits_text, name_of, paces
-from actbench.results.measured import Measurement, Outcome
+from actbench.experiments.runner.pace import Paces
+from actbench.results.data import CaseData, OutcomeData
+from actbench.results.measured import OVER_THE_LIMIT, Outcome
 from actbench.results.plain import plain
-from actbench.results.records import Case, Failure
+from actbench.results.records import Case
 from actbench.units import format_bytes, format_seconds
 
 
@@ -29,13 +30,13 @@ class Progress:
     Cases that run side by side may tell it from several threads.
     """
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
+    def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """These cases will be run, simulated ones up to ``jobs`` at a time; of others it is told no more.
 
         ``more`` is whether nobody knows yet how many will follow, as in a search.
         """
 
-    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
         """The case starts, or starts afresh; a training run after ``done`` of its ``steps``."""
 
     def memory_read(self, case: Case, peak_bytes: int) -> None:
@@ -59,14 +60,13 @@ class Progress:
     def said(self, case: Case, text: str) -> None:
         """Something that the user should know of the case, such as that a simulated step takes long."""
 
-    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+    def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """The case ended and its record is stored."""
 
     def message(self, text: str) -> None:
         """Something that the user should know."""
 
 
-_OVER = "over the limit"
 _ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
 _WORTH_TELLING_SECONDS = 10.0
 _NUMBERS = {"batch", "bits", "size", "peak", "time"}
@@ -98,10 +98,10 @@ class Lines(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._total: int | None = 0
-        self._pace = paces()
+        self._pace = Paces()
         self._began = self._spoke = time.monotonic()
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
+    def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """Remember how many there are; time is counted from now where none of them is among those that ended."""
         self._total = None if more else len(cases)
         ended_before = self._pace.ended
@@ -109,40 +109,40 @@ class Lines(Progress):
         if ended_before and not self._pace.ended:
             self._began = time.monotonic()
 
-    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
         """Write that the case starts."""
         self._pace.started(case)
-        self.message(f"starts: {name_of(case)}")
+        self.message(f"starts: {case.title}")
 
-    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+    def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """Write how the case ended."""
         self._pace.finished(case)
         ended = self._pace.ended
         count = ended if self._total is None else f"{ended}/{self._total}"
-        self.message(f"[{count}] {name_of(case)}: {ending(outcome)}{self._times()}")
+        self.message(f"[{count}] {case.title}: {outcome.ending}{self._times()}")
 
     def round_timed(self, case: Case, steps: int) -> None:
         """Write how many steps were timed, if nothing was written for a while: cases that are compared end together."""
         if time.monotonic() - self._spoke >= _WORTH_TELLING_SECONDS:
-            self.message(f"{name_of(case)}: {steps} steps timed, in turns with the others{self._times()}")
+            self.message(f"{case.title}: {steps} steps timed, in turns with the others{self._times()}")
 
     def measured(self, case: Case, outcome: Outcome) -> None:
         """Write what was measured."""
         self._pace.measured(case)
-        self.message(f"measured: {name_of(case)}: {ending(outcome)}; the search for its largest batch follows")
+        self.message(f"measured: {case.title}: {outcome.ending}; the search for its largest batch follows")
 
     def searching(self, case: Case) -> None:
         """Write that the search starts."""
         self._pace.searching(case)
-        self.message(f"searches: {name_of(case)}")
+        self.message(f"searches: {case.title}")
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Write how the trial ended."""
-        self.message(f"{name_of(case)}: batch {batch_size} {fits_text(fits)}{self._times()}")
+        self.message(f"{case.title}: batch {batch_size} {_said(fits)}{self._times()}")
 
     def said(self, case: Case, text: str) -> None:
         """Write it."""
-        self.message(f"{name_of(case)}: {text}")
+        self.message(f"{case.title}: {text}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
@@ -175,9 +175,9 @@ class _RunBar(Lines):
         )
         self._task = self.bar.add_task("", total=None, loss="")
 
-    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
         self._pace.started(case)
-        self.bar.reset(self._task, total=steps, completed=done, description=plain(name_of(case)), loss="")
+        self.bar.reset(self._task, total=steps, completed=done, description=plain(case.title), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
         self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
@@ -202,7 +202,7 @@ class _Row:
     def style(self) -> str:
         if self.ended is None:
             return "dim" if self.started is None else "bold"
-        return {"measured": "green", _OVER: "yellow"}.get(self.state, "red")
+        return {"measured": "green", OVER_THE_LIMIT: "yellow"}.get(self.state, "red")
 
 
 class LiveTable(Progress):
@@ -210,13 +210,13 @@ class LiveTable(Progress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._rows: dict[AnyCase, _Row] = {}
+        self._rows: dict[CaseData, _Row] = {}
         self._lock = threading.Lock()
-        self._pace = paces()
+        self._pace = Paces()
         self._bar = Bar(CountColumn(), BarColumn(), TimeElapsedColumn(), LeftColumn(self._pace), console=console)
         self._task = self._bar.add_task("cases", total=0)
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
+    def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """Show the cases that have not started as waiting."""
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
@@ -225,11 +225,11 @@ class LiveTable(Progress):
             self._bar.tasks[0].total = None  # update() takes None for no change
         self._bar.update(self._task, total=None if more else len(cases), completed=self._pace.ended)
 
-    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
         """Show the case at work."""
         self._pace.started(case)
         row = self._rows[case]
-        row.state, row.started = "memory" if isinstance(case, Case) else "at work", time.monotonic()
+        row.state, row.started = case.first_state, time.monotonic()
 
     def memory_read(self, case: Case, peak_bytes: int) -> None:
         """Show the peak."""
@@ -253,22 +253,21 @@ class LiveTable(Progress):
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Show the batch that was tried last."""
-        self._rows[case].state = f"batch {batch_size} {fits_text(fits)}"
+        self._rows[case].state = f"batch {batch_size} {_said(fits)}"
 
-    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+    def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """Show how the case ended."""
         self._pace.finished(case)
         row = self._rows[case]
         row.ended = time.monotonic()
-        over = isinstance(outcome, Measurement) and not outcome.fits
-        row.state = outcome.reason if isinstance(outcome, Failure) else _OVER if over else "measured"
-        if outcome.peak_bytes is not None:
-            row.peak = format_bytes(outcome.peak_bytes)
+        row.state = outcome.state
+        if (peak_bytes := getattr(outcome, "peak_bytes", None)) is not None:
+            row.peak = format_bytes(peak_bytes)
         self._bar.advance(self._task)
 
     def said(self, case: Case, text: str) -> None:
         """Write it above the table."""
-        self.message(f"{name_of(case)}: {text}")
+        self.message(f"{case.title}: {text}")
 
     def message(self, text: str) -> None:
         """Write the message above the table, where it stays."""
@@ -279,15 +278,19 @@ class LiveTable(Progress):
         with self._lock:
             rows = list(self._rows.items())
         table = Table(expand=True)
-        for heading in (*(cells(rows[0][0]) if rows else ()), "state", "peak", "time"):
+        for heading in (*(rows[0][0].cells if rows else ()), "state", "peak", "time"):
             table.add_column(heading, no_wrap=True, justify="right" if heading in _NUMBERS else "left")
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
-            shown_cells = (*cells(case).values(), row.state, row.peak, row.elapsed)
+            shown_cells = (*case.cells.values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in shown_cells), style=row.style)
         return Group(table, self._bar)
 
 
-def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
+def _said(fits: bool) -> str:
+    return "fits" if fits else "does not fit"
+
+
+def _window(rows: list[tuple[CaseData, _Row]], height: int) -> list[tuple[CaseData, _Row]]:
     """Return the rows around the first that has not ended."""
     at = next((index for index, (_, row) in enumerate(rows) if row.ended is None), len(rows))
     start = max(0, min(at - height // 3, len(rows) - height))

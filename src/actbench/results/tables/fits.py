@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
+from actbench.results.kinds import Kind
 from actbench.results.measured import Measurement
 from actbench.results.sentences import failures, names_of_cases, warnings
 from actbench.results.tables.table import Table, about_unknown, fill
@@ -182,3 +184,6 @@ def _notes(found: Fitted) -> list[str]:
         f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {stacks} simulated.",
         f"The exact step {exact}. Times are estimated.",
     ]
+
+
+FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)

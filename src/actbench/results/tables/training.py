@@ -10,9 +10,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from actbench.results.contents import content_of
+from actbench.results.kinds import Kind
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.sentences import failures, warnings
@@ -222,3 +223,6 @@ def _of_run(run: TrainingRun) -> list[str]:
     if (built := run.outcome.built) is not None:
         lines.append(f"{case.model} is a {built.model_class}, for {built.task}.")
     return lines
+
+
+TRAINED: Final = Kind("runs", TrainingRun, lambda runs, title: (accuracy_table(runs, title),))

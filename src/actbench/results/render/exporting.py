@@ -1,0 +1,45 @@
+"""Formats of files that commands write, which plug-ins bring as ``actbench.exports``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actbench.results.records import Record
+from actbench.results.render.exports import Text
+from actbench.results.tables import Table
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a command writes to files.
+
+    Attributes:
+        tables: The tables, below each other.
+        title: The heading above all of them.
+        records: The records that the first table shows, of one kind; empty if it shows none.
+        remark: Tells the user something on standard error.
+    """
+
+    tables: Sequence[Table]
+    title: str
+    records: Sequence[Record[Any, Any]]
+    remark: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A format of files: what an entry point of ``actbench.exports`` names.
+
+    The entry point ``pdf`` makes the flag ``--export-pdf`` of every command that writes a table.
+
+    Attributes:
+        about: What the flag does, for ``--help``.
+        text: From what is written to the text of the file, or its bytes.
+        also: Another name of the flag, such as ``--pdf``.
+    """
+
+    about: str
+    text: Callable[[Exported], Text]
+    also: str = ""
