@@ -97,14 +97,12 @@ def missing() -> list[str]:
 
 
 def lay_out(folder: Path) -> None:
-    """Make the package as an installation has it: kernels and recipes stand inside, entry points beside it."""
+    """Make the package as an installation has it, with its entry points beside it."""
     package = folder / "actbench"
     package.mkdir()
     for source in (ROOT / "src" / "actbench").iterdir():
         if source.name != "__pycache__":
             (package / source.name).symlink_to(source)
-    for name in ("kernels", "recipes"):
-        (package / name).symlink_to(ROOT / name)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     metadata = folder / f"actbench-{project['version']}.dist-info"
     metadata.mkdir()

@@ -123,7 +123,7 @@ def test_training_runs_have_a_table_and_curves(cli: Any, tmp_path: Path, make_re
 def test_measured_operators_of_older_versions_are_left_out(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
     written(tmp_path / "rows.jsonl", make_record())
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "box.kernels.jsonl").write_text('{"recipe": "kernels"}\n')
+    (tmp_path / "kernels" / "box.kernels.jsonl").write_text('{"schema_version": 1, "recipe": "kernels"}\n')
 
     assert "exact" in cli("report", tmp_path).out
-    cli.refused("report", tmp_path / "kernels", naming="holds no results file")
+    cli.refused("report", tmp_path / "kernels", naming="no installed package brings it")
