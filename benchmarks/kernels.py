@@ -35,7 +35,7 @@ from actbench.nn import piecewise
 from actbench.nn.activations import function_of
 from actbench.nn.stepwise import StepwiseActivation
 from actbench.ops import bitpack, groupquant, mask, sketch, smaq, smaqstep, stepwise
-from actbench.ops.activate import activate, one_pass
+from actbench.ops.activate import activate, agrees_on_cuda
 from actbench.ops.activate import reference as activate_reference
 from actbench.ops.bitpack import packed_bytes
 from actbench.ops.groupquant import reference as grouped
@@ -115,12 +115,17 @@ class Subject:
     compilable: tuple[nn.Module, Callable[[nn.Module], Call]] | None = None
 
 
+def in_one_pass(function: str, place: Place) -> bool:
+    """Return whether one pass over the input gives a function and the codes: on CUDA, if the kernel has torch's bits."""
+    return place.device.type == "cuda" and agrees_on_cuda(function, place.dtype, place.device)
+
+
 def layer(exact: nn.Module, place: Place) -> Subject:
     """Return forward and backward of a converted layer."""
     name, x, grad = type(exact).__name__, place.normal(1).requires_grad_(), place.normal(2)
     steps = piecewise.relu() if name == "ReLU" else table(function_of(exact), place.bits)
     ours = StepwiseActivation(exact, steps, name, x.detach())
-    again = 0 if name == "ReLU" or one_pass(name.lower(), place.dtype, place.device) else place.bytes
+    again = 0 if name == "ReLU" or in_one_pass(name.lower(), place) else place.bytes
 
     def step(module: nn.Module) -> Call:
         return lambda: torch.autograd.grad(module(x), x, grad)
@@ -135,7 +140,7 @@ def of_steps(name: str, place: Place) -> Subject:
     bounds, levels = (torch.tensor(values, device=place.device) for values in (found.borders, found.levels))
     codes = packed_bytes(place.count, bits)
     if name == "stepwise_activate":
-        moved = (2 if one_pass("gelu", place.dtype, place.device) else 3) * place.bytes + codes
+        moved = (2 if in_one_pass("gelu", place) else 3) * place.bytes + codes
         ours, reference = (partial(each, x, "gelu", bounds, bits, False) for each in (activate, activate_reference))
         return Subject(ours, moved, reference, lambda: nn.functional.gelu(x))
     if name == "stepwise_encode":
