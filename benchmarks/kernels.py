@@ -116,7 +116,7 @@ class Subject:
 
 
 def in_one_pass(function: str, place: Place) -> bool:
-    """Return whether one pass over the input gives a function and the codes: on CUDA, if the kernel has torch's bits."""
+    """Return whether a function and its codes take one pass: on CUDA, if the kernel has torch's bits."""
     return place.device.type == "cuda" and agrees_on_cuda(function, place.dtype, place.device)
 
 
