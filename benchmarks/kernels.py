@@ -29,12 +29,13 @@ from pydantic_core import to_json
 from torch import Tensor, nn
 
 from actbench.codecs.tables import table
+from actbench.errors import first_line
 from actbench.measuring.calibration.device import device_named, settle_heap
 from actbench.nn import piecewise
 from actbench.nn.activations import function_of
 from actbench.nn.stepwise import StepwiseActivation
 from actbench.ops import bitpack, groupquant, mask, sketch, smaq, smaqstep, stepwise
-from actbench.ops.activate import activate, one_pass
+from actbench.ops.activate import activate, agrees_on_cuda
 from actbench.ops.activate import reference as activate_reference
 from actbench.ops.bitpack import packed_bytes
 from actbench.ops.groupquant import reference as grouped
@@ -114,12 +115,17 @@ class Subject:
     compilable: tuple[nn.Module, Callable[[nn.Module], Call]] | None = None
 
 
+def in_one_pass(function: str, place: Place) -> bool:
+    """Return whether a function and its codes take one pass: on CUDA, if the kernel has torch's bits."""
+    return place.device.type == "cuda" and agrees_on_cuda(function, place.dtype, place.device)
+
+
 def layer(exact: nn.Module, place: Place) -> Subject:
     """Return forward and backward of a converted layer."""
     name, x, grad = type(exact).__name__, place.normal(1).requires_grad_(), place.normal(2)
     steps = piecewise.relu() if name == "ReLU" else table(function_of(exact), place.bits)
     ours = StepwiseActivation(exact, steps, name, x.detach())
-    again = 0 if name == "ReLU" or one_pass(name.lower(), place.dtype, place.device) else place.bytes
+    again = 0 if name == "ReLU" or in_one_pass(name.lower(), place) else place.bytes
 
     def step(module: nn.Module) -> Call:
         return lambda: torch.autograd.grad(module(x), x, grad)
@@ -134,7 +140,7 @@ def of_steps(name: str, place: Place) -> Subject:
     bounds, levels = (torch.tensor(values, device=place.device) for values in (found.borders, found.levels))
     codes = packed_bytes(place.count, bits)
     if name == "stepwise_activate":
-        moved = (2 if one_pass("gelu", place.dtype, place.device) else 3) * place.bytes + codes
+        moved = (2 if in_one_pass("gelu", place) else 3) * place.bytes + codes
         ours, reference = (partial(each, x, "gelu", bounds, bits, False) for each in (activate, activate_reference))
         return Subject(ours, moved, reference, lambda: nn.functional.gelu(x))
     if name == "stepwise_encode":
@@ -274,15 +280,21 @@ def measured(name: str, dtype: str, bits: int, rows: int, columns: int, asked: a
     calls: dict[str, Call | None] = {"seconds": subject.call, "copy_seconds": lambda: target.copy_(source)}
     calls["exact_seconds"] = subject.exact
     calls["reference_seconds"] = subject.reference if asked.reference else None
+    notes = []
     if asked.compile and subject.compilable is not None:
         exact, step = subject.compilable
-        calls["compiled_seconds"] = step(torch.compile(exact))
+        compiled = step(torch.compile(exact))
+        try:
+            compiled()
+            calls["compiled_seconds"] = compiled
+        except Exception as error:  # a compiler may raise anything on a machine where it does not work
+            notes.append(f"torch.compile does not work here: {first_line(error)[:200]}")
     present = {key: call for key, call in calls.items() if call is not None}
     between = partial(another.copy_, other)
     runs = interleaved(list(present.values()), between, asked.rounds, asked.seconds, device.type == "cuda")
     about = {"operator": name, "family": family, "dtype": dtype, "bits": None if name in ONE_WIDTH else bits}
     moved = {"moved_bytes": subject.moved_bytes, "copied_bytes": 2 * place.bytes}
-    return {**about, "size": f"{rows}x{columns}", **moved, **dict(zip(present, runs, strict=True))}
+    return {**about, "size": f"{rows}x{columns}", **moved, **dict(zip(present, runs, strict=True)), "notes": notes}
 
 
 def rows_of(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -290,11 +302,11 @@ def rows_of(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name, (rows, columns) in product(asked.operator, asked.size):
         for dtype in ["uint8"] if name in FAMILIES["bitpack"] else asked.dtype:
             for bits in asked.bits[:1] if name in ONE_WIDTH else asked.bits:
-                print(f"{name} {dtype} {bits} bits {rows}x{columns}", file=sys.stderr, flush=True)
+                print(f"{name} {dtype} {rows}x{columns}", file=sys.stderr, flush=True)
                 try:
                     yield measured(name, dtype, bits, rows, columns, asked)
                 except Exception as error:
-                    yield {"operator": name, "dtype": dtype, "size": f"{rows}x{columns}", "failed": f"{error}"}
+                    yield {"operator": name, "dtype": dtype, "size": f"{rows}x{columns}", "notes": [first_line(error)]}
                 gc.collect()
 
 
@@ -318,18 +330,18 @@ def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def operators_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of all operators that were measured, and what became of the others."""
+    """Return the table of all operators that were measured, and notes on what could not be."""
     lines = []
     for row in rows:
-        if "failed" not in row:
+        if "seconds" in row:
             rate = row["moved_bytes"] / median(row["seconds"])
             share = rate * median(row["copy_seconds"]) / row["copied_bytes"]
             about = [row["operator"], row["dtype"], str(row["bits"] or ""), row["size"], spread(row["seconds"])]
             exact, compiled = (over(row, "seconds", f"{other}_seconds") for other in ("exact", "compiled"))
             lines.append([*about, f"{rate / 1e9:.3g}", f"{100 * share:.0f} %", exact, compiled])
     text = markdown("Operator|Type|Bits:|Size|Time:|GB/s:|Of copy:|Over exact:|Over compiled:", lines)
-    failed = [f"- {row['operator']} {row['dtype']} {row['size']}: {row['failed']}\n" for row in rows if "failed" in row]
-    return text + ("\n" + "".join(failed) if failed else "")
+    notes = [f"- {row['operator']} {row['dtype']} {row['size']}: {note}\n" for row in rows for note in row["notes"]]
+    return text + ("\n" + "".join(notes) if notes else "")
 
 
 def families_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -389,7 +401,7 @@ def main() -> int:
             (folder / f"{machine().name}.kernels.md").write_text(text)
             (folder / f"{machine().name}.kernels.json").write_bytes(to_json({**origin, "rows": rows}, indent=1))
     print(text)
-    return int(any("failed" in row for row in rows))
+    return int(any("seconds" not in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from actbench.ops.activate import one_pass
 from actbench.ops.smaq.format import SMAQ
 
 
@@ -39,7 +38,7 @@ def test_bytes_are_counted(script):
     count = 16 * 129
     codes, mask, size, words = -(-count * 3 // 8), -(-count // 8), 4 * count, 4 * -(-count // 256)
     smaq = SMAQ.packed_bytes(count)
-    again = 0 if one_pass("gelu", torch.float32, torch.device("cpu")) else size  # the encoder reads the input once more
+    again = size  # on the CPU the encoder reads the input once more
 
     assert {name: subject.moved_bytes for name, subject in subjects(script).items()} == {
         "layer:gelu": 4 * size + 2 * codes + again,
@@ -73,7 +72,7 @@ def test_calls_take_turns_in_changing_order(script):
 
 
 def test_tables_divide_medians_and_add_up_families(script):
-    row = {"operator": "smaq_encode", "family": "smaq", "dtype": "float32", "bits": None, "size": "1x1"}
+    row = {"operator": "smaq_encode", "family": "smaq", "dtype": "float32", "bits": None, "size": "1x1", "notes": []}
     times = {"moved_bytes": 8, "copied_bytes": 4, "seconds": [2.0, 4.0, 6.0], "copy_seconds": [1.0, 1.0, 1.0]}
     encoded = {**row, **times, "exact_seconds": [8.0, 8.0, 8.0], "reference_seconds": [4.0, 8.0, 9.0]}
     decoded = {**encoded, "operator": "smaq_decode", "seconds": [1.0, 1.0, 1.0], "reference_seconds": [2.0, 2.0, 2.0]}
@@ -119,6 +118,21 @@ def test_one_that_fails_is_told_and_the_others_are_measured(script, monkeypatch,
     out = capsys.readouterr().out
     assert "- relu_mask float32 8x64: no room" in out
     assert "| pack_codes | uint8 |" in out
+
+
+def test_a_compiler_that_does_not_work_is_a_note(script, monkeypatch, capsys):
+    def broken(layer):
+        def call(x):
+            raise RuntimeError("no compiler\nmore")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+
+    assert run(script, monkeypatch, "--operator", "layer:relu", "--size", "2x8", "--compile") == 0
+    out = capsys.readouterr().out
+    assert "- layer:relu float32 2x8: torch.compile does not work here: no compiler\n" in out
+    assert "| layer:relu | float32 |" in out
 
 
 @pytest.mark.parametrize(

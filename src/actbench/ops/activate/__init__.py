@@ -38,11 +38,6 @@ def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -
     return FUNCTIONS[function](x.detach()), stepwise.encode_reference(x, bounds, bits, fold)
 
 
-def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether one pass over x gives the function and the codes: on CUDA, if the kernel has torch's bits."""
-    return device.type == "cuda" and dtype != torch.float64 and agrees_on_cuda(function, dtype, device)
-
-
 def _on_cpu(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> None:
     _INTO[function](x.detach(), out=out)
     stepwise.cpu.encode(packed, x, bounds, bits, fold)
