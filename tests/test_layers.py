@@ -60,6 +60,16 @@ FEW_FILES_ONLY = {
     "cupy": {"ops/rawkernel.py"},
     "peft": {"nn/lowrank.py"},
 }
+KNOWN_BY_ENTRY_POINT = {
+    "actbench.results.render.page": {"results/htmlexport.py", "cli/timeline.py"},
+    "actbench.results.tables.fits": {"cli/fit.py", "fitting/fit.py"},
+    "actbench.results.tables.training": {
+        *("cli/train.py", "training/comparison.py", "training/oncluster.py"),
+        *("results/render/page/training.py", "results/render/charts.py"),
+    },
+    **{f"actbench.cli.{verb}": set() for verb in ("convert", "encodings", "fit", "kernels", "run", "train")},
+}
+"""Modules of plug-ins: the core reaches them by entry points alone, and only these files may import them."""
 ANY = {"__init__", "__main__", "cli"}  # these may import every layer
 TORCH_FREE = list(ALLOWED)[: list(ALLOWED).index("microbatches")]
 RUN = {SOURCE / "experiments" / name for name in ("sweep.py", "scripts.py")}  # and import what they run
@@ -133,6 +143,30 @@ def test_a_package_is_imported_where_it_belongs(package: str, homes: set[str]) -
     }
 
     assert users <= homes
+
+
+@pytest.mark.parametrize(("module", "homes"), KNOWN_BY_ENTRY_POINT.items())
+def test_a_plug_in_is_known_by_its_entry_point(module: str, homes: set[str]) -> None:
+    users = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        if any(f"{name}.".startswith(f"{module}.") for name in imports_of(path)) and module not in module_of(path)
+    }
+
+    assert users <= homes
+
+
+def test_help_of_a_verb_imports_no_other_verb() -> None:
+    code = (
+        "import sys\nsys.argv = ['actbench', 'report', '--help']\nfrom actbench.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "found = {f'actbench.cli.{name}' for name in ('train', 'fit', 'run', 'convert', 'sweep', 'doctor')}\n"
+        "assert not found & set(sys.modules), found & set(sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_reporting_half_runs_without_torch() -> None:

@@ -10,8 +10,9 @@ import functools
 import importlib.util
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -36,13 +37,16 @@ class Plugin:
 
     Attributes:
         name: What users call it.
-        package: The package that brings it, with its version, such as ``actbench 0.1.0``.
         entry: Its entry point.
     """
 
     name: str
-    package: str
     entry: EntryPoint
+
+    @property
+    def package(self) -> str:
+        """The package that brings it, with its version, such as ``actbench 0.1.0``."""
+        return OURS if self.entry.dist is None else _package(self.entry.dist)
 
     @property
     def is_ours(self) -> bool:
@@ -89,13 +93,22 @@ def installed(group: Group) -> dict[str, Plugin]:
     If two packages bring one name, that of actbench counts, or else the first by the package's name; the other is
     warned of.
     """
-    found: dict[str, Plugin] = {}
-    every = [_plugin(entry) for entry in _entries().select(group=f"{OURS}.{group}")]
-    for plugin in sorted(every, key=lambda plugin: (plugin.name, not plugin.is_ours, plugin.package)):
-        first = found.setdefault(plugin.name, plugin)
-        if first.package != plugin.package:
-            leave_out(plugin, group, f"{first.package} brings one of that name too, which is used")
-    return found
+    alike: dict[str, list[Plugin]] = {}
+    for entry in sorted(_entries().select(group=f"{OURS}.{group}"), key=lambda entry: str(entry.name)):
+        alike.setdefault(entry.name, []).append(Plugin(entry.name, entry))
+    return {name: _first(plugins, group) if len(plugins) > 1 else plugins[0] for name, plugins in alike.items()}
+
+
+def _first(plugins: Sequence[Plugin], group: Group) -> Plugin:
+    first, *others = sorted(plugins, key=lambda plugin: (not plugin.is_ours, plugin.package))
+    for plugin in others:
+        leave_out(plugin, group, f"{first.package} brings one of that name too, which is used")
+    return first
+
+
+@functools.cache
+def _package(found: Distribution) -> str:
+    return f"{found.name} {found.version}"  # read from a file, which takes as long as all entry points together
 
 
 def loaded(group: Group, of: type[Any] = object) -> dict[str, Any]:
@@ -137,8 +150,3 @@ def _imported(plugin: Plugin) -> tuple[Any, str | None]:
         return plugin.load(), None
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         return None, f"it cannot be imported: {told(error)}"
-
-
-def _plugin(entry: EntryPoint) -> Plugin:
-    package = entry.dist
-    return Plugin(entry.name, f"{package.name} {package.version}" if package is not None else OURS, entry)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
 import pytest
 
+from actbench.cli import listing
 from actbench.cli.app import app
 from actbench.errors import UsageError
 from actbench.measuring.meters import profiles
+from actbench.plugins import Plugin
 
 
 def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -25,3 +30,25 @@ def test_devices_finds_a_part_of_a_name_and_refuses_what_none_has(capsys: pytest
     assert "a100-40gb" in listed("devices", "A100", capsys=capsys)
     with pytest.raises(UsageError, match="'actbench devices' lists all"):
         listed("devices", "tpu", capsys=capsys)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_schemes_say_their_package_if_one_is_not_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_ours: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "METADATA").write_text(f"Name: {'actbench' if is_ours else 'theirs'}\nVersion: 1.0\n")
+    (tmp_path / "entry_points.txt").write_text("[actbench.schemes]\noffload = theirs:Offload\n")
+    [entry] = PathDistribution(tmp_path).entry_points
+    monkeypatch.setattr(listing, "installed", lambda group: {"offload": Plugin("offload", entry)})
+
+    heading, *lines = listed("schemes", capsys=capsys).splitlines()
+
+    ends = {line.split()[0].partition(":")[0]: line.split()[-2:] for line in lines}
+    if is_ours:
+        assert "from" not in heading.split()
+        assert ends["exact"][-1] != "actbench"
+    else:
+        assert heading.split()[-1] == "from"
+        assert ends["offload"] == ["theirs", "1.0"]
+        assert ends["exact"][-1] == "actbench"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+from typer.main import get_command_from_info, get_group
 
 from actbench import plugins
 from actbench.errors import encodable, shortened, told
@@ -117,16 +118,18 @@ class _Verbs(typer.core.TyperGroup):
 
 def _built(verb: typer.Typer, name: str) -> Any:
     """Return the command of click behind a verb; None, with a warning, if a plug-in's object has none."""
+    commands, is_group = verb.registered_commands, bool(verb.registered_groups or verb.registered_callback)
     try:
-        if len(verb.registered_commands) == 1 and not verb.registered_groups and verb.registered_callback is None:
-            (only,) = verb.registered_commands
-            found = typer.main.get_command_from_info(
-                only, pretty_exceptions_short=False, rich_markup_mode=verb.rich_markup_mode
-            )
+        if len(commands) == 1 and not is_group:
+            markup = verb.rich_markup_mode
+            found: Any = get_command_from_info(commands[0], pretty_exceptions_short=False, rich_markup_mode=markup)
         else:
-            found = typer.main.get_group(verb)
-    except Exception as error:  # of a signature that typer cannot make options of
-        plugins.leave_out(plugins.installed("commands")[name], "commands", told(error))
+            found = get_group(verb)
+        why = None if commands or is_group else f"{plugins.installed('commands')[name].entry.value} has no command"
+    except Exception as error:  # as of a type that typer makes no option of
+        why = told(error)
+    if why is not None:
+        plugins.leave_out(plugins.installed("commands")[name], "commands", why)
         return None
     found.name = name
     return found
@@ -163,6 +166,7 @@ app = typer.Typer(
 )
 
 Exit = typer.Exit
+Typer = typer.Typer
 Context = typer.Context
 LARGEST = COUNT_LIMIT - 1
 STDOUT = Path("-")

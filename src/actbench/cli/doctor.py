@@ -7,11 +7,13 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from actbench import plugins
 from actbench.caches import user_cache
-from actbench.cli.app import Exit, command
+from actbench.cli.app import Exit, Typer, command
 from actbench.cli.printing import console, plain_table
 from actbench.results.machine import CUPY, available_memory_bytes, machine, version_of
 from actbench.units import format_bytes
@@ -30,9 +32,9 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Check Python, the libraries, the devices, memory and disk."""
+    """Check Python, the libraries, the devices, memory and disk, and the plug-ins."""
     libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
-    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk()]
+    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk(), *_plugins()]
 
 
 def _python() -> Check:
@@ -103,6 +105,24 @@ def _disk() -> Check:
         advice = "set XDG_CACHE_HOME to a folder that can be written; kernels are compiled again in each run until then"
         return Check("Cache folder", "optional", f"{folder} cannot be written", advice)
     return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")
+
+
+def _plugins() -> Iterator[Check]:
+    """Yield what each package brings to each group, and each plug-in that cannot be used."""
+    from actbench.results.exporting import ExportFormat
+    from actbench.results.kinds import Kind
+
+    kinds_of_object = {"kinds": Kind, "exports": ExportFormat, "commands": Typer}
+    for group in get_args(plugins.Group):
+        of_package: dict[str, list[str]] = {}
+        for plugin in plugins.installed(group).values():
+            if why := plugins.fault(plugin, kinds_of_object.get(group, object)):
+                found = f"{plugin.name}, of {plugin.package}, is left out: {why}"
+                yield Check(f"Plug-ins: {group}", "optional", found, f"update or remove {plugin.package.split()[0]}")
+            else:
+                of_package.setdefault(plugin.package, []).append(plugin.name)
+        for package, names in of_package.items():
+            yield Check(f"Plug-ins: {group}", "ok", f"{', '.join(names)}, of {package}")
 
 
 @command()

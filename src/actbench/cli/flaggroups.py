@@ -6,9 +6,15 @@ value has theirs by name.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
+
+
+@functools.cache
+def _hints(group: type[Any]) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)  # compiles each, and many verbs share a group
 
 
 def parameters_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
@@ -16,7 +22,7 @@ def parameters_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     group = parameter.annotation
     if not (is_dataclass(group) and isinstance(group, type)):
         return [parameter]
-    hints = get_type_hints(group, include_extras=True)
+    hints = _hints(group)
     found = []
     for field in fields(group):
         if "flags" in field.metadata:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
 from actbench.cli.flaggroups import made_of, parameters_of
@@ -259,13 +259,10 @@ class CaseFlags(ModelFlags, DeviceFlags):
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     """Show each field of a dataclass of flags as a flag; the verb takes all parameters by name."""
-    hints = get_type_hints(verb, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
-    parameters = [
-        each
-        for parameter in inspect.signature(verb, eval_str=True).parameters.values()
-        for each in parameters_of(parameter)
-    ]
+    written = inspect.signature(verb, eval_str=True).parameters.values()
+    kinds = {parameter.name: parameter.annotation for parameter in written}
+    groups = {name: kind for name, kind in kinds.items() if is_dataclass(kind) and isinstance(kind, type)}
+    parameters = [each for parameter in written for each in parameters_of(parameter)]
     parameters.sort(key=lambda parameter: _place(parameter.annotation))
 
     @functools.wraps(verb)

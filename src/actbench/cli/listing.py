@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench.cli.app import argument, command
 from actbench.cli.printing import console, plain_table
 from actbench.errors import UsageError
+from actbench.plugins import OURS, installed
 from actbench.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,10 +30,14 @@ def schemes(
     from actbench import schemes as registry
 
     if name is None:
-        table = plain_table("scheme", "changes", "what it does", "paper")
-        for scheme in registry.find().values():
+        found = registry.find()
+        packages = {name: plugin.package for name, plugin in installed("schemes").items() if not plugin.is_ours}
+        from_others = ["from"] if packages.keys() & found.keys() else []
+        table = plain_table("scheme", "changes", "what it does", "paper", *from_others)
+        for scheme in found.values():
             value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
-            table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper)
+            package = [packages.get(scheme.name, OURS)] if from_others else []
+            table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper, *package)
         console().print(table)
     else:
         print_scheme(registry.lookup(name), console())

@@ -13,7 +13,7 @@ from actbench import plugins
 from actbench.cli.app import file_option, panel_of
 from actbench.errors import ActbenchError, StoreError, told
 from actbench.plugins import Plugin
-from actbench.results.render.exporting import Exported, ExportFormat
+from actbench.results.exporting import Exported, ExportFormat
 
 if TYPE_CHECKING:
     from actbench.results.render.exports import Text

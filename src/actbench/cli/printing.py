@@ -16,10 +16,10 @@ from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
 from actbench.measuring import launch
+from actbench.results.exporting import Exported
 from actbench.results.measured import Measurement
 from actbench.results.plain import plain
 from actbench.results.records import Failure, Record
-from actbench.results.render.exporting import Exported
 from actbench.results.tables import Table
 from actbench.results.tables.columns import CHOICES, names_in
 

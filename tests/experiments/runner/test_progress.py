@@ -7,6 +7,7 @@ from rich.console import Console
 
 from actbench.experiments.runner import progress
 from actbench.experiments.runner.progress import LiveTable, Progress, shown
+from actbench.results.data import CaseData, OutcomeData
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import GIB
@@ -292,3 +293,24 @@ def test_simulated_cases_promise_nothing_of_those_on_a_device(monkeypatch):
         now = 20.0
         lines.finished(first, MEASURED)
     assert where.file.getvalue().splitlines()[1].endswith("3.00 GiB (after 20 s)")
+
+
+class Brew(CaseData):
+    name: str
+
+
+class Cups(OutcomeData):
+    cups: int
+
+
+def test_a_kind_that_says_no_more_has_its_names_in_lines_and_in_the_table():
+    where, table, case = console(terminal=False), LiveTable(console(terminal=True)), Brew(name="assam")
+    with shown(where) as lines:
+        for told in (lines, table):
+            told.planned([case])
+            told.started(case)
+            told.finished(case, Cups(cups=3))
+    assert where.file.getvalue().splitlines() == ["starts: assam", "[1/1] assam: measured"]
+    heading, _, row = text_of(table).splitlines()[1:4]
+    assert heading.strip("┃ ").split() == ["case", "┃", "state", "┃", "peak", "┃", "time"]
+    assert row.strip("│ ").split()[:3] == ["assam", "│", "measured"]

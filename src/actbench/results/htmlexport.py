@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render.exporting import Exported, ExportFormat
-from actbench.results.render.exports import Text
-from actbench.results.runs import TrainingRun
+from actbench.results.exporting import Exported, ExportFormat
+
+if TYPE_CHECKING:
+    from actbench.results.render.exports import Text
 
 
 def _text(what: Exported) -> Text:
     """Return a page with the charts that its records have, and remark what to install if it can have none."""
+    from actbench.results.measured import MeasuredRecord
     from actbench.results.render.page import html_lines, memory, training
     from actbench.results.render.page.library import EXTRA, is_installed
+    from actbench.results.runs import TrainingRun
 
     beside = None
     if measured := [record for record in what.records if isinstance(record, MeasuredRecord)]:

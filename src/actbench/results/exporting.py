@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actbench.results.records import Record
-from actbench.results.render.exports import Text
-from actbench.results.tables import Table
+if TYPE_CHECKING:
+    from actbench.results.records import Record
+    from actbench.results.render.exports import Text
+    from actbench.results.tables import Table
 
 
 @dataclass(frozen=True)
