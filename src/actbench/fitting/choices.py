@@ -10,7 +10,8 @@ from typing import Any
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.results.fits import GRADIENTS, Training
+from actbench.results.fits import Training
+from actbench.results.gradient import GRADIENTS
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN

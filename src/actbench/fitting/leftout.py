@@ -12,7 +12,8 @@ import numpy as np
 from actbench.fitting.choices import Choice, Choices, Stack
 from actbench.fitting.needs import Needs
 from actbench.fitting.prediction import Predictions
-from actbench.results.fits import GRADIENTS, Gradient, Trained, Training
+from actbench.results.fits import Trained, Training
+from actbench.results.gradient import GRADIENTS, Gradient
 
 
 @dataclass(frozen=True)

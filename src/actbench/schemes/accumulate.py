@@ -8,7 +8,7 @@ from pydantic import Field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import STEPS, Change, Scheme
 from actbench.schemes.pasted import InTrainer

@@ -19,7 +19,7 @@ from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.saved.samplegradients import SampleGradients
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme

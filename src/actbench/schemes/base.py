@@ -14,7 +14,7 @@ from torch import nn
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.recomputed import refuse_hooks_inside
 from actbench.nn.wrapped import bind_entries
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Data, Published
 from actbench.schemes.only import compiled, parts_of, replace_part

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from actbench.errors import NothingToConvertError
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme
 from actbench.schemes.pasted import InTrainer

@@ -8,7 +8,7 @@ from torch import nn
 from actbench.errors import ConversionError, IdleError, MeasurementError
 from actbench.nn.compiled import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
 from actbench.nn.refusals import is_compiled, uncompilable_in
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup

@@ -13,7 +13,7 @@ from actbench.nn.layout import Layout, in_order
 from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.schemes.base import Scheme
 from actbench.schemes.packedinputs import with_packed_inputs
 from actbench.setup import TrainingSetup

@@ -11,7 +11,7 @@ from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
 from actbench.nn.variance import rounding_variance
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme

@@ -9,7 +9,7 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.activations import function_of, instead, refuse_converted, replace_activations, why_not
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.replacement import overwritten
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup

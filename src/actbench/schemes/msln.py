@@ -8,7 +8,7 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.outputnorm import VALUES, from_output, is_norm, what_else, why_not
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census, overwritten, reasons, swap
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import Scheme
 from actbench.setup import Part, TrainingSetup

@@ -7,7 +7,7 @@ from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.forward import OFFLOAD, OffloadedForward
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.wrapped import bind_entries
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import SAVED_TENSORS, Scheme
 from actbench.setup import Part, TrainingSetup

@@ -12,7 +12,7 @@ from actbench.nn.compressed.linear import Sketch, Sketched, sketched
 from actbench.nn.replacement import census, parametrized, swap
 from actbench.nn.savedtensors import SharingTable
 from actbench.nn.variance import sketch_variance
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme

@@ -14,7 +14,7 @@ from torch import nn
 
 from actbench import schemes, spec
 from actbench.errors import ConversionError, SpecError
-from actbench.results.fits import GRADIENTS, Gradient
+from actbench.results.gradient import GRADIENTS, Gradient
 from actbench.results.measured import Diagnostic
 from actbench.schemes.base import PLACEMENT, TENSOR_PARALLEL, Change, Scheme
 from actbench.schemes.only import common_part

@@ -30,7 +30,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.ops.library import DTYPES
 from actbench.optim import PackedOptimizer, packed
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.measured import Diagnostic
 from actbench.results.records import Site
 from actbench.schemes.base import (
