@@ -13,6 +13,7 @@ from actbench.errors import ActbenchError, ConversionError, NothingToConvertErro
 from actbench.measuring import bench, ranks
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
+from actbench.schemes.facets import Spread
 from actbench.setup import TrainingSetup
 
 FLOAT = 4
@@ -173,4 +174,4 @@ def test_bits_by_gradients_that_each_process_has_others_of_are_refused(spec: str
 
 @pytest.mark.parametrize("spec", ["gact:L1", "actnn:L2"])
 def test_bits_that_are_fixed_are_not(spec: str) -> None:
-    assert schemes.build(f"tp:2+{spec}").mesh_axes == {"tp": 2}
+    assert schemes.build(f"tp:2+{spec}").facet(Spread) == Spread({"tp": 2}, of_layers=True)

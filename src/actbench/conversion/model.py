@@ -20,7 +20,7 @@ from actbench.measuring.inspection.sites import Trace
 from actbench.nn.refusals import refuse_lazy
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
-from actbench.schemes.base import refuse_spread
+from actbench.schemes.composed import refuse_spread
 from actbench.setup import TrainingSetup
 
 _MARK = "actbench_conversion"

@@ -9,7 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from actbench.fitting.choices import Choice, Choices, Stack
+from actbench.fitting.choice import Choice
+from actbench.fitting.choices import Choices, Stack
 from actbench.fitting.needs import Needs
 from actbench.fitting.prediction import Predictions
 from actbench.results.fits import Trained, Training

@@ -16,7 +16,7 @@ from actbench.measuring import meters
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
-from actbench.schemes.base import refuse_spread
+from actbench.schemes.composed import refuse_spread
 from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
