@@ -24,7 +24,7 @@ from actbench.results.measured import Diagnostic, Measurement, Mesh
 from actbench.results.records import Built, Case
 from actbench.schemes.composed import at_parameters, at_placement, parts_in
 from actbench.schemes.facets import Adaptive, Diagnosed, Limits, Spread
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.setup import Batch, Processes, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
 Found = TypeVar("Found")
@@ -63,7 +63,7 @@ class Session:
         self._step: TrainStep | None = None
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
-        exact = replace(self.meter.adopt(exact), mesh=self._mesh)
+        exact = replace(self.meter.adopt(exact), processes=Processes(self._mesh))
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact) if self.scheme.changes and self._inspects else None
@@ -286,7 +286,8 @@ def itemize(case: Case) -> Ledger:
     if not meter.materialize:
         setup = meter.adopt(setup)
     local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
-    setup = replace(setup, mesh=ranks.mesh(scheme, meter) if local is not None and local.facet(Spread) else None)
+    if local is not None and local.facet(Spread):
+        setup = replace(setup, processes=Processes(ranks.mesh(scheme, meter)))
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

@@ -55,20 +55,21 @@ class Accumulate(Scheme):
         Raises:
             ConversionError: Steps cut their batches already.
         """
-        if setup.micro_batches > 1:
+        if setup.micro_batching.parts > 1:
             raise ConversionError(
-                f"{self.spec}: a step cuts its batch into {setup.micro_batches} micro-batches already, by "
+                f"{self.spec}: a step cuts its batch into {setup.micro_batching.parts} micro-batches already, by "
                 "gradient_accumulation or accumulate; say it once"
             )
         site = Site(path="(batch)", was="batch", becomes=f"{self.parts} micro-batches")
         warnings = (f"{self.spec}: {why}" for why in _differences(setup))
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, micro_batches=self.parts, warnings=(*setup.warnings, *warnings))
+        micro_batching = replace(setup.micro_batching, parts=self.parts)
+        return replace(changed, micro_batching=micro_batching, warnings=(*setup.warnings, *warnings))
 
 
 def _differences(setup: TrainingSetup) -> list[str]:
     """Return why the gradients of micro-batches do not add up to the gradient of the batch."""
-    why = [setup.uncuttable] if setup.uncuttable else []
+    why = [setup.micro_batching.uncuttable] if setup.micro_batching.uncuttable else []
     norms = (part for part in setup.module.modules() if isinstance(part, _BatchNorm))
     found = next((norm for norm in norms if norm.training or not norm.track_running_stats), None)
     if found is not None:

@@ -141,11 +141,7 @@ class Scheme(Data):
                 saved tensors are now inside of a block that is recomputed.
         """
         if limits := self.facet(Limits):
-            setup = replace(
-                setup,
-                untraceable=setup.untraceable or limits.untraceable,
-                unsharded=setup.unsharded or limits.unsharded,
-            )
+            setup = replace(setup, limits=Limits.together((setup.limits, limits)))
         if not self.only:
             return self.change(setup)
         nothing: NothingToConvertError | None = None

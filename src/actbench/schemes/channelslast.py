@@ -57,7 +57,7 @@ class ChannelsLast(Scheme):
         _convert(found)
         site = Site(path="(parameters)", was="default memory format", becomes="channels last")
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, memory_format=torch.channels_last)
+        return replace(changed, precision=replace(setup.precision, memory_format=torch.channels_last))
 
 
 def _convolutions(module: nn.Module) -> list[nn.Parameter]:

@@ -40,7 +40,7 @@ class OverProcesses(Scheme):
 
     def _mesh(self, setup: TrainingSetup) -> DeviceMesh:
         """Return the processes along the axis; a ConversionError if there are not as many."""
-        return mesh_along(self.axis, setup.mesh, setup.module, self.ranks, self.spec)
+        return mesh_along(self.axis, setup.processes.mesh, setup.module, self.ranks, self.spec)
 
 
 class DataParallel(OverProcesses):
@@ -82,8 +82,7 @@ class _Replicated(DataParallel):
         return replace(
             changed,
             loss=lambda _, batch: loss(model.forward, batch),
-            average=model.average_gradients,
-            gradient_buckets=model.buckets,
+            processes=replace(setup.processes, average=model.average_gradients, gradient_buckets=model.buckets),
         )
 
 

@@ -14,9 +14,10 @@ from typing import Protocol, Self
 from actbench.results.measured import Diagnostic
 from actbench.results.records import HalfType
 from actbench.setup import Batch, TrainingSetup
+from actbench.setup import Limits as Limits
 
 
-class Facet:
+class Facet(Protocol):
     """The base of facets."""
 
     @classmethod
@@ -43,25 +44,6 @@ class Spread(Facet):
         """Return the axes of all."""
         axes = {axis: size for each in facets for axis, size in each.axes.items()}
         return cls(axes, any(each.of_layers for each in facets))
-
-
-@dataclass(frozen=True)
-class Limits(Facet):
-    """Where the scheme does not work.
-
-    Attributes:
-        untraceable: Why fake tensors do not show what it does, so that it is not simulated; empty if they do.
-        unsharded: What of it FSDP2 does not go with, and why, as words after ``does not go with``; empty if it does.
-    """
-
-    untraceable: str = ""
-    unsharded: str = ""
-
-    @classmethod
-    def together(cls, facets: Sequence[Self]) -> Self:
-        """Return the first reasons."""
-        untraceable, unsharded = ((each.untraceable for each in facets), (each.unsharded for each in facets))
-        return cls(next(filter(None, untraceable), ""), next(filter(None, unsharded), ""))
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,10 @@ class Fsdp(DataParallel):
 
         module = setup.module
         refuse_untrained(self.name, module)
-        if setup.unsharded:
-            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.unsharded}")
+        if setup.limits.unsharded:
+            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
         refuse_compiled_here(module, f"{self.spec} (FSDP2)")
-        if self.mixed != "none" and setup.autocast_dtype is not None:
+        if self.mixed != "none" and setup.precision.autocast is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]

@@ -64,12 +64,13 @@ class Autocast(_Precision):
         """
         if not any(True for _ in setup.module.parameters()):
             raise NothingToConvertError(f"{self.spec}: {type(setup.module).__name__} has no parameters")
-        if setup.autocast_dtype not in (None, self._type):
-            raise ConversionError(f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}; name one type, once")
+        autocast = setup.precision.autocast
+        if autocast not in (None, self._type):
+            raise ConversionError(f"{self.spec}: --autocast says {_name(autocast)}; name one type, once")
         changed = setup.changed(
             setup.module, (Site(path="(precision)", was="float32", becomes=f"{self.dtype} inside"),)
         )
-        return replace(changed, autocast_dtype=self._type)
+        return replace(changed, precision=replace(setup.precision, autocast=self._type))
 
 
 _UNDERFLOW = (
@@ -116,9 +117,10 @@ class Pure(_Precision):
         other = next((dtype for dtype in found if dtype.itemsize == 2 and dtype != self._type), None)
         if other is not None:
             raise ConversionError(f"{self.spec}: the model is {_name(other)} (--dtype) already; name one type, once")
-        if setup.autocast_dtype is not None:
+        autocast = setup.precision.autocast
+        if autocast is not None:
             raise ConversionError(
-                f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}, with nothing to cast here; leave one out"
+                f"{self.spec}: --autocast says {_name(autocast)}, with nothing to cast here; leave one out"
             )
         before, was = _bytes(setup.module), "+".join(sorted(map(_name, found)))
         _cast(setup.module, self._type)
@@ -127,7 +129,8 @@ class Pure(_Precision):
         )
         warnings = () if self.dtype == "bfloat16" else (_UNDERFLOW,)
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, input_dtype=self._type, warnings=setup.warnings + warnings)
+        precision = replace(setup.precision, inputs=self._type)
+        return replace(changed, precision=precision, warnings=setup.warnings + warnings)
 
 
 @torch.no_grad()

@@ -53,9 +53,10 @@ class Release(Scheme):
             raise ConversionError(
                 f"{self.name}: a model brings no optimizer; wrap yours by actbench.optim.StepInBackward(optimizer)"
             )
-        if setup.micro_batches > 1:
+        parts = setup.micro_batching.parts
+        if parts > 1:
             raise ConversionError(
-                f"{self.name}: the gradients of {setup.micro_batches} micro-batches are added up before a step; leave "
+                f"{self.name}: the gradients of {parts} micro-batches are added up before a step; leave "
                 "gradient_accumulation or release out"
             )
         setup.module.register_forward_pre_hook(NotInParallel(_WHAT, _WHY))
