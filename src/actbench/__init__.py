@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from actbench.results.records import Case
     from actbench.schemes import apply
     from actbench.script.simulation import simulate
-    from actbench.setup import TrainingSetup, TrainStep
+    from actbench.setup import Precision, Processes, TrainingSetup, TrainStep
 
     __version__: str
 
@@ -52,6 +52,8 @@ _HOMES = {
     "MeasurementError": "errors",
     "ModelError": "errors",
     "OutOfMemoryError": "errors",
+    "Precision": "setup",
+    "Processes": "setup",
     "RecipeError": "errors",
     "SpecError": "errors",
     "StoreError": "errors",
@@ -83,6 +85,8 @@ __all__ = [
     "MeasurementError",
     "ModelError",
     "OutOfMemoryError",
+    "Precision",
+    "Processes",
     "RecipeError",
     "SpecError",
     "StoreError",

@@ -81,6 +81,27 @@ def cut(batch: Batch, parts: int, share: Share | None = None, uncut: str = "") -
     return [MicroBatch(part, place, of(part, batch)) for part, place in zip(cuts, places, strict=True)]
 
 
+@dataclass(frozen=True)
+class MicroBatching:
+    """How a step cuts its batch.
+
+    Attributes:
+        parts: How many micro-batches a step cuts a batch into; fewer if the batch has fewer rows.
+        share: Weight of a micro-batch's loss in the loss of the batch; None for :func:`label_share`.
+        uncuttable: Why the losses of micro-batches do not add up to the loss of the batch; empty if they do.
+        uncut: Returns why batches cannot be cut by their rows; empty if they can, as far as is known.
+    """
+
+    parts: int = 1
+    share: Share | None = None
+    uncuttable: str = ""
+    uncut: Callable[[], str] = lambda: ""
+
+    def cut(self, batch: Batch) -> list[MicroBatch]:
+        """Return the micro-batches of a batch; see :func:`cut` for what is raised."""
+        return cut(batch, self.parts, self.share, self.uncut())
+
+
 def shapes(batch: Batch) -> str:
     """Return the names and shapes of what a batch holds, for messages."""
     return ", ".join(f"{name} {_shape(value)}" for name, value in batch.items())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map
 
+from actbench.conditions import Limits as Limits
+from actbench.conditions import Precision as Precision
+from actbench.conditions import Processes as Processes
 from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
-from actbench.microbatches import MicroBatch, Share, cut
+from actbench.microbatches import MicroBatch, MicroBatching
 from actbench.optim.checks import innermost, refuse_unsteppable
 from actbench.optim.checks import refuse_frozen as refuse_frozen
 from actbench.optim.wrapped import HoldsGradients as HoldsGradients
@@ -53,48 +54,32 @@ class TrainingSetup:
         module: The model.
         loss: From the model and a batch to a scalar.
         make_optimizer: From the model to its optimizer.
-        autocast_dtype: Type for ``torch.autocast``, or None for none.
-        input_dtype: Type that floating-point tensors of a batch are cast to; None leaves them as they are.
-        memory_format: Memory format that images of a batch are converted to; None leaves them as they are.
-        micro_batches: How many parts a step cuts a batch into; fewer if the batch has fewer rows.
-        share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
-        uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
-        uncut: Returns why batches cannot be cut by their rows; empty if they can, as far as is known.
-        untraceable: Why fake tensors do not show what a step saves; empty if they do.
-        unsharded: What of it FSDP2 does not go with, and why; empty if it does.
+        precision: The types and the memory format in which a step computes.
+        micro_batching: How a step cuts its batch.
+        processes: The processes that train together.
+        limits: Where what schemes have made of it does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
         parts: What each scheme changed, one after the other.
         built: What the module and its batches are; None where the maker does not say.
-        mesh: The processes that train together, by axis (``dp`` data, ``tp`` tensor parallel); None for one alone.
-        average: Told before each pass whether gradients are averaged over processes in it; only the last of a step.
-        gradient_buckets: Tensors that gradients lie in, which are there from step to step.
         path: Of the module, where it is a part of a model that a scheme is limited to; paths of sites begin with it.
     """
 
     module: nn.Module
     loss: Loss | None = None
     make_optimizer: MakeOptimizer | None = None
-    autocast_dtype: torch.dtype | None = None
-    input_dtype: torch.dtype | None = None
-    memory_format: torch.memory_format | None = None
-    micro_batches: int = 1
-    share: Share | None = None
-    uncuttable: str = ""
-    uncut: Callable[[], str] = lambda: ""
-    untraceable: str = ""
-    unsharded: str = ""
+    precision: Precision = field(default_factory=Precision)
+    micro_batching: MicroBatching = field(default_factory=MicroBatching)
+    processes: Processes = field(default_factory=Processes)
+    limits: Limits = field(default_factory=Limits)
     expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     built: Built | None = None
-    mesh: DeviceMesh | None = None
-    average: Callable[[bool], None] = lambda last: None
-    gradient_buckets: Sequence[Tensor] = ()
     path: str = ""
 
     def changed(
@@ -134,31 +119,21 @@ class TrainingSetup:
             return self.loss(self.module, self.cast(batch))
 
     def cast(self, batch: Batch) -> Batch:
-        """Return a batch with its floating-point tensors of ``input_dtype``, and images in ``memory_format``."""
-        if self.input_dtype is None and self.memory_format is None:
-            return batch
-        cast: Batch = tree_map(self._cast, dict(batch))
-        return cast
-
-    def _cast(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        if self.memory_format is not None and value.dim() == 4:  # images
-            value = value.contiguous(memory_format=self.memory_format)
-        return value if self.input_dtype is None else value.to(self.input_dtype)
+        """Return a batch in the types and the memory format of :attr:`precision`."""
+        return self.precision.cast(batch)
 
     def cut(self, batch: Batch) -> list[MicroBatch]:
-        """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
+        """Return the micro-batches that a step runs one after the other.
 
         Raises:
             UsageError: The batch must be cut, and its tensors have not the same number of rows, of a sample each.
         """
-        return cut(batch, self.micro_batches, self.share, self.uncut())
+        return self.micro_batching.cut(batch)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.autocast_dtype is None:
+        if self.precision.autocast is None:
             return nullcontext()
-        return torch.autocast(next(self.module.parameters()).device.type, dtype=self.autocast_dtype)
+        return torch.autocast(next(self.module.parameters()).device.type, dtype=self.precision.autocast)
 
 
 class TrainStep:
@@ -187,7 +162,7 @@ class TrainStep:
 
     @property
     def batch(self) -> Batch:
-        """The batch, in the setup's ``input_dtype`` and ``memory_format``."""
+        """The batch, in the types and the memory format of the setup."""
         return self._batch
 
     @batch.setter
@@ -224,7 +199,7 @@ class TrainStep:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this batch."""
-        asked, found = self.setup.micro_batches, len(self.micro_batches)
+        asked, found = self.setup.micro_batching.parts, len(self.micro_batches)
         cut_into = f"the batch has {found} rows: it is cut into {found} parts, not {asked}"
         return self.notes if found == asked else (cut_into, *self.notes)
 
@@ -279,7 +254,7 @@ class TrainStep:
         """Run the forward pass of the next micro-batch, and return its weighted loss."""
         self.phase = "forward"
         part = self._waiting.pop(0)
-        self.setup.average(not self._waiting)
+        self.setup.processes.average(not self._waiting)
         self.around_forward()
         loss = self._forward(part)
         if loss.numel() != 1:

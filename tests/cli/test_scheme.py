@@ -9,6 +9,8 @@ from actbench import schemes
 from actbench.cli.listing import print_scheme
 from actbench.schemes import Scheme
 from actbench.schemes.base import OF_PARTS
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, LossyForward
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,11 @@ def test_a_changed_forward_pass_is_told(capsys):
     class Rounding(Scheme):
         """Rounds."""
 
-        lossy_forward: ClassVar[bool] = True
+        card: ClassVar[Card] = Card(summary="rounds")
+
+        @property
+        def facets(self) -> tuple[Facet, ...]:
+            return (LossyForward(),)
 
     print_scheme(Rounding, Console(width=200))
 

@@ -23,6 +23,7 @@ from actbench.measuring import bench, inspection
 from actbench.nn.called import CalledForward
 from actbench.nn.compiled import CompiledForward
 from actbench.results.records import Case
+from actbench.schemes.facets import Packs
 from actbench.setup import Batch, TrainingSetup
 
 Function = Callable[[Tensor], Tensor]
@@ -127,9 +128,9 @@ def test_what_is_kept_is_what_layers_keep_and_its_closed_form(spec: str, shape: 
     before = kept(called)
     scheme = schemes.build(spec)
     after, layers = scheme.apply(called), scheme.apply(held)
-    bits = scheme.claimed_bits
-    assert bits is not None
-    packed = 5 * math.ceil(math.prod(shape) * bits / 8)
+    packs = scheme.facet(Packs)
+    assert packs is not None
+    packed = 5 * math.ceil(math.prod(shape) * packs.bits / 8)
 
     trace = kept(after)
     assert trace.total_bytes == kept(layers).total_bytes

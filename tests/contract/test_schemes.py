@@ -22,6 +22,7 @@ from actbench.nn.lowrank import base_state_dict
 from actbench.results.ledger import Ledger
 from actbench.results.records import Case
 from actbench.schemes.base import OF_PARTS, Change
+from actbench.schemes.facets import Limits, LossyForward, Packs
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
@@ -45,7 +46,12 @@ def specs(*changes: Change) -> list[str]:
 
 def traced(*changes: Change) -> list[str]:
     """Return those of schemes whose steps fake tensors show; the others are compared on a meter, in their own tests."""
-    return [spec for spec in specs(*changes) if not schemes.build(spec).untraceable]
+    return [spec for spec in specs(*changes) if not is_untraceable(spec)]
+
+
+def is_untraceable(spec: str) -> bool:
+    """Return whether fake tensors do not show what a scheme saves."""
+    return bool((schemes.build(spec).facet(Limits) or Limits()).untraceable)
 
 
 def of_modules() -> list[str]:
@@ -70,7 +76,7 @@ def own_model(spec: str) -> str:
 
 def claiming() -> list[str]:
     """Return the specifications whose schemes say how many bits they keep."""
-    return [spec for spec in specs() if schemes.build(spec).claimed_bits is not None]
+    return [spec for spec in specs() if schemes.build(spec).facet(Packs)]
 
 
 workload_of = functools.cache(workloads.load)
@@ -131,7 +137,7 @@ def test_the_forward_pass_is_exact_to_the_bit_unless_the_scheme_says_otherwise(
 ) -> None:
     scheme, exact = schemes.build(spec), losses(setup, batch)
 
-    assert torch.equal(losses(scheme.apply(setup), batch), exact) is not scheme.lossy_forward
+    assert torch.equal(losses(scheme.apply(setup), batch), exact) is not bool(scheme.facet(LossyForward))
 
 
 @pytest.mark.parametrize("spec", [spec for spec in specs() if "parameters" not in schemes.build(spec).changes])
@@ -182,7 +188,7 @@ def test_a_scheme_of_parameters_trains_few_and_gives_the_base_back(
     assert found.keys() == base.keys()
     for name, tensor in found.items():
         assert (tensor.shape, tensor.dtype) == (base[name].shape, base[name].dtype)
-        assert scheme.lossy_forward or torch.equal(tensor, base[name])
+        assert bool(scheme.facet(LossyForward)) or torch.equal(tensor, base[name])
         assert (tensor - base[name]).norm() <= 0.15 * base[name].norm()
 
 
@@ -206,7 +212,7 @@ def test_less_is_kept_and_sites_say_so(spec: str) -> None:
     assert sum(site.bytes_after or 0 for site in sites) < sum(site.bytes_before or 0 for site in sites)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in specs() if schemes.build(spec).untraceable])
+@pytest.mark.parametrize("spec", [spec for spec in specs() if is_untraceable(spec)])
 def test_what_cannot_be_traced_says_so_and_keeps_less_by_the_allocator(
     spec: str, setup: TrainingSetup, batch: Batch
 ) -> None:
@@ -272,8 +278,9 @@ def test_the_ledger_lists_all_that_is_kept(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", claiming())
 def test_what_is_packed_has_the_bits_that_are_claimed(spec: str) -> None:
-    claimed = schemes.build(spec).claimed_bits
-    assert claimed is not None
+    packs = schemes.build(spec).facet(Packs)
+    assert packs is not None
+    claimed = packs.bits
 
     packed = [entry for entry in ledger_of(spec).entries if entry.packed]
     assert packed
@@ -350,5 +357,5 @@ def test_the_specification_of_a_scheme_builds_it_again(spec: str) -> None:
     scheme = schemes.build(spec)
 
     assert schemes.build(scheme.spec) == scheme
-    assert scheme.summary
+    assert scheme.card.summary
     assert type(scheme).__doc__

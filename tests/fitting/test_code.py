@@ -165,11 +165,32 @@ def test_trainer_is_given_the_optimizer_that_was_simulated(optimizer: Any, schem
     assert f"import {made.partition('.optim')[0]}" in lines
 
 
+@pytest.mark.parametrize(
+    ("scheme", "lines"),
+    [
+        ("channels_last", ["model = model.to(memory_format=torch.channels_last)"]),
+        ("pure:bfloat16", ["model = model.to(torch.bfloat16)"]),
+        ("accumulate:3", ["    per_device_train_batch_size=2,", "    gradient_accumulation_steps=3,"]),
+        ("autocast:float16", ["    fp16=True,"]),
+        ("lora:8+checkpoint", ['model = actbench.convert(model, "lora:8+checkpoint")']),
+        ("smaq,on=state+checkpoint", ['    callbacks=[ActbenchCallback("checkpoint")],']),
+        ("smaq", ['    callbacks=[ActbenchCallback("smaq,on=activations")],']),
+    ],
+)
+def test_trainer_is_told_what_a_scheme_changes(scheme: str, lines: list[str]) -> None:
+    code = code_for(Case(**LLAMA, scheme=scheme), CAUSAL).trainer
+
+    assert code is not None
+    assert set(lines) <= set(code.splitlines())
+
+
 def test_what_trainer_cannot_do_is_said() -> None:
     code = code_for(Case(**LLAMA, scheme="checkpoint+release"))
 
     assert code.trainer is None
     assert code.why_no_trainer == "release changes gradients, which Trainer sees to itself"
+    maps = code_for(Case(**LLAMA, scheme="smaq,on=maps"))
+    assert maps.why_no_trainer == "smaq,on=maps changes gradients, which Trainer sees to itself"
 
 
 def test_the_command_measures_the_same_case() -> None:

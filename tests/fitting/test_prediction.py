@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actbench import schemes
-from actbench.fitting.choices import Choice
+from actbench.fitting.choice import Choice
 from actbench.fitting.needs import Needs
 from actbench.fitting.prediction import Predictions
 

@@ -22,6 +22,7 @@ from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.nn.encoded.form import through
 from actbench.nn.saved import bitallocation
 from actbench.results.records import Case
+from actbench.schemes.facets import Adaptive
 
 TOLERANCE = 0.02
 WIDE = "hidden_size=128,intermediate_size=512"
@@ -160,8 +161,10 @@ def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.Monke
         return [bench.Session(case("actnn:L3", **fields, seed=seed)).memory().gradient_error for seed in range(6)]
 
     shared_out = errors()
-    assert schemes.build("checkpoint+actnn:L3").adapts
-    monkeypatch.setattr("actbench.schemes.actnn.ActNN.adapts", False)
+    adaptive = schemes.build("checkpoint+actnn:L3").facet(Adaptive)
+    assert adaptive is not None
+    assert adaptive.by_first_step
+    monkeypatch.setattr("actbench.schemes.actnn.ActNN.facets", ())
     at_first = errors()
 
     # of single draws up to 1.04, over six 0.90
@@ -247,7 +250,7 @@ def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pyte
         def synchronize(self) -> None:
             self.there = True
 
-    monkeypatch.setattr("actbench.schemes.actnn.ActNN.diagnostics", lambda *_: ())  # steps that take long
+    monkeypatch.setattr("actbench.schemes.actnn.ActNN.facets", ())  # steps that take long
     fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
     in_time = bench.Session(case("actnn:L3", **fields)).memory()
     monkeypatch.setattr(bitallocation, "_recorded", lambda device: Late())

@@ -8,6 +8,7 @@ from actbench import conversion, schemes
 from actbench.codecs.activation import own_activation
 from actbench.codecs.tables import table
 from actbench.errors import ConversionError, ModelError, SpecError, UsageError
+from actbench.schemes.facets import RunsFiles
 from actbench.setup import TrainingSetup
 
 SOURCE = """
@@ -153,7 +154,7 @@ def test_a_wrong_name_is_refused_before_the_file_is_run(file):
     file.write_text("raise SystemExit\n" + SOURCE)
     with pytest.raises(SpecError, match="did you mean 'swish'"):
         schemes.build(f"fewbit:2,functions={file}:swich")
-    assert schemes.build(f"fewbit:2,functions={file}:swish").runs_files == (f"{file}:swish",)
+    assert schemes.build(f"fewbit:2,functions={file}:swish").facet(RunsFiles) == RunsFiles((f"{file}:swish",))
 
 
 def test_no_layer_of_it_is_an_error(file):

@@ -133,7 +133,7 @@ def test_a_mean_of_ctc_is_over_rows_whatever_their_labels(reduction: str, shares
     module.config = SimpleNamespace(ctc_loss_reduction=reduction)
     labels = torch.tensor([[1, 2, 3, 4], [1, 2, -100, -100], [1, -100, -100, -100]])
 
-    parts = cut({"labels": labels}, 3, losses.in_parts(module, "ctc")["share"])
+    parts = cut({"labels": labels}, 3, losses.in_parts(module, "ctc").share)
 
     assert [part.share for part in parts] == pytest.approx(shares)
 

@@ -178,7 +178,3 @@ def test_fsdp_shares_out_no_parameters_of_it() -> None:
 def test_it_is_not_limited_to_parts() -> None:
     with pytest.raises(SpecError, match="changes memory format"):
         schemes.build("channels_last,only=layer1")
-
-
-def test_the_trainer_gets_a_converted_model() -> None:
-    assert schemes.build("channels_last").in_trainer(8).before == "model = model.to(memory_format=torch.channels_last)"

@@ -7,6 +7,7 @@ from actbench.codecs.activation import activation
 from actbench.codecs.tables import table
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.stepwise import StepwiseActivation
+from actbench.schemes.facets import Packs, RunsFiles
 from actbench.schemes.fewbit import FewBit
 from actbench.setup import TrainingSetup
 
@@ -167,7 +168,7 @@ def test_bits_are_whole_numbers_in_python_too(bits):
 def test_spec_and_claim():
     scheme = schemes.build("fewbit:4,functions=gelu")
     assert scheme.spec == "fewbit:4,functions=gelu"
-    assert scheme.claimed_bits == 4
+    assert scheme.facet(Packs) == Packs(4)
     assert schemes.build("fewbit").spec == "fewbit:3"
 
 
@@ -179,7 +180,7 @@ def test_a_folder_called_as_a_function_is_told_from_it(tmp_path, monkeypatch):
 
     assert scheme.spec == "fewbit:3,functions=silu/./gelu/f.py:fn/relu"
     assert schemes.build(scheme.spec) == scheme
-    assert scheme.runs_files == ("./gelu/f.py:fn",)
+    assert scheme.facet(RunsFiles) == RunsFiles(("./gelu/f.py:fn",))
 
 
 CONTINUOUS = {

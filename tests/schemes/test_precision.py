@@ -101,7 +101,7 @@ def test_the_same_said_twice_is_fine() -> None:
     twice = {"autocast:bf16": {"autocast": "bf16"}, "pure:bf16": {"dtype": "bf16"}}
     for spec, flags in twice.items():
         found, once = (Session(case_of(spec, **each)).setup for each in (flags, {}))
-        assert found.autocast_dtype == once.autocast_dtype
+        assert found.precision == once.precision
         assert [p.dtype for p in found.module.parameters()] == [p.dtype for p in once.module.parameters()]
 
 

@@ -16,7 +16,7 @@ from actbench.errors import ConversionError, SpecError
 from actbench.measuring import ranks
 from actbench.measuring.meters import MemoryReading, profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.setup import Processes, TrainingSetup, TrainStep
 
 FLOAT = 4
 WIDTH, BLOCKS = 128, 4
@@ -60,7 +60,7 @@ def read(
         make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
     )
     scheme = schemes.build(spec)
-    setup = replace(meter.adopt(setup), mesh=ranks.mesh(scheme, meter))
+    setup = replace(meter.adopt(setup), processes=Processes(ranks.mesh(scheme, meter)))
     setup = scheme.apply(setup)
     with meter.active():
         step = TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))

@@ -8,10 +8,10 @@ from actbench import schemes
 from actbench.errors import SpecError
 from actbench.schemes.actnn import ActNN
 from actbench.schemes.checkpoint import Checkpoint
+from actbench.schemes.composed import Composed
 from actbench.schemes.encode import Encode
 from actbench.schemes.fewbit import FewBit
 from actbench.schemes.randomized import Randomized
-from actbench.schemes.registry import Composed
 from actbench.schemes.smaq import Smaq
 from actbench.schemes.structurewords import STRUCTURES
 

@@ -15,6 +15,7 @@ from actbench.nn.encoded import EncodedOutputs, StepByParameter
 from actbench.nn.hooked import HookedForward
 from actbench.optim import PackedOptimizer
 from actbench.results.records import Case
+from actbench.schemes.facets import Diagnosed, LossyForward
 from actbench.setup import TrainingSetup, TrainStep
 
 ALL = "weights/gradients/activations/maps/state"
@@ -137,8 +138,8 @@ def test_training_learns(text):
 
 
 def test_lossy_is_said_where_it_is():
-    assert schemes.build("smaq,forward=lossy").lossy_forward
-    assert not schemes.build("smaq").lossy_forward
+    assert schemes.build("smaq,forward=lossy").facet(LossyForward)
+    assert not schemes.build("smaq").facet(LossyForward)
     setup, exact = applied("smaq,forward=lossy"), setup_of()
     batch = make_batch()
 
@@ -171,10 +172,12 @@ def test_sites_say_what_is_simulated_and_what_is_stored():
 
 
 def test_the_variance_of_rounding_is_told_where_activations_alone_make_it():
-    found = schemes.build("smaq,on=activations").diagnostics(applied("smaq,on=activations"), make_batch(32), 0)
+    diagnosed = schemes.build("smaq,on=activations").facet(Diagnosed)
+    assert diagnosed is not None
+    found = diagnosed.of(applied("smaq,on=activations"), make_batch(32), 0)
 
     assert 0 < next(each.value for each in found if each.name == "quantization_variance_observed") < 0.01
-    assert schemes.build("smaq,on=maps").diagnostics(applied("smaq,on=maps"), make_batch(32), 0) == ()
+    assert schemes.build("smaq,on=maps").facet(Diagnosed) is None
 
 
 def test_a_measurement_warns_of_what_is_simulated():

@@ -13,6 +13,7 @@ from actbench.errors import ActbenchError, ConversionError, NothingToConvertErro
 from actbench.measuring import bench, ranks
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
+from actbench.schemes.facets import Spread
 from actbench.setup import TrainingSetup
 
 FLOAT = 4
@@ -43,7 +44,7 @@ def applied(spec: str, model: str) -> TrainingSetup:
     """Return a setup on real tensors of the first of several processes, of which the others do not exist."""
     session = bench.Session(case("tp:2", "tiny-llama"))
     setup = workloads.load(case(spec, model)).setup(materialize=True, seed=0)
-    return schemes.build(spec).apply(replace(setup, mesh=session.setup.mesh))
+    return schemes.build(spec).apply(replace(setup, processes=session.setup.processes))
 
 
 @pytest.mark.parametrize(("ranks", "sequence"), [(2, ",sequence=true"), (8, ""), (64, ",sequence=true")])
@@ -94,7 +95,7 @@ def test_parameters_ties_and_keys_stay() -> None:
     before, keys = dict(setup.module.named_parameters()), list(setup.module.state_dict())
     session = bench.Session(case("tp:2", "tiny-llama"))
 
-    changed = schemes.build("tp:2").apply(replace(setup, mesh=session.setup.mesh))
+    changed = schemes.build("tp:2").apply(replace(setup, processes=session.setup.processes))
 
     model = changed.module
     assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in before.items()}
@@ -134,7 +135,7 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(spec: str, model: str, re
 def test_a_model_of_nobody_is_refused() -> None:
     session = bench.Session(case("tp:2", "tiny-llama"))
     with pytest.raises(NothingToConvertError, match="no base_model_tp_plan"):
-        schemes.build("tp:2").apply(TrainingSetup(torch.nn.Linear(2, 2), mesh=session.setup.mesh))
+        schemes.build("tp:2").apply(TrainingSetup(torch.nn.Linear(2, 2), processes=session.setup.processes))
 
 
 def test_a_model_alone_is_not_converted() -> None:
@@ -173,4 +174,12 @@ def test_bits_by_gradients_that_each_process_has_others_of_are_refused(spec: str
 
 @pytest.mark.parametrize("spec", ["gact:L1", "actnn:L2"])
 def test_bits_that_are_fixed_are_not(spec: str) -> None:
-    assert schemes.build(f"tp:2+{spec}").mesh_axes == {"tp": 2}
+    assert schemes.build(f"tp:2+{spec}").facet(Spread) == Spread({"tp": 2}, of_layers=True)
+
+
+def test_a_ledger_beside_another_scheme_is_that_of_one_process() -> None:
+    def kept(spec: str) -> int:
+        return bench.itemize(case(spec)).total_bytes
+
+    assert kept("tp:8,sequence=true") < 0.5 * kept("exact")
+    assert kept("pure:bfloat16+tp:8,sequence=true") < 0.5 * kept("pure:bfloat16")

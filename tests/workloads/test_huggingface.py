@@ -119,7 +119,7 @@ def test_an_image_smaller_than_a_patch_is_an_error() -> None:
 def test_autocast_is_passed_on_and_the_weights_stay_float32() -> None:
     setup = load("tiny-bert", autocast="bfloat16").setup(materialize=True, seed=0)
 
-    assert setup.autocast_dtype == torch.bfloat16
+    assert setup.precision.autocast == torch.bfloat16
     assert {value.dtype for value in setup.module.parameters()} == {torch.float32}
 
 

@@ -183,7 +183,7 @@ def _alone(among: list[str] | None) -> list[str] | None:
         UsageError: A specification is a stack of several schemes.
     """
     from actbench.schemes import build
-    from actbench.schemes.registry import Composed
+    from actbench.schemes.composed import Composed
 
     if among is None:
         return None

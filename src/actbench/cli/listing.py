@@ -37,7 +37,7 @@ def schemes(
         for scheme in found.values():
             value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
             package = [packages.get(scheme.name, OURS)] if from_others else []
-            table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper, *package)
+            table.add_row(scheme.name + value, _changes(scheme), scheme.card.summary, scheme.card.paper, *package)
         console().print(table)
     else:
         print_scheme(registry.lookup(name), console())
@@ -159,13 +159,17 @@ def _changes(scheme: type[Scheme]) -> str:
 
 
 def _claims(scheme: type[Scheme]) -> dict[str, str]:
-    lossy = scheme.model_construct().lossy_forward  # the default, even if the scheme needs a value
-    forward = "not bit for bit that of the exact model" if lossy else "exact, bit for bit"
+    from actbench import schemes as registry
+    from actbench.schemes.facets import LossyForward, Packs
+
     needed = any(field.is_required() for field in scheme.model_fields.values())
-    usual = None if needed else scheme()
-    if usual is None or usual.claimed_bits is None:
-        return {"Forward pass": forward}
-    return {"Forward pass": forward, "Bits per packed element": f"{usual.claimed_bits:g} ({usual.spec})"}
+    usual = registry.build(scheme.name + scheme.card.variants_for(1)[0]) if needed else scheme()
+    found = {"Forward pass": "exact, bit for bit"}
+    if usual.facet(LossyForward):
+        found["Forward pass"] = "not bit for bit that of the exact model"
+    if packs := usual.facet(Packs):
+        found["Bits per packed element"] = f"{packs.bits:g} ({usual.spec})"
+    return found
 
 
 def _keys(scheme: type[Scheme]) -> Any:
@@ -221,14 +225,14 @@ def _shown(value: Any) -> str:
 
 def _published(scheme: type[Scheme]) -> Any:
     table = plain_table("published", "value", "setting", "source", padding=_PADDING)
-    for figure in scheme.published:
+    for figure in scheme.card.published:
         value = format_bytes(figure.value) if figure.quantity.endswith("_bytes") else f"{figure.value:g}"
         table.add_row(*map(_literal, (figure.quantity, value, figure.setting, figure.source)))
     return table
 
 
 def _documentation(scheme: type[Scheme]) -> str:
-    return (inspect.getdoc(scheme) or scheme.summary).replace("``", "")
+    return (inspect.getdoc(scheme) or scheme.card.summary).replace("``", "")
 
 
 def _literal(text: str) -> Any:

@@ -23,6 +23,7 @@ from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.results import machine
 from actbench.results.records import Case, FloatName, WorkloadSettings
 from actbench.schemes import Scheme
+from actbench.schemes.facets import RunsFiles
 from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.folder import SINGLE, read_tensors, weight_files
@@ -95,9 +96,10 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     saved = savedmodel.read(folder)
     scheme = schemes.build(saved.scheme)
     refuse_other_parameters(scheme)
-    if scheme.runs_files and not trust_remote_code:
+    runs = scheme.facet(RunsFiles)
+    if runs and runs.paths and not trust_remote_code:
         raise ModelError(
-            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(scheme.runs_files)}; read that file, and allow it "
+            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(runs.paths)}; read that file, and allow it "
             "with trust_remote_code=True"
         )
     files = weight_files(folder)

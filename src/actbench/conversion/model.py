@@ -6,6 +6,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from actbench.nn.forwardwrapper import refuse_data_parallel
 from actbench.nn.refusals import refuse_lazy
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
-from actbench.schemes.base import refuse_spread
+from actbench.schemes.composed import refuse_spread
 from actbench.setup import TrainingSetup
 
 _MARK = "actbench_conversion"
@@ -221,16 +222,16 @@ _OWN = "in your own loop"
 _UNCARRIED = (
     _Uncarried("the optimizer", "make_optimizer", "make that optimizer yourself"),
     _Uncarried("the loss", "loss", f"compute that loss {_OWN}"),
-    _Uncarried("autocast", "autocast_dtype", f"use torch.autocast {_OWN}, or bf16=True of Trainer's arguments"),
-    _Uncarried("the type of inputs", "input_dtype", "cast the model and its inputs to that type with .to()"),
+    _Uncarried("autocast", "precision.autocast", f"use torch.autocast {_OWN}, or bf16=True of Trainer's arguments"),
+    _Uncarried("the type of inputs", "precision.inputs", "cast the model and its inputs to that type with .to()"),
     _Uncarried(
         "the memory format of inputs",
-        "memory_format",
+        "precision.memory_format",
         "call model.to(memory_format=torch.channels_last) where you train",
     ),
     _Uncarried(
         "how a batch is fed",
-        "micro_batches",
+        "micro_batching.parts",
         f"accumulate gradients {_OWN}, or by gradient_accumulation_steps of Trainer's arguments",
     ),
 )
@@ -243,7 +244,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
         ConversionError: The scheme changes the optimizer, the loss, the precision, or what a step does with its batch.
     """
     applied = scheme.apply(setup)
-    changed = [each for each in _UNCARRIED if getattr(applied, each.field) != getattr(setup, each.field)]
+    changed = [each for each in _UNCARRIED if attrgetter(each.field)(applied) != attrgetter(each.field)(setup)]
     if changed:
         names, remedies = " and ".join(each.what for each in changed), "; ".join(each.remedy for each in changed)
         raise ConversionError(

@@ -26,6 +26,7 @@ from actbench.results.kinds import MEASURED
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
+from actbench.schemes.facets import Spread
 
 _WITH_TIMELINES = "actbench.measuring.timelines"
 """The module that measures cases with timelines; :data:`actbench.experiments.runner.runner.BENCH` has none."""
@@ -118,7 +119,8 @@ def run(
 
 def _processes(case: Case) -> int:
     """Return how many processes train together in a case."""
-    return math.prod(schemes.build(case.scheme).mesh_axes.values())
+    spread = schemes.build(case.scheme).facet(Spread)
+    return math.prod(spread.axes.values()) if spread else 1
 
 
 def render_again(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Single choices for a training step, and stacks of them."""
+"""Choices for a training step, and stacks of them."""
 
 from __future__ import annotations
 
@@ -9,102 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actbench import schemes
-from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.results.fits import GRADIENTS, Training
+from actbench.errors import ConversionError, UsageError
+from actbench.fitting.choice import ADAPTS, Choice
+from actbench.results.fits import Training
+from actbench.results.gradient import GRADIENTS
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Optimizer
-from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
-from actbench.schemes.base import STEPS, Change, Scheme, refuse_spread
-
-ADAPTS: Change = "parameters"
-"""The change of schemes that train other parameters than the exact step does."""
+from actbench.schemes.base import Change
+from actbench.schemes.composed import refuse_spread
 
 OF_COMPUTING: frozenset[Change] = frozenset(("precision", "memory format"))
 OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
 OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
 """Changes of how operators compute; of what grows with the batch; of what grows with the model."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One thing to change in a step: a scheme, or the optimizer.
-
-    Attributes:
-        name: The specification of the scheme, or ``--optimizer NAME``.
-        scheme: The scheme; None for an optimizer.
-        optimizer: The optimizer; None for a scheme.
-        same_updates: Whether the optimizer's updates equal those of the case's optimizer.
-    """
-
-    name: str
-    scheme: Scheme | None = None
-    optimizer: Optimizer | None = None
-    same_updates: bool = True
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # stacks are compared millions of times, and schemes have many fields
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """What the choice changes in a step."""
-        return ("optimizer",) if self.scheme is None else self.scheme.changes
-
-    @property
-    def kind(self) -> str:
-        """The name that all values of one scheme share: the scheme's, or the optimizer's."""
-        return self.name if self.scheme is None else self.scheme.name
-
-    @property
-    def scales_loss(self) -> bool:
-        """Whether it needs a scaled loss, or else gradients vanish."""
-        return self.scheme is not None and self.scheme.scales_loss
-
-    @property
-    def takes_gradients(self) -> bool:
-        """Whether it uses up the gradients before the backward pass ends."""
-        return GRADIENTS_TAKEN in self._claims
-
-    @property
-    def steps_within_backward(self) -> bool:
-        """Whether the optimizer steps while the backward pass runs."""
-        return self.takes_gradients and STEPS in self._claims
-
-    @property
-    def _claims(self) -> tuple[str, ...]:
-        return () if self.scheme is None else self.scheme.claims
-
-    @property
-    def quickens(self) -> bool:
-        """Whether it may make a step faster, even if no memory must be saved."""
-        return self.scheme is not None and self.scheme.quickens
-
-    @property
-    def training(self) -> Training:
-        """How training with this choice alone differs, as far as the scheme says without a model."""
-        return self.training_of(())
-
-    def training_of(self, warnings: Sequence[str]) -> Training:
-        """Return how training with this choice alone differs, given the warnings of a simulation."""
-        precision = "precision" in self.changes
-        exact_but_for_types = precision and len(self.changes) == 1
-        return Training(
-            trained="adapters" if ADAPTS in self.changes else "all",
-            gradient="exact" if self.scheme is None or exact_but_for_types else self.scheme.gradient_of(warnings),
-            updates="same" if (self.same_updates if self.scheme is None else self.scheme.keeps_updates) else "other",
-            precision="other" if precision else "same",
-        )
-
-    def stands_with(self, other: Choice) -> bool:
-        """Whether both can be in one stack, as far as the schemes say without a model."""
-        if self.scheme is None or other.scheme is None:  # a stack has one optimizer, and no scheme that replaces it
-            return not ("optimizer" in self.changes and "optimizer" in other.changes)
-        if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
-            return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
-        try:
-            schemes.build(f"{self.name}+{other.name}")
-        except SpecError:
-            return False
-        return True
 
 
 Rung = tuple[str, tuple[Change, ...], tuple[Any, ...]]
@@ -233,7 +150,8 @@ def choices_for(
     """
     specs = names
     if specs is None:
-        specs = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
+        cards = {name: scheme.card for name, scheme in schemes.find().items()}
+        specs = [name + value for name, card in cards.items() for value in card.variants_for(exact.batch_size)]
     found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
     if names is not None:
         _refuse_spread(found)
@@ -244,7 +162,7 @@ def choices_for(
     if exact.autocast == "float16":
         found = [choice for choice in found if not choice.takes_gradients]
     if not has_bfloat16:
-        found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
+        found = [choice for choice in found if not choice.needs_bfloat16]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
     return Choices([choice for choice in found if choice.training.is_exact or not only_exact])
 

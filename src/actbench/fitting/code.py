@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from actbench import schemes
+from actbench.fitting.pasted import Pasted, pasted
 from actbench.fitting.rounding import BY_CHANCE, NEAREST, Remedy, remedy
 from actbench.measuring.meters import profiles
 from actbench.results.measured import Measurement
 from actbench.results.modelspecs import OPTIMIZER, dtype_for, optimizer_for
 from actbench.results.records import Built, Case, Task
 from actbench.schemes.base import Scheme
-from actbench.schemes.pasted import InTrainer
-from actbench.schemes.precision import Pure
-from actbench.schemes.registry import Composed
+from actbench.schemes.composed import parts_in
+from actbench.schemes.facets import LowPrecision
 from actbench.units import format_bytes
 from actbench.workloads.optimizers import TRAINERS, code_of
 
@@ -53,12 +53,15 @@ def code_for(case: Case, measured: Measurement | None = None) -> Code:
 
 
 def _parts(case: Case) -> Sequence[Scheme]:
-    scheme = schemes.build(case.scheme)
-    return scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
+    return () if case.scheme == "exact" else parts_in(schemes.build(case.scheme))
+
+
+def _precisions(parts: Iterable[Scheme]) -> list[LowPrecision]:
+    return [each for part in parts if (each := part.facet(LowPrecision)) is not None]
 
 
 def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None) -> str:
-    scaled = case.autocast == "float16" or any(part.scales_loss for part in parts)
+    scaled = case.autocast == "float16" or any(each.scales_loss for each in _precisions(parts))
     yours = f"make_optimizer, from the model to its {own}, " if own else ""
     made = _optimizer(case, _trained(parts))
     other = kept.optimizer if kept else ""
@@ -76,8 +79,9 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
     lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
     lines += [f"    make_optimizer={'make_optimizer' if own else f'lambda model: {made}'},"]
     lines += [f"    {INSTEAD}make_optimizer=lambda model: {other.format(_trained(parts))},"] if other else []
-    lines += [f"    autocast_dtype=torch.{case.autocast},"] if case.autocast else []
-    lines += [f"    input_dtype=torch.{case.dtype},"] if case.dtype not in (None, "float32") else []
+    types = [f"autocast=torch.{case.autocast}"] if case.autocast else []
+    types += [f"inputs=torch.{case.dtype}"] if case.dtype not in (None, "float32") else []
+    lines += [f"    precision=actbench.Precision({', '.join(types)}),"] if types else []
     lines += [")"]
     lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
     lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept and kept.scheme else []
@@ -171,7 +175,7 @@ def _trainer(
     case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None
 ) -> tuple[str | None, str]:
     """Return the lines for Trainer, or the reason why there are none."""
-    found = [part.in_trainer(case.batch_size) for part in parts]
+    found = [pasted(part, case.batch_size) for part in parts]
     why_not = [each.why_not for each in found if each.why_not]
     if _returns(built) == "scores":
         why_not.append("Trainer takes models that return their own loss")
@@ -186,7 +190,7 @@ def _trainer(
     other = kept.optimizer.format("trained") if kept else ""
     if kept and kept.scheme:
         by_chance = case.model_copy(update={"scheme": kept.scheme})
-        other = _given_optimizer(by_chance, [each.in_trainer(case.batch_size) for each in _parts(by_chance)], own)
+        other = _given_optimizer(by_chance, [pasted(each, case.batch_size) for each in _parts(by_chance)], own)
     arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": RATE}
     if not optimizer:
         arguments["optim"] = f'"{TRAINERS[case.optimizer or OPTIMIZER]}"'
@@ -194,7 +198,7 @@ def _trainer(
         arguments["bf16" if case.autocast == "bfloat16" else "fp16"] = "True"
     for each in found:
         arguments |= each.arguments
-    half = next((part.dtype for part in parts if isinstance(part, Pure)), case.dtype)
+    half = next((each.dtype for each in _precisions(parts) if each.of_weights), case.dtype)
     yours = f"make_optimizer, from the model to its {own}, " if own else ""
     collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
     prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
@@ -216,7 +220,7 @@ def _collator(dtype: str) -> list[str]:
     ]
 
 
-def _given_optimizer(case: Case, found: Sequence[InTrainer], own: str | None) -> str:
+def _given_optimizer(case: Case, found: Sequence[Pasted], own: str | None) -> str:
     """Return the code of the optimizer for Trainer; empty for Trainer's own."""
     wraps = [each.optimizer for each in found if each.optimizer]
     if not wraps and not own and (case.optimizer or OPTIMIZER) in TRAINERS:

@@ -11,7 +11,8 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
-from actbench.fitting.choices import ADAPTS, Choices, Stack, case_of, choices_for, name_of, training_of
+from actbench.fitting.choice import ADAPTS
+from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.leftout import EXACT, LEVELS
 from actbench.fitting.needs import Copies
 from actbench.fitting.search import Search
@@ -141,7 +142,7 @@ def fit(
         jobs=jobs,
         copies=Copies(case, blocks) if blocks else None,
     )
-    libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.libraries}
+    libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.card.libraries}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
         with simulator(
             cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress, libraries=libraries

@@ -9,10 +9,12 @@ from typing import get_args
 
 import numpy as np
 
-from actbench.fitting.choices import Choice, Choices, Stack
+from actbench.fitting.choice import Choice
+from actbench.fitting.choices import Choices, Stack
 from actbench.fitting.needs import Needs
 from actbench.fitting.prediction import Predictions
-from actbench.results.fits import GRADIENTS, Gradient, Trained, Training
+from actbench.results.fits import Trained, Training
+from actbench.results.gradient import GRADIENTS, Gradient
 
 
 @dataclass(frozen=True)

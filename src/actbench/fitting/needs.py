@@ -12,6 +12,8 @@ from actbench.results.fits import step_seconds_of
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case
 from actbench.schemes.base import Change
+from actbench.schemes.composed import parts_in
+from actbench.schemes.facets import Periodic
 from actbench.workloads.names import with_blocks
 
 _LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
@@ -174,7 +176,11 @@ class Copies:
         return Needs.extended((few, short), (more, long), self.blocks)
 
     def _counts(self, case: Case) -> tuple[int, ...]:
-        few = schemes.build(case.scheme).period or self.blocks
+        scheme = schemes.build(case.scheme)
+        if any(part.only for part in parts_in(scheme)):  # it names modules of one model
+            return ()
+        periodic = scheme.facet(Periodic)
+        few = 1 if periodic is None else periodic.blocks
         return (few, 2 * few) if max(_DEEP, _WORTH * 2 * few) <= self.blocks else ()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from actbench import schemes
+from actbench.schemes.composed import Composed
+from actbench.schemes.facets import OwnOptimizer
 
 
 def line_for(spec: str, optimizer: str | None) -> str:
@@ -13,9 +15,9 @@ def line_for(spec: str, optimizer: str | None) -> str:
         optimizer: The class of the script's optimizer.
     """
     scheme = schemes.build(spec)
-    code = scheme.in_trainer(batch_size=1).optimizer
-    if "optimizer" not in scheme.changes or not code:
+    own = None if isinstance(scheme, Composed) else scheme.facet(OwnOptimizer)
+    if own is None:
         return f'model = actbench.convert(model, "{spec}")'
     kind = "Adam" if optimizer == "Adam" else "AdamW"
-    code = code.replace("{kind}", kind).replace("{rate}", "lr").replace("(trained,", "(model.parameters(),")
+    code = own.code.replace("{kind}", kind).replace("{rate}", "lr").replace("(trained,", "(model.parameters(),")
     return f"optimizer = {code.replace('{}', 'optimizer')}"

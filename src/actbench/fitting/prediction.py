@@ -9,7 +9,8 @@ from dataclasses import astuple, replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from actbench.fitting.choices import Choice, Stack, group_of
+from actbench.fitting.choice import Choice
+from actbench.fitting.choices import Stack, group_of
 from actbench.fitting.needs import Needs
 
 _MOST_OF_MODEL, _MOST_OF_SAMPLES = 4.0, 1.1

@@ -11,8 +11,7 @@ from actbench.results.measured import Measurement
 from actbench.results.modelspecs import OPTIMIZER
 from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import OPTIMIZER_STATE, Scheme
-from actbench.schemes.lowbitadam import Adam4bit, Adam8bit, AdamFp8
-from actbench.schemes.precision import Pure
+from actbench.schemes.facets import LowPrecision, OwnOptimizer
 
 NEAREST: Final = 0.28
 BY_CHANCE: Final = 0.65
@@ -49,7 +48,7 @@ class Remedy(NamedTuple):
 def remedy(case: Case, parts: Sequence[Scheme], measured: Measurement | None, rate: str) -> Remedy | None:
     """Return what keeps small updates; None if no trained weight is of bfloat16, or if updates are kept already."""
     types = case.dtype or (measured.dtype if measured else None) or ""
-    is_half = types.startswith("bfloat16") or any(isinstance(part, Pure) and part.needs_bfloat16 for part in parts)
+    is_half = types.startswith("bfloat16") or any(_is_of_bfloat16(part) for part in parts)
     if not is_half or any("parameters" in part.changes for part in parts):  # adapters are of float32
         return None
     spec = _by_chance(parts)
@@ -73,7 +72,13 @@ def _by_chance(parts: Sequence[Scheme]) -> str:
 
 
 def _rounds(part: Scheme) -> bool:
-    return isinstance(part, Adam8bit | Adam4bit | AdamFp8) and part.rounds_by_chance is not None
+    own = part.facet(OwnOptimizer)
+    return own is not None and own.rounds_by_chance is not None
+
+
+def _is_of_bfloat16(part: Scheme) -> bool:
+    precision = part.facet(LowPrecision)
+    return precision is not None and precision.of_weights and precision.dtype == "bfloat16"
 
 
 def _in_float32(case: Case, parts: Sequence[Scheme], measured: Measurement | None) -> tuple[Case | None, int, int]:

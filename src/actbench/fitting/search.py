@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from actbench.fitting.choices import ADAPTS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
+from actbench.fitting.choice import ADAPTS, Choice
+from actbench.fitting.choices import OF_MODEL, OF_SAMPLES, Rung, Stack, group_of, rung_of
 from actbench.fitting.leftout import LEVELS, Level, front
 from actbench.fitting.needs import Needs
 from actbench.fitting.trials import Simulate, Trials
@@ -247,17 +248,16 @@ class Search(Trials):
     def _quicken(self, level: Level) -> None:
         """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
         if self.fastest(level.training) is not None:
-            self.explore(
-                [frozenset({choice}) for choice in self._new(level) if choice.quickens and self._works(choice)]
-            )
+            found = (choice for choice in self._new(level) if choice.quickens and self._works(choice))
+            self.explore([frozenset({choice}) for choice in found])
 
     def _works(self, choice: Choice) -> bool:
         """Whether the operators that a choice works on, if it names them, take enough of the exact step's time."""
         exact = self.outcomes[frozenset()]
-        if choice.scheme is None or not choice.scheme.of_operators or not isinstance(exact, Measurement):
+        operators = () if choice.scheme is None else choice.scheme.card.of_operators
+        if not (operators and isinstance(exact, Measurement) and exact.estimated):
             return True
-        assert exact.estimated is not None
-        seconds = sum(each.seconds for each in exact.estimated.by_operator if each.name in choice.scheme.of_operators)
+        seconds = sum(each.seconds for each in exact.estimated.by_operator if each.name in operators)
         return seconds > _LEAST_WORK * exact.estimated.step_seconds
 
     def _complete(self, level: Level) -> None:

@@ -18,12 +18,13 @@ from actbench.measuring.gradients import Gradients, gradients_of, mean, relative
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.measuring.simulatedsearch import Tried, largest_batch
-from actbench.nn.parallel.mesh import TENSOR
 from actbench.nn.saved.waiting import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, Measurement, Mesh
 from actbench.results.records import Built, Case
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.schemes.composed import at_parameters, at_placement, parts_in
+from actbench.schemes.facets import Adaptive, Diagnosed, Limits, Spread
+from actbench.setup import Batch, Processes, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
 Found = TypeVar("Found")
@@ -51,8 +52,9 @@ class Session:
         self.said: Callable[[str], object] = lambda text: None
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
-        if self.scheme.untraceable and not self.meter.materialize:
-            why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
+        limits, self._spread = self.scheme.facet(Limits), self.scheme.facet(Spread)
+        if limits and limits.untraceable and not self.meter.materialize:
+            why = f"{limits.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._mesh = ranks.mesh(self.scheme, self.meter)
         self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
@@ -61,15 +63,15 @@ class Session:
         self._step: TrainStep | None = None
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
-        exact = replace(self.meter.adopt(exact), mesh=self._mesh)
+        exact = replace(self.meter.adopt(exact), processes=Processes(self._mesh))
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact) if self.scheme.changes and self._inspects else None
-        changing, self._others = self.scheme.parted()
+        changing, self._others = at_parameters(self.scheme)
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
         self._exact_gradient = mean(self._exact_gradient, start.module, self._mesh)
-        local, placing = (None, None) if self._others is None else self._others.placed()
+        local, placing = (None, None) if self._others is None else at_placement(self._others)
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
         self.setup = self.setup if placing is None else placing.apply(self.setup)
@@ -98,7 +100,7 @@ class Session:
             **quality,
             largest_batch=searched and searched.batch_size,
             largest_batch_search=searched,
-            mesh=Mesh(**self.scheme.mesh_axes) if self.scheme.mesh_axes else None,
+            mesh=Mesh(**self._spread.axes) if self._spread else None,
             dtype=meters.types(self.setup.module),
             optimizer=step.optimizer_class,
             weights_origin=self.workload.weights_origin,
@@ -130,8 +132,8 @@ class Session:
     @property
     def _wants_gradient_quality(self) -> bool:
         """Whether gradients can be compared: not those of other parameters than the exact model's, or of parts."""
-        parts = TENSOR in self.scheme.mesh_axes
-        compared = self.case.scheme != "exact" and self._others is not None and not parts
+        compared = self.case.scheme != "exact" and self._others is not None
+        compared = compared and not (self._spread and self._spread.of_layers)
         return self.case.gradient_quality and self.meter.materialize and compared
 
     def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
@@ -163,7 +165,8 @@ class Session:
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
         """Return the gradient of the last of ``passes`` passes over the case's batch."""
-        with self.meter.active(), nullcontext() if self.scheme.draws_alike else without_dropout(setup.module):
+        alike = all(part.card.draws_alike for part in parts_in(self.scheme))
+        with self.meter.active(), nullcontext() if alike else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
@@ -171,12 +174,14 @@ class Session:
     def _judged_gradient(self) -> Gradients:
         """Return the gradient of a step in the steady state: with allocated bits, and weights as after a step."""
         torch.manual_seed(self.case.seed)
-        with self.meter.active(), self.scheme.as_after_a_step(self.setup):
-            return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
+        adaptive = self.scheme.facet(Adaptive) or Adaptive()
+        with self.meter.active(), adaptive.as_after_a_step(self.setup):
+            return self._gradient(self.setup, passes=2 if adaptive.by_first_step else 1)
 
     def _diagnostics(self) -> tuple[Diagnostic, ...]:
+        diagnosed = self.scheme.facet(Diagnosed) or Diagnosed()
         with self.meter.active():
-            return self.scheme.diagnostics(self.setup, self._batch(), self.case.seed)
+            return diagnosed.of(self.setup, self._batch(), self.case.seed)
 
     def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the measurement's fields about the gradient, and warnings."""
@@ -280,8 +285,9 @@ def itemize(case: Case) -> Ledger:
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
-    local, _ = scheme.placed()  # a tensor that is saved is saved by each process
-    setup = replace(setup, mesh=ranks.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
+    local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
+    if local is not None and local.facet(Spread):
+        setup = replace(setup, processes=Processes(ranks.mesh(scheme, meter)))
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

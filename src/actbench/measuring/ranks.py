@@ -25,6 +25,7 @@ from actbench.measuring.meters.base import at_once
 from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
 from actbench.results.records import Case
 from actbench.schemes.base import Scheme
+from actbench.schemes.facets import Spread
 
 _AXES: Final = (DATA, TENSOR)
 """From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""
@@ -54,9 +55,10 @@ def mesh(scheme: Scheme, meter: Meter) -> DeviceMesh | None:
     Raises:
         MeasurementError: This process does not belong to a group of as many.
     """
-    axes = scheme.mesh_axes
-    if not axes:
+    spread = scheme.facet(Spread)
+    if spread is None:
         return None
+    axes = spread.axes
     names = tuple(name for name in _AXES if name in axes)
     sizes = tuple(axes[name] for name in names)
     wanted = math.prod(sizes)

@@ -112,7 +112,7 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
 
 def _cut(setup: TrainingSetup, batch: Batch, parts: int) -> list[Batch]:
     """Return parts of the rows of a batch; none if its values have different rows, or too few, or rows no samples."""
-    rows = 0 if setup.uncut() else rows_of(batch) or 0
+    rows = 0 if setup.micro_batching.uncut() else rows_of(batch) or 0
     return [part.batch for part in cut(batch, parts)] if rows >= 2 * parts else []
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from actbench.results.advice import needed_bytes
 from actbench.results.contents import Content, content_of
+from actbench.results.gradient import GRADIENTS, Gradient
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure, Migrations, Optimizer, Record
-
-Gradient = Literal["exact", "unbiased", "approximate"]
-"""How a gradient compares with the exact step's: equal to rounding, right on average, or neither."""
-
-GRADIENTS: Final[tuple[Gradient, ...]] = get_args(Gradient)
 
 Trained = Literal["all", "adapters"]
 """The trained parameters: all that the model trains, or other and fewer ones."""

@@ -1,7 +1,7 @@
 """Schemes: methods that change a training step, such as what it saves for backward.
 
 A scheme is a frozen value whose fields are its parameters. It lives in one file of this package, derives from
-:class:`Scheme` and defines ``name``, ``summary`` and ``change``; it needs no registration.
+:class:`Scheme` and defines ``name``, ``card`` and ``change``; it needs no registration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -8,13 +7,19 @@ from pydantic import Field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
-from actbench.results.fits import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import STEPS, Change, Scheme
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.card import Card
 from actbench.setup import TrainingSetup
 
 MOST_PARTS = 2**20
+
+
+def _variants(batch_size: int) -> tuple[str, ...]:
+    """Return the powers of two that divide the batch, and one part for each row."""
+    powers = (2**power for power in range(1, MOST_PARTS.bit_length()))
+    tried = {batch_size, *(parts for parts in powers if batch_size % parts == 0)}
+    return tuple(f":{parts}" for parts in sorted(tried) if 2 <= parts <= MOST_PARTS)
 
 
 class Accumulate(Scheme):
@@ -31,31 +36,18 @@ class Accumulate(Scheme):
     """
 
     name: ClassVar[str] = "accumulate"
-    summary: ClassVar[str] = "the batch in micro-batches, one step of the optimizer; gradients are exact to rounding"
     positional: ClassVar[str | None] = "parts"
-    rank: ClassVar[int] = 4  # before schemes that replace norms, after schemes that change parameters
+    card: ClassVar[Card] = Card(
+        summary="the batch in micro-batches, one step of the optimizer; gradients are exact to rounding",
+        variants=_variants,
+        draws_alike=False,  # each micro-batch draws its own
+        trainer={"gradient_accumulation_steps": "parts"},
+        rank=4,  # before schemes that replace norms, after schemes that change parameters
+    )
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
     changes: ClassVar[tuple[Change, ...]] = ("batch",)
 
     parts: Annotated[int, Field(ge=2, le=MOST_PARTS)] = 4
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Return the powers of two that divide the batch, and one part for each row."""
-        powers = (2**power for power in range(1, MOST_PARTS.bit_length()))
-        tried = {batch_size, *(parts for parts in powers if batch_size % parts == 0)}
-        return tuple(f"{cls.name}:{parts}" for parts in sorted(tried) if 2 <= parts <= MOST_PARTS)
-
-    def gradient_of(self, warnings: Sequence[str]) -> Gradient:
-        """Return ``approximate`` if a warning says that rows of a batch see each other."""
-        return "approximate" if any(text.startswith(f"{self.spec}: ") for text in warnings) else self.gradient
-
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Use Trainer's own accumulation."""
-        rows = -(-batch_size // self.parts)
-        return InTrainer(
-            arguments={"per_device_train_batch_size": str(rows), "gradient_accumulation_steps": str(self.parts)}
-        )
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Make steps cut their batches.
@@ -63,20 +55,21 @@ class Accumulate(Scheme):
         Raises:
             ConversionError: Steps cut their batches already.
         """
-        if setup.micro_batches > 1:
+        if setup.micro_batching.parts > 1:
             raise ConversionError(
-                f"{self.spec}: a step cuts its batch into {setup.micro_batches} micro-batches already, by "
+                f"{self.spec}: a step cuts its batch into {setup.micro_batching.parts} micro-batches already, by "
                 "gradient_accumulation or accumulate; say it once"
             )
         site = Site(path="(batch)", was="batch", becomes=f"{self.parts} micro-batches")
         warnings = (f"{self.spec}: {why}" for why in _differences(setup))
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, micro_batches=self.parts, warnings=(*setup.warnings, *warnings))
+        micro_batching = replace(setup.micro_batching, parts=self.parts)
+        return replace(changed, micro_batching=micro_batching, warnings=(*setup.warnings, *warnings))
 
 
 def _differences(setup: TrainingSetup) -> list[str]:
     """Return why the gradients of micro-batches do not add up to the gradient of the batch."""
-    why = [setup.uncuttable] if setup.uncuttable else []
+    why = [setup.micro_batching.uncuttable] if setup.micro_batching.uncuttable else []
     norms = (part for part in setup.module.modules() if isinstance(part, _BatchNorm))
     found = next((norm for norm in norms if norm.training or not norm.track_running_stats), None)
     if found is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,11 +21,12 @@ from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.samplegradients import SampleGradients
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.results.fits import Gradient
-from actbench.results.measured import Diagnostic
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.setup import Batch, Part, TrainingSetup
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Adaptive, Diagnosed, Facet
+from actbench.setup import Part, TrainingSetup
 from actbench.units import GIB
 
 Level = Literal["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
@@ -92,11 +94,12 @@ class ActNN(Scheme):
     """
 
     name: ClassVar[str] = "actnn"
-    summary: ClassVar[str] = "inputs of layers in groups of few bits, shared out by variance; the forward pass is exact"
-    paper: ClassVar[str] = "Chen et al. 2021, arXiv 2104.14129"
     positional: ClassVar[str | None] = "level"
-    variants: ClassVar[tuple[str, ...]] = (":L2", ":L3", ":L4")  # 4 bits, 2, and 2 in host memory
-    adapts: ClassVar[bool] = True  # bits follow the ranges and gradients of earlier steps
+    card: ClassVar[Card] = Card(
+        summary="inputs of layers in groups of few bits, shared out by variance; the forward pass is exact",
+        paper="Chen et al. 2021, arXiv 2104.14129",
+        variants=(":L2", ":L3", ":L4"),  # 4 bits, 2, and 2 in host memory
+    )
 
     level: Level = "L3"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -172,14 +175,10 @@ class ActNN(Scheme):
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
     @property
-    def bits_by_gradients(self) -> bool:
-        """Whether layers or samples have bits of their own."""
-        return bool(self.setting("compress") and (self.setting("per_layer") or self.setting("per_sample")))
-
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the rounding noise, and that of SGD to compare."""
-        found = rounding_variance(setup, batch, seed)
-        return () if found is None else found.diagnostics()
+    def facets(self) -> Iterable[Facet]:
+        """Bits follow the ranges and gradients of earlier steps, if layers or samples have bits of their own."""
+        by_gradients = self.setting("compress") and (self.setting("per_layer") or self.setting("per_sample"))
+        return Adaptive(by_first_step=True, by_gradients=bool(by_gradients)), Diagnosed((rounding_variance,))
 
     def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
         states: list[SiteState] = []  # those that bits are allocated to; a norm follows the one before it

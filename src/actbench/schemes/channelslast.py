@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from actbench.errors import NothingToConvertError
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Limits, LossyForward
 from actbench.setup import TrainingSetup
 
 
@@ -27,18 +28,20 @@ class ChannelsLast(Scheme):
     """
 
     name: ClassVar[str] = "channels_last"
-    summary: ClassVar[str] = "weights and images with their channels last in memory, which half types convolve faster"
-    rank: ClassVar[int] = 3  # before other layers copy a weight
+    card: ClassVar[Card] = Card(
+        summary="weights and images with their channels last in memory, which half types convolve faster",
+        rank=3,  # before other layers copy a weight
+        quickens=True,
+        of_operators=("convolution", "convolution_backward"),
+    )
     changes: ClassVar[tuple[Change, ...]] = ("memory format",)
     gradient: ClassVar[Gradient] = "exact"  # kernels of another memory format only round differently
-    quickens: ClassVar[bool] = True
-    of_operators: ClassVar[tuple[str, ...]] = ("convolution", "convolution_backward")
-    lossy_forward: ClassVar[bool] = True
-    unsharded: ClassVar[str] = "channels_last: it shares out parameters in the default memory format alone"
 
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Convert the model before the trainer is made; the first convolution converts the images."""
-        return InTrainer(before="model = model.to(memory_format=torch.channels_last)")
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Kernels round otherwise, and FSDP2 shares out nothing else than the default format."""
+        yield LossyForward()
+        yield Limits(unsharded="channels_last: it shares out parameters in the default memory format alone")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Convert the weights of convolutions, in place, and make steps convert their images.
@@ -54,7 +57,7 @@ class ChannelsLast(Scheme):
         _convert(found)
         site = Site(path="(parameters)", was="default memory format", becomes="channels last")
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, memory_format=torch.channels_last)
+        return replace(changed, precision=replace(setup.precision, memory_format=torch.channels_last))
 
 
 def _convolutions(module: nn.Module) -> list[nn.Parameter]:

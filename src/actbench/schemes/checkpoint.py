@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import PositiveInt, field_validator
@@ -13,6 +14,8 @@ from actbench.nn.replacement import census
 from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.results.records import Site
 from actbench.schemes.base import BLOCKS, Change, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Periodic
 from actbench.setup import Part, TrainingSetup
 
 _IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
@@ -24,7 +27,6 @@ class RecomputedBlocks(Scheme):
     A subclass gives the docstring, the names of the registry, and the forward to bind on a block.
     """
 
-    rank: ClassVar[int] = 30
     claims: ClassVar[tuple[str, ...]] = (BLOCKS,)
     becomes: ClassVar[str] = "recomputed"
     changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
@@ -41,9 +43,9 @@ class RecomputedBlocks(Scheme):
         return blocks
 
     @property
-    def period(self) -> int | None:
+    def facets(self) -> Iterable[Facet]:
         """One of ``every`` blocks is recomputed."""
-        return None if self.only else self.every
+        return (Periodic(self.every),)
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward to bind on a block at this path."""
@@ -100,9 +102,12 @@ class Checkpoint(RecomputedBlocks):
     """
 
     name: ClassVar[str] = "checkpoint"
-    summary: ClassVar[str] = "blocks keep their inputs only and run again in the backward pass; gradients are exact"
-    paper: ClassVar[str] = "Chen et al. 2016, arXiv 1604.06174"
-    variants: ClassVar[tuple[str, ...]] = (",every=4", ",every=2", "")
+    card: ClassVar[Card] = Card(
+        summary="blocks keep their inputs only and run again in the backward pass; gradients are exact",
+        paper="Chen et al. 2016, arXiv 1604.06174",
+        rank=30,
+        variants=(",every=4", ",every=2", ""),
+    )
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward that runs a whole block again."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt, ValidationError, WrapValidator
@@ -13,6 +13,8 @@ from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Limits
 from actbench.setup import Part, TrainingSetup
 
 _IDLE = (
@@ -46,20 +48,22 @@ class ChunkedLoss(Scheme):
     """
 
     name: ClassVar[str] = "chunked_loss"
-    summary: ClassVar[str] = "cross entropy a piece of the tokens at a time; the loss is the same to rounding"
-    paper: ClassVar[str] = "Hsu et al. 2024, arXiv 2410.10989"
     positional: ClassVar[str | None] = "pieces"
-    rank: ClassVar[int] = 5
-    variants: ClassVar[tuple[str, ...]] = (":8", ":32")
+    card: ClassVar[Card] = Card(
+        summary="cross entropy a piece of the tokens at a time; the loss is the same to rounding",
+        paper="Hsu et al. 2024, arXiv 2410.10989",
+        rank=5,
+        variants=(":8", ":32"),
+    )
     changes: ClassVar[tuple[Change, ...]] = ("loss",)
 
     pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
     head: str = ""
 
     @property
-    def untraceable(self) -> str:
-        """Why fake tensors do not show what Liger's kernels do."""
-        return UNTRACEABLE if self.pieces == "liger" else ""
+    def facets(self) -> Iterable[Facet]:
+        """Fake tensors do not show what Liger's kernels do."""
+        return (Limits(untraceable=UNTRACEABLE),) if self.pieces == "liger" else ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward on the layer that makes the logits.

@@ -14,6 +14,7 @@ from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.saved import Codec, SavedTensors, SiteState
 from actbench.results.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
+from actbench.schemes.card import Card
 from actbench.setup import Part, TrainingSetup
 
 _SOURCE = "abstract of arXiv 2410.19313"
@@ -54,13 +55,18 @@ class Coat(Scheme):
     """
 
     name: ClassVar[str] = "coat"
-    summary: ClassVar[str] = "whatever is saved for backward, in 8-bit floats, by hooks"
-    paper: ClassVar[str] = "Xi et al. 2024, arXiv 2410.19313"
-    rank: ClassVar[int] = 20
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            quantity="peak_saving", value=1 - 1 / 1.54, setting="with optimizer states, against BF16", source=_SOURCE
+    card: ClassVar[Card] = Card(
+        summary="whatever is saved for backward, in 8-bit floats, by hooks",
+        paper="Xi et al. 2024, arXiv 2410.19313",
+        published=(
+            Published(
+                quantity="peak_saving",
+                value=1 - 1 / 1.54,
+                setting="with optimizer states, against BF16",
+                source=_SOURCE,
+            ),
         ),
+        rank=20,
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -8,9 +9,11 @@ from torch import nn
 from actbench.errors import ConversionError, IdleError, MeasurementError
 from actbench.nn.compiled import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
 from actbench.nn.refusals import is_compiled, uncompilable_in
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme, refuse_untrained
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Limits, LossyForward
 from actbench.setup import Part, TrainingSetup
 
 
@@ -38,19 +41,24 @@ class Compile(Scheme):
     """
 
     name: ClassVar[str] = "compile"
-    summary: ClassVar[str] = "torch.compile, which recomputes in backward what a memory budget has no room for"
-    paper: ClassVar[str] = "He and Yu 2023, MLSys"
     positional: ClassVar[str | None] = "budget"
-    rank: ClassVar[int] = 45  # around the changes of all other schemes
-    untraceable: ClassVar[str] = UNTRACEABLE
-    draws_alike: ClassVar[bool] = False
-    lossy_forward: ClassVar[bool] = True
+    card: ClassVar[Card] = Card(
+        summary="torch.compile, which recomputes in backward what a memory budget has no room for",
+        paper="He and Yu 2023, MLSys",
+        rank=45,  # around the changes of all other schemes
+        draws_alike=False,
+    )
     changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
     gradient: ClassVar[Gradient] = "exact"  # the kernels of a graph only round differently
 
     budget: Annotated[float, Field(ge=0, le=1)] = 0.5
     backend: Literal["auto", "inductor", "aot_eager_decomp_partition"] = "auto"
     fullgraph: bool = True
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Kernels of a graph round otherwise, and fake tensors do not show what it saves."""
+        return LossyForward(), Limits(untraceable=UNTRACEABLE)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a compiled forward on the model.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -12,6 +12,8 @@ from actbench.nn.parallel.mesh import DATA, mesh_along
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
 from actbench.schemes.base import DATA_PARALLEL, PLACEMENT, Change, Scheme, refuse_untrained
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Spread
 from actbench.setup import Part, TrainingSetup
 
 Count = Annotated[int, Field(ge=2, le=1 << 16)]
@@ -23,7 +25,6 @@ class OverProcesses(Scheme):
 
     axis: ClassVar[str]
     positional: ClassVar[str | None] = "ranks"
-    variants: ClassVar[tuple[str, ...]] = ()  # ``actbench fit`` asks what fits on one card
 
     ranks: Count = 8
 
@@ -33,20 +34,19 @@ class OverProcesses(Scheme):
         return (PLACEMENT,)
 
     @property
-    def mesh_axes(self) -> Mapping[str, int]:
+    def facets(self) -> Iterable[Facet]:
         """The processes, along the axis."""
-        return {self.axis: self.ranks}
+        return (Spread({self.axis: self.ranks}),)
 
     def _mesh(self, setup: TrainingSetup) -> DeviceMesh:
         """Return the processes along the axis; a ConversionError if there are not as many."""
-        return mesh_along(self.axis, setup.mesh, setup.module, self.ranks, self.spec)
+        return mesh_along(self.axis, setup.processes.mesh, setup.module, self.ranks, self.spec)
 
 
 class DataParallel(OverProcesses):
     """Each process trains with batches of its own."""
 
     axis: ClassVar[str] = DATA
-    rank: ClassVar[int] = 80  # around what all others have made of modules and optimizer
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -82,8 +82,7 @@ class _Replicated(DataParallel):
         return replace(
             changed,
             loss=lambda _, batch: loss(model.forward, batch),
-            average=model.average_gradients,
-            gradient_buckets=model.buckets,
+            processes=replace(setup.processes, average=model.average_gradients, gradient_buckets=model.buckets),
         )
 
 
@@ -102,8 +101,12 @@ class Ddp(_Replicated):
     """
 
     name: ClassVar[str] = "ddp"
-    summary: ClassVar[str] = "a copy of the model in each process, gradients averaged in buckets (DDP)"
-    paper: ClassVar[str] = "Li et al. 2020, arXiv 2006.15704"
+    card: ClassVar[Card] = Card(
+        summary="a copy of the model in each process, gradients averaged in buckets (DDP)",
+        paper="Li et al. 2020, arXiv 2006.15704",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
 
 
 class Zero1(_Replicated):
@@ -121,8 +124,12 @@ class Zero1(_Replicated):
     """
 
     name: ClassVar[str] = "zero1"
-    summary: ClassVar[str] = "as ddp, with the optimizer's state shared out (ZeRO stage 1)"
-    paper: ClassVar[str] = "Rajbhandari et al. 2019, arXiv 1910.02054"
+    card: ClassVar[Card] = Card(
+        summary="as ddp, with the optimizer's state shared out (ZeRO stage 1)",
+        paper="Rajbhandari et al. 2019, arXiv 1910.02054",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Average gradients, and step a share of each parameter.

@@ -13,8 +13,9 @@ from actbench.nn.linearkinds import is_conv1d
 from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.schemes.base import Scheme
+from actbench.schemes.card import Card
 from actbench.schemes.packedinputs import with_packed_inputs
 from actbench.setup import TrainingSetup
 
@@ -124,9 +125,11 @@ class Division(Scheme):
     """
 
     name: ClassVar[str] = "division"
-    summary: ClassVar[str] = "layers keep means of blocks of their input, and the differences from these in 2 bits"
-    paper: ClassVar[str] = "Wang et al. 2022, arXiv 2208.04187"
     positional: ClassVar[str | None] = "block"
+    card: ClassVar[Card] = Card(
+        summary="layers keep means of blocks of their input, and the differences from these in 2 bits",
+        paper="Wang et al. 2022, arXiv 2208.04187",
+    )
     gradient: ClassVar[Gradient] = "unbiased"  # but for the small bias of norms
 
     block: Annotated[int, Field(ge=2, le=1024)] = 8

@@ -12,6 +12,7 @@ from actbench.nn.layout import Layout
 from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.ops import bitpack
 from actbench.schemes.base import Scheme
+from actbench.schemes.card import Card
 from actbench.schemes.packedinputs import with_packed_inputs
 from actbench.setup import TrainingSetup
 
@@ -53,11 +54,13 @@ class DropIT(Scheme):
     """
 
     name: ClassVar[str] = "dropit"
-    summary: ClassVar[str] = "inputs of linear layers and convolutions without their small elements"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Chen et al. 2022, arXiv 2202.13808"
     positional: ClassVar[str | None] = "share"
-    variants: ClassVar[tuple[str, ...]] = (":0.25", ":0.1")
+    card: ClassVar[Card] = Card(
+        summary="inputs of linear layers and convolutions without their small elements",
+        paper="Chen et al. 2022, arXiv 2202.13808",
+        variants=(":0.25", ":0.1"),
+        quickens=True,
+    )
 
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 

@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding
 from actbench.errors import SpecError
+from actbench.schemes.card import Card
 from actbench.schemes.structures import EncodedStructures
 
 
@@ -26,14 +27,17 @@ class Encode(EncodedStructures):
     """
 
     name: ClassVar[str] = "encode"
-    summary: ClassVar[str] = "saved tensors, optimizer state and more in a number format: encode:int:6, encode:fp8:e4m3"
     positional: ClassVar[str | None] = "encoding"
-    # Not on=state in 8 bits: it takes as many bytes as that of ``adam8bit``, and longer.
-    variants: ClassVar[tuple[str, ...]] = (
-        ":fp8:e4m3,on=activations",
-        ":int:6,on=activations",
-        ":int:6,on=state",
-        ":int:6",
+    card: ClassVar[Card] = Card(
+        summary="saved tensors, optimizer state and more in a number format: encode:int:6, encode:fp8:e4m3",
+        rank=20,
+        # Not on=state in 8 bits: it takes as many bytes as that of ``adam8bit``, and longer.
+        variants=(
+            ":fp8:e4m3,on=activations",
+            ":int:6,on=activations",
+            ":int:6,on=state",
+            ":int:6",
+        ),
     )
 
     encoding: str

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.schemes.base import Change, Scheme
+from actbench.schemes.card import Card
 from actbench.setup import TrainingSetup
 
 
@@ -10,9 +11,11 @@ class Exact(Scheme):
     """The unchanged model. Every ratio in a table is relative to this row."""
 
     name: ClassVar[str] = "exact"
-    summary: ClassVar[str] = "the model as it is; the row that ratios are against"
-    rank: ClassVar[int] = 0
-    variants: ClassVar[tuple[str, ...]] = ()  # the others are compared with it
+    card: ClassVar[Card] = Card(
+        summary="the model as it is; the row that ratios are against",
+        rank=0,
+        variants=(),  # the others are compared with it
+    )
     changes: ClassVar[tuple[Change, ...]] = ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

@@ -28,6 +28,8 @@ from actbench.nn.stepwise import Steps
 from actbench.nn.useractivation import OwnFunction
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Packs, RunsFiles
 from actbench.setup import Part, TrainingSetup
 from actbench.units import GIB
 
@@ -69,16 +71,18 @@ class FewBit(Scheme):
     """
 
     name: ClassVar[str] = "fewbit"
-    summary: ClassVar[str] = "activations keep a few bits per element; their derivative becomes piecewise constant"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Novikov et al. 2022, arXiv 2202.00441"
     positional: ClassVar[str | None] = "bits"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),
-        Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="activations keep a few bits per element; their derivative becomes piecewise constant",
+        paper="Novikov et al. 2022, arXiv 2202.00441",
+        published=(
+            Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),
+            Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
+        ),
+        variants=(":4", ":2"),  # four bits are nearly exact
+        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
-    variants: ClassVar[tuple[str, ...]] = (":4", ":2")  # four bits are nearly exact
 
     bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
     functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()
@@ -106,13 +110,12 @@ class FewBit(Scheme):
         return scale
 
     @property
-    def claimed_bits(self) -> float:
-        """Bits saved per element."""
-        return self.bits
+    def facets(self) -> Iterable[Facet]:
+        """Bits saved per element, and the user's files that hold functions."""
+        return Packs(self.bits), RunsFiles(self._files)
 
     @property
-    def runs_files(self) -> tuple[str, ...]:
-        """The user's files that hold functions."""
+    def _files(self) -> tuple[str, ...]:
         return tuple(function for function in self.functions if _PATH.fullmatch(function))
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
@@ -124,17 +127,17 @@ class FewBit(Scheme):
         """
         refuse_converted(self.spec, setup.module)
         wanted = self._wanted
-        steps_of = partial(self._steps_of, wanted, [OwnFunction.load(spec) for spec in self.runs_files])
+        steps_of = partial(self._steps_of, wanted, [OwnFunction.load(spec) for spec in self._files])
         found = replace_activations(setup.module, partial(stepwise, steps_of))
         if not found.sites:
-            asked = ", ".join([*sorted(wanted), *self.runs_files])
+            asked = ", ".join([*sorted(wanted), *self._files])
             raise NothingToConvertError(f"{self.spec}: none of {asked} to convert; {instead(found.model)}")
         return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
 
     @property
     def _wanted(self) -> frozenset[str]:
         """Names of the functions to convert, without the user's own."""
-        named = [name for name in self.functions if name not in self.runs_files]
+        named = [name for name in self.functions if name not in self._files]
         known = named or ([] if self.functions else NAMES)
         return frozenset(guise for name in known for guise in GUISES.get(name, (name,)))
 
@@ -143,7 +146,7 @@ class FewBit(Scheme):
     ) -> tuple[Table | Steps, str] | None:
         mine = (function for function in (one.of(layer) for one in owned) if function is not None)
         function: Function | None = next(mine, None) or (function_of(layer) if why_not(layer) is None else None)
-        if function is None or (function.name not in wanted and function.name not in self.runs_files):
+        if function is None or (function.name not in wanted and function.name not in self._files):
             return None
         if isinstance(function, Activation):
             return table(function, self.bits, self.weight, self.scale), f"{self.bits}-bit {function.label}"

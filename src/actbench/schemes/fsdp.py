@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -11,7 +12,9 @@ from actbench.nn.blocks import blocks, repeated
 from actbench.nn.refusals import refuse_compiled_here
 from actbench.results.records import Site
 from actbench.schemes.base import PRECISION, Change, refuse_untrained
+from actbench.schemes.card import Card
 from actbench.schemes.ddp import DataParallel
+from actbench.schemes.facets import Facet, LossyForward, LowPrecision
 from actbench.setup import Part, TrainingSetup
 
 if TYPE_CHECKING:
@@ -42,8 +45,12 @@ class Fsdp(DataParallel):
     """
 
     name: ClassVar[str] = "fsdp"
-    summary: ClassVar[str] = "shares of parameters, gradients and optimizer state; blocks are gathered as they run"
-    paper: ClassVar[str] = "Zhao et al. 2023, arXiv 2304.11277"
+    card: ClassVar[Card] = Card(
+        summary="shares of parameters, gradients and optimizer state; blocks are gathered as they run",
+        paper="Zhao et al. 2023, arXiv 2304.11277",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
 
     reshard: bool | Annotated[int, Field(ge=2)] = True
     mixed: Literal["none", "bf16", "fp16"] = "none"
@@ -79,19 +86,12 @@ class Fsdp(DataParallel):
         return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
 
     @property
-    def needs_bfloat16(self) -> bool:
-        """Whether the device has to compute in bfloat16."""
-        return self.mixed == "bf16"
-
-    @property
-    def scales_loss(self) -> bool:
-        """Whether gradients vanish unless the loss is scaled: those of float16."""
-        return self.mixed == "fp16"
-
-    @property
-    def lossy_forward(self) -> bool:
-        """Whether weights are rounded where they are gathered."""
-        return self.mixed != "none"
+    def facets(self) -> Iterable[Facet]:
+        """With ``mixed``, weights are rounded where they are gathered; gradients of float16 vanish unscaled."""
+        yield from super().facets
+        if self.mixed != "none":
+            yield LossyForward()
+            yield LowPrecision("bfloat16" if self.mixed == "bf16" else "float16", scales_loss=self.mixed == "fp16")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Share out the parameters of the model, block by block.
@@ -105,10 +105,10 @@ class Fsdp(DataParallel):
 
         module = setup.module
         refuse_untrained(self.name, module)
-        if setup.unsharded:
-            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.unsharded}")
+        if setup.limits.unsharded:
+            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
         refuse_compiled_here(module, f"{self.spec} (FSDP2)")
-        if self.mixed != "none" and setup.autocast_dtype is not None:
+        if self.mixed != "none" and setup.precision.autocast is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,11 +13,12 @@ from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.saved import HostOffload, Identity, SavedTensors
 from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.variance import rounding_variance
-from actbench.results.fits import Gradient
-from actbench.results.measured import Diagnostic
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
-from actbench.setup import Batch, Part, TrainingSetup
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Adaptive, Diagnosed, Facet
+from actbench.setup import Part, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -75,12 +77,14 @@ class Gact(Scheme):
     """
 
     name: ClassVar[str] = "gact"
-    summary: ClassVar[str] = "whatever is saved for backward, in groups of few bits, by hooks: any model"
-    paper: ClassVar[str] = "Liu et al. 2022, arXiv 2206.11357"
     positional: ClassVar[str | None] = "level"
-    rank: ClassVar[int] = 20
+    card: ClassVar[Card] = Card(
+        summary="whatever is saved for backward, in groups of few bits, by hooks: any model",
+        paper="Liu et al. 2022, arXiv 2206.11357",
+        rank=20,
+        variants=(":L1.1", ":L2", ":L2.2", ":L3"),  # 8 bits, 4, 2, and 4 in host memory
+    )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
-    variants: ClassVar[tuple[str, ...]] = (":L1.1", ":L2", ":L2.2", ":L3")  # 8 bits, 4, 2, and 4 in host memory
 
     level: Level = "L2"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -119,8 +123,12 @@ class Gact(Scheme):
         return LEVELS[self.level].get(key, {"compress": True, "auto_prec": True, "bits": 4.0}.get(key, False))
 
     @property
-    def bits_by_gradients(self) -> bool:
-        """Whether tensors have bits of their own, by how much gradients change with them."""
+    def facets(self) -> Iterable[Facet]:
+        """Tensors have bits of their own, by how much gradients change with them."""
+        return Adaptive(by_gradients=self._allocates), Diagnosed((rounding_variance,))
+
+    @property
+    def _allocates(self) -> bool:
         return bool(self.setting("compress") and self.setting("auto_prec"))
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
@@ -132,16 +140,11 @@ class Gact(Scheme):
         """
         hooks = self._hooks(whole_model=not setup.path)
         probed = self.setting("bits"), self.adapt_interval, self.samples, self.probes
-        probing = Probing(*probed) if self.bits_by_gradients else None
+        probing = Probing(*probed) if self._allocates else None
         HookedForward.bind_on(self.name, setup.module, hooks, probing)
         site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
         changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
-
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the rounding noise, and that of SGD to compare."""
-        found = rounding_variance(setup, batch, seed)
-        return () if found is None else found.diagnostics()
 
     def _hooks(self, *, whole_model: bool) -> Hooks:
         codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -9,9 +10,11 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.activations import function_of, instead, refuse_converted, replace_activations, why_not
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.replacement import overwritten
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Packs
 from actbench.setup import Part, TrainingSetup
 
 _SOURCE = "abstract of arXiv 2407.15545"
@@ -33,16 +36,22 @@ class InvAct(Scheme):
     """
 
     name: ClassVar[str] = "invact"
-    summary: ClassVar[str] = "GELU and SiLU keep their output, which the next layer keeps too, and one bit per element"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "arXiv 2407.15545"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
-        Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="GELU and SiLU keep their output, which the next layer keeps too, and one bit per element",
+        paper="arXiv 2407.15545",
+        published=(
+            Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
+            Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
+        ),
+        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     gradient: ClassVar[Gradient] = "exact"  # up to the inversion of an output of its type
-    claimed_bits: ClassVar[float] = 1  # beside the output
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """One bit beside the output."""
+        return (Packs(1),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every GELU and SiLU, and the calls of them in modules' code.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -12,6 +13,8 @@ from actbench.nn.lowrank import Targets
 from actbench.nn.replacement import swap
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Change, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, LossyForward
 from actbench.setup import TrainingSetup
 
 _READ = "its parent reads its weight and does not call it outside of training; it stays frozen"
@@ -39,21 +42,23 @@ class Lora(Scheme):
     """
 
     name: ClassVar[str] = "lora"
-    summary: ClassVar[str] = "low-rank matrices beside frozen weights (peft): few parameters are trained"
-    paper: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685"
     positional: ClassVar[str | None] = "r"
-    rank: ClassVar[int] = 3
-    libraries: ClassVar[tuple[str, ...]] = ("peft", "actbench.nn.adaptercaches")
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            quantity="peak_saving",
-            value=1 - 350 / 1200,
-            setting="GPT-3 175B, r = 4 on query and value, Adam, 1.2 TB",
-            source="arXiv 2106.09685, section 4.2",
+    card: ClassVar[Card] = Card(
+        summary="low-rank matrices beside frozen weights (peft): few parameters are trained",
+        paper="Hu et al. 2021, arXiv 2106.09685",
+        published=(
+            Published(
+                quantity="peak_saving",
+                value=1 - 350 / 1200,
+                setting="GPT-3 175B, r = 4 on query and value, Adam, 1.2 TB",
+                source="arXiv 2106.09685, section 4.2",
+            ),
         ),
+        rank=3,
+        variants=(":16",),  # the usual rank
+        libraries=("peft", "actbench.nn.adaptercaches"),
     )
     claims: ClassVar[tuple[str, ...]] = ("freeze a model and put adapters on it",)
-    variants: ClassVar[tuple[str, ...]] = (":16",)  # the usual rank
     changes: ClassVar[tuple[Change, ...]] = ("parameters",)
 
     r: PositiveInt = 16
@@ -125,17 +130,26 @@ class QLora(Lora):
     """
 
     name: ClassVar[str] = "qlora"
-    summary: ClassVar[str] = "lora over frozen weights of 4 bits (NF4, double quantization)"
-    paper: ClassVar[str] = "Dettmers et al. 2023, arXiv 2305.14314"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            quantity="peak_saving",
-            value=1 - 48 / 780,
-            setting="LLaMA 65B, paged Adam, more than 780 GB in 16 bits and less than 48 GB",
-            source="arXiv 2305.14314, abstract",
+    card: ClassVar[Card] = Card(
+        summary="lora over frozen weights of 4 bits (NF4, double quantization)",
+        paper="Dettmers et al. 2023, arXiv 2305.14314",
+        published=(
+            Published(
+                quantity="peak_saving",
+                value=1 - 48 / 780,
+                setting="LLaMA 65B, paged Adam, more than 780 GB in 16 bits and less than 48 GB",
+                source="arXiv 2305.14314, abstract",
+            ),
         ),
+        rank=3,
+        variants=(":16",),  # the usual rank
+        libraries=("peft", "actbench.nn.adaptercaches"),
     )
-    lossy_forward: ClassVar[bool] = True  # weights are rounded
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Weights are rounded."""
+        return (LossyForward(),)
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         layers, encoding = set(targets.layers.values()), encodings.build("nf4")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -14,7 +15,8 @@ from actbench.optim.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_a
 from actbench.optim.optimizers import check_fresh
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Limits, OwnOptimizer
 from actbench.setup import Part, TrainingSetup
 
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
@@ -36,8 +38,6 @@ def _short(library: Any) -> Any:
 class _LowBitAdam(Scheme):
     """Replaces torch's optimizer by one of another library; a subclass gives the docstring and the names."""
 
-    rank: ClassVar[int] = 50
-
     suffix: ClassVar[str] = ""
     becomes: ClassVar[str] = ""
     changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
@@ -45,15 +45,14 @@ class _LowBitAdam(Scheme):
 
     bf16_stochastic_round: bool = False
 
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Pass an optimizer of the library to Trainer."""
-        options = ", bf16_stochastic_round=True" if self.bf16_stochastic_round else ""
-        return InTrainer(optimizer=f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}}{options})")
-
     @property
-    def rounds_by_chance(self) -> bool | None:
-        """Whether weights of bfloat16 are rounded up or down by chance; None if the library cannot."""
-        return self.bf16_stochastic_round if self._library == "torchao" else None
+    def facets(self) -> Iterable[Facet]:
+        """An optimizer of the library."""
+        options = ", bf16_stochastic_round=True" if self.bf16_stochastic_round else ""
+        code = f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}}{options})"
+        return (
+            OwnOptimizer(code, rounds_by_chance=self.bf16_stochastic_round if self._library == "torchao" else None),
+        )
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace the setup's optimizer by one with moments of few bits.
@@ -122,13 +121,12 @@ class Adam8bit(_LowBitAdam):
     """
 
     name: ClassVar[str] = "adam8bit"
-    summary: ClassVar[str] = (
-        "Adam and AdamW with moments of 8 bits (torchao, or bnb: bitsandbytes); gradients are exact"
-    )
-    paper: ClassVar[str] = "Dettmers et al. 2021, arXiv 2110.02861"
     positional: ClassVar[str | None] = "library"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="Adam and AdamW with moments of 8 bits (torchao, or bnb: bitsandbytes); gradients are exact",
+        paper="Dettmers et al. 2021, arXiv 2110.02861",
+        published=(Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),),
+        rank=50,
     )
 
     suffix: ClassVar[str] = "8bit"
@@ -146,9 +144,11 @@ class Adam8bit(_LowBitAdam):
         return self
 
     @property
-    def unsharded(self) -> str:
-        """Bitsandbytes' state, but not torchao's."""
-        return _UNSHARDED if self.library == "bnb" else ""
+    def facets(self) -> Iterable[Facet]:
+        """The optimizer; bitsandbytes' state, but not torchao's, does not go with FSDP2."""
+        yield from super().facets
+        if self.library == "bnb":
+            yield Limits(unsharded=_UNSHARDED)
 
     @property
     def _library(self) -> str:
@@ -189,10 +189,11 @@ class Adam4bit(_LowBitAdam):
     """
 
     name: ClassVar[str] = "adam4bit"
-    summary: ClassVar[str] = "Adam and AdamW with moments of 4 bits (torchao); gradients are exact"
-    paper: ClassVar[str] = "Li et al. 2023, arXiv 2309.01507"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="peak_saving", value=1 - 7.72 / 12.23, setting=_SETTING, source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="Adam and AdamW with moments of 4 bits (torchao); gradients are exact",
+        paper="Li et al. 2023, arXiv 2309.01507",
+        published=(Published(quantity="peak_saving", value=1 - 7.72 / 12.23, setting=_SETTING, source=_SOURCE),),
+        rank=50,
     )
     suffix: ClassVar[str] = "4bit"
     becomes: ClassVar[str] = "4 bits, a scale for each 128 elements"
@@ -209,7 +210,10 @@ class AdamFp8(_LowBitAdam):
     """
 
     name: ClassVar[str] = "adamfp8"
-    summary: ClassVar[str] = "Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact"
+    card: ClassVar[Card] = Card(
+        summary="Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact",
+        rank=50,
+    )
     suffix: ClassVar[str] = "Fp8"
     becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"
 

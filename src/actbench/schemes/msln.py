@@ -8,9 +8,10 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.outputnorm import VALUES, from_output, is_norm, what_else, why_not
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census, overwritten, reasons, swap
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import Scheme
+from actbench.schemes.card import Card
 from actbench.setup import Part, TrainingSetup
 
 
@@ -31,9 +32,11 @@ class MemorySharingNorms(Scheme):
     """
 
     name: ClassVar[str] = "msln"
-    summary: ClassVar[str] = "layer and RMS norms keep their output, which linear layers keep too, and not their input"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
+    card: ClassVar[Card] = Card(
+        summary="layer and RMS norms keep their output, which linear layers keep too, and not their input",
+        paper="Yang et al. 2024, arXiv 2406.16282",
+        quickens=True,
+    )
     gradient: ClassVar[Gradient] = "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

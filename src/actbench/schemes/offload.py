@@ -7,9 +7,10 @@ from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.forward import OFFLOAD, OffloadedForward
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.wrapped import bind_entries
-from actbench.results.fits import Gradient
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import SAVED_TENSORS, Scheme
+from actbench.schemes.card import Card
 from actbench.setup import Part, TrainingSetup
 
 _IDLE = "no module of the model saves a tensor of 1 KiB or more; offload is for larger batches"
@@ -27,9 +28,11 @@ class Offload(Scheme):
     """
 
     name: ClassVar[str] = "offload"
-    summary: ClassVar[str] = "saved tensors wait in host memory for the backward pass; gradients are exact"
-    paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
-    rank: ClassVar[int] = 40
+    card: ClassVar[Card] = Card(
+        summary="saved tensors wait in host memory for the backward pass; gradients are exact",
+        paper="Rhu et al. 2016, arXiv 1602.08124",
+        rank=40,
+    )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
     gradient: ClassVar[Gradient] = "exact"
 

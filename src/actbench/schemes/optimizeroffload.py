@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,10 +10,15 @@ from actbench.errors import ConversionError
 from actbench.optim.onhost import HostOptimizer
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Limits, OwnOptimizer
 from actbench.setup import Part, TrainingSetup
 
 _STATE = "optimizer state"
+_UNSHARDED = (
+    "optimizer_offload: its copies in host memory are plain tensors, and parameters would be DTensors; in your own "
+    "program take FSDP2's offload, fully_shard(..., offload_policy=CPUOffloadPolicy())"
+)
 _REFUSED = ("capturable", "differentiable")
 
 
@@ -29,20 +35,19 @@ class OptimizerOffload(Scheme):
     """
 
     name: ClassVar[str] = "optimizer_offload"
-    summary: ClassVar[str] = "optimizer state and step in host memory; gradients and updates are exact"
-    paper: ClassVar[str] = "Ren et al. 2021, arXiv 2101.06840"
-    rank: ClassVar[int] = 55
-    unsharded: ClassVar[str] = (
-        "optimizer_offload: its copies in host memory are plain tensors, and parameters would be DTensors; in your own "
-        "program take FSDP2's offload, fully_shard(..., offload_policy=CPUOffloadPolicy())"
+    card: ClassVar[Card] = Card(
+        summary="optimizer state and step in host memory; gradients and updates are exact",
+        paper="Ren et al. 2021, arXiv 2101.06840",
+        rank=55,
+        keeps_updates=True,
     )
     claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE, WAITING_GRADIENTS)
     changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
-    keeps_updates: ClassVar[bool] = True
 
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Pass a wrapped optimizer to Trainer."""
-        return InTrainer(optimizer="actbench.optim.HostOptimizer({})")
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """The optimizer's wrapper, whose copies are whole tensors."""
+        return OwnOptimizer("actbench.optim.HostOptimizer({})"), Limits(unsharded=_UNSHARDED)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Wrap the setup's optimizer so that it steps on the host.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,7 +10,8 @@ from torch import nn
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.results.records import HalfType, Site
 from actbench.schemes.base import PRECISION, Change, Scheme
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, LossyForward, LowPrecision
 from actbench.setup import TrainingSetup
 
 
@@ -19,14 +21,8 @@ class _Precision(Scheme):
     positional: ClassVar[str | None] = "dtype"
     claims: ClassVar[tuple[str, ...]] = (PRECISION,)
     changes: ClassVar[tuple[Change, ...]] = ("precision",)
-    lossy_forward: ClassVar[bool] = True
 
     dtype: HalfType = "bfloat16"
-
-    @property
-    def needs_bfloat16(self) -> bool:
-        """Whether the device has to compute in bfloat16."""
-        return self.dtype == "bfloat16"
 
     @property
     def _type(self) -> torch.dtype:
@@ -47,19 +43,17 @@ class Autocast(_Precision):
     """
 
     name: ClassVar[str] = "autocast"
-    summary: ClassVar[str] = "operators compute in bfloat16 or float16; parameters stay as they are (--autocast)"
-    paper: ClassVar[str] = "Micikevicius et al. 2017, arXiv 1710.03740"
-    rank: ClassVar[int] = 4
-    variants: ClassVar[tuple[str, ...]] = (":bfloat16", ":float16")
+    card: ClassVar[Card] = Card(
+        summary="operators compute in bfloat16 or float16; parameters stay as they are (--autocast)",
+        paper="Micikevicius et al. 2017, arXiv 1710.03740",
+        rank=4,
+        variants=(":bfloat16", ":float16"),
+    )
 
     @property
-    def scales_loss(self) -> bool:
-        """Whether gradients vanish unless the loss is scaled: with float16."""
-        return self.dtype == "float16"
-
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Use Trainer's autocast, which scales the loss of float16."""
-        return InTrainer(arguments={"bf16" if self.dtype == "bfloat16" else "fp16": "True"})
+    def facets(self) -> Iterable[Facet]:
+        """Operators cast to the type; gradients of float16 vanish unless the loss is scaled."""
+        return LossyForward(), LowPrecision(self.dtype, scales_loss=self.dtype == "float16")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Run forward passes under autocast.
@@ -70,12 +64,13 @@ class Autocast(_Precision):
         """
         if not any(True for _ in setup.module.parameters()):
             raise NothingToConvertError(f"{self.spec}: {type(setup.module).__name__} has no parameters")
-        if setup.autocast_dtype not in (None, self._type):
-            raise ConversionError(f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}; name one type, once")
+        autocast = setup.precision.autocast
+        if autocast not in (None, self._type):
+            raise ConversionError(f"{self.spec}: --autocast says {_name(autocast)}; name one type, once")
         changed = setup.changed(
             setup.module, (Site(path="(precision)", was="float32", becomes=f"{self.dtype} inside"),)
         )
-        return replace(changed, autocast_dtype=self._type)
+        return replace(changed, precision=replace(setup.precision, autocast=self._type))
 
 
 _UNDERFLOW = (
@@ -97,14 +92,17 @@ class Pure(_Precision):
     """
 
     name: ClassVar[str] = "pure"
-    summary: ClassVar[str] = "parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)"
-    rank: ClassVar[int] = 2  # before adapters and layers of other schemes see the types of parameters
-    variants: ClassVar[tuple[str, ...]] = (":bfloat16",)  # updates in float16 become NaN
-    keeps_updates: ClassVar[bool] = False  # small updates are lost in the rounding
+    card: ClassVar[Card] = Card(
+        summary="parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)",
+        rank=2,  # before adapters and layers of other schemes see the types of parameters
+        variants=(":bfloat16",),  # updates in float16 become NaN
+        keeps_updates=False,  # small updates are lost in the rounding
+    )
 
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Cast the model before the trainer is made."""
-        return InTrainer(before=f"model = model.to(torch.{self.dtype})")
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Everything has the type."""
+        return LossyForward(), LowPrecision(self.dtype, of_weights=True)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Cast the model, in place, and make steps cast their batches.
@@ -119,9 +117,10 @@ class Pure(_Precision):
         other = next((dtype for dtype in found if dtype.itemsize == 2 and dtype != self._type), None)
         if other is not None:
             raise ConversionError(f"{self.spec}: the model is {_name(other)} (--dtype) already; name one type, once")
-        if setup.autocast_dtype is not None:
+        autocast = setup.precision.autocast
+        if autocast is not None:
             raise ConversionError(
-                f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}, with nothing to cast here; leave one out"
+                f"{self.spec}: --autocast says {_name(autocast)}, with nothing to cast here; leave one out"
             )
         before, was = _bytes(setup.module), "+".join(sorted(map(_name, found)))
         _cast(setup.module, self._type)
@@ -130,7 +129,8 @@ class Pure(_Precision):
         )
         warnings = () if self.dtype == "bfloat16" else (_UNDERFLOW,)
         changed = setup.changed(setup.module, (site,))
-        return replace(changed, input_dtype=self._type, warnings=setup.warnings + warnings)
+        precision = replace(setup.precision, inputs=self._type)
+        return replace(changed, precision=precision, warnings=setup.warnings + warnings)
 
 
 @torch.no_grad()

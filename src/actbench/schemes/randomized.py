@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -12,11 +13,12 @@ from actbench.nn.replacement import census, parametrized, swap
 from actbench.nn.savedtensors import SharingTable
 from actbench.nn.sketched import Sketch, Sketched, sketched
 from actbench.nn.sketchvariance import sketch_variance
-from actbench.results.fits import Gradient
-from actbench.results.measured import Diagnostic
+from actbench.results.gradient import Gradient
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
-from actbench.setup import Batch, Part, TrainingSetup
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Diagnosed, Facet
+from actbench.setup import Part, TrainingSetup
 
 _IDLE = (
     "a sketch of so many rows is no smaller than the input, or the weights are frozen; take a larger batch, or a "
@@ -43,20 +45,22 @@ class Randomized(Scheme):
     """
 
     name: ClassVar[str] = "randomized"
-    summary: ClassVar[str] = "linear layers keep a random sketch of their input; only the weight gradient is estimated"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Bershatsky et al. 2022, arXiv 2201.13195"
     positional: ClassVar[str | None] = "ratio"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            quantity="peak_saving",
-            value=0.186,
-            setting="randomized:0.2, RoBERTa-base, MRPC, batch 128, GPU not named",
-            source="README of github.com/skolai/fewbit",
+    card: ClassVar[Card] = Card(
+        summary="linear layers keep a random sketch of their input; only the weight gradient is estimated",
+        paper="Bershatsky et al. 2022, arXiv 2201.13195",
+        published=(
+            Published(
+                quantity="peak_saving",
+                value=0.186,
+                setting="randomized:0.2, RoBERTa-base, MRPC, batch 128, GPU not named",
+                source="README of github.com/skolai/fewbit",
+            ),
         ),
+        variants=(":0.5", ":0.2"),
+        quickens=True,
     )
     gradient: ClassVar[Gradient] = "unbiased"
-    variants: ClassVar[tuple[str, ...]] = (":0.5", ":0.2")
 
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
     sketch: Kind = "gaussian"
@@ -103,10 +107,10 @@ class Randomized(Scheme):
             )
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec, idle=_IDLE))
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the sketched weights' gradient over three sketches, as predicted, and of SGD."""
-        found = sketch_variance(setup, batch, seed)
-        return () if found is None else found.diagnostics()
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """The variance of the sketched weights' gradient."""
+        return (Diagnosed((sketch_variance,)),)
 
 
 def _why_not(module: nn.Module) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +23,8 @@ from actbench.nn.activations import (
 )
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.schemes.card import Card
+from actbench.schemes.facets import Facet, Packs
 from actbench.setup import Part, TrainingSetup
 
 _SETTING = "ReGELU2/ReSiLU2 with the authors' memory-sharing norms, fine-tuning of ViT and LLaMA"
@@ -40,15 +44,19 @@ class ReGELU2(Scheme):
     """
 
     name: ClassVar[str] = "regelu2"
-    summary: ClassVar[str] = "GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs",
+        paper="Yang et al. 2024, arXiv 2406.16282",
+        published=(Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),),
+        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     functions: ClassVar[tuple[str, ...]] = GUISES["gelu"]
-    claimed_bits: ClassVar[float] = 2
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Two bits an element."""
+        return (Packs(2),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every layer of the function, and its calls in modules' code.
@@ -82,5 +90,8 @@ class ReSiLU2(ReGELU2):
     """
 
     name: ClassVar[str] = "resilu2"
-    summary: ClassVar[str] = "SiLU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
+    card: ClassVar[Card] = replace(
+        ReGELU2.card,
+        summary="SiLU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs",
+    )
     functions: ClassVar[tuple[str, ...]] = ("silu",)

@@ -11,6 +11,7 @@ from actbench.nn.refusals import NotInParallel, refuse_flattened
 from actbench.optim.inbackward import StepInBackward
 from actbench.results.records import Site
 from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme, refuse_untrained
+from actbench.schemes.card import Card
 from actbench.setup import MakeOptimizer, TrainingSetup
 
 _WHAT = "parameters that are stepped within the backward pass"
@@ -32,9 +33,11 @@ class Release(Scheme):
     """
 
     name: ClassVar[str] = "release"
-    summary: ClassVar[str] = "parameters are stepped and gradients freed within the backward pass; updates are exact"
-    paper: ClassVar[str] = "Lv et al. 2023, arXiv 2306.09782"
-    rank: ClassVar[int] = 60
+    card: ClassVar[Card] = Card(
+        summary="parameters are stepped and gradients freed within the backward pass; updates are exact",
+        paper="Lv et al. 2023, arXiv 2306.09782",
+        rank=60,
+    )
     claims: ClassVar[tuple[str, ...]] = (GRADIENTS, STEPS)
     changes: ClassVar[tuple[Change, ...]] = ("gradients",)
 
@@ -50,9 +53,10 @@ class Release(Scheme):
             raise ConversionError(
                 f"{self.name}: a model brings no optimizer; wrap yours by actbench.optim.StepInBackward(optimizer)"
             )
-        if setup.micro_batches > 1:
+        parts = setup.micro_batching.parts
+        if parts > 1:
             raise ConversionError(
-                f"{self.name}: the gradients of {setup.micro_batches} micro-batches are added up before a step; leave "
+                f"{self.name}: the gradients of {parts} micro-batches are added up before a step; leave "
                 "gradient_accumulation or release out"
             )
         setup.module.register_forward_pre_hook(NotInParallel(_WHAT, _WHY))

@@ -7,6 +7,7 @@ from torch import nn
 from actbench.nn.recomputed import RecomputedForward
 from actbench.nn.selective import Policy, SelectiveForward
 from actbench.schemes.base import BLOCKS, SAVED_RESULTS
+from actbench.schemes.card import Card
 from actbench.schemes.checkpoint import RecomputedBlocks
 
 
@@ -30,12 +31,15 @@ class Selective(RecomputedBlocks):
     """
 
     name: ClassVar[str] = "selective"
-    summary: ClassVar[str] = "blocks keep results of products and attention, and compute the rest again; exact"
-    paper: ClassVar[str] = "Korthikanti et al. 2022, arXiv 2205.05198"
     positional: ClassVar[str | None] = "policy"
+    card: ClassVar[Card] = Card(
+        summary="blocks keep results of products and attention, and compute the rest again; exact",
+        paper="Korthikanti et al. 2022, arXiv 2205.05198",
+        rank=30,
+        variants=(",every=2", ""),
+    )
     claims: ClassVar[tuple[str, ...]] = (BLOCKS, SAVED_RESULTS)
     becomes: ClassVar[str] = "recomputed but for products"
-    variants: ClassVar[tuple[str, ...]] = (",every=2", "")
 
     policy: Policy = "compute_intensive"
 

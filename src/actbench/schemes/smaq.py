@@ -5,6 +5,7 @@ from typing import ClassVar
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, SmaqParameters
 from actbench.results.records import Published
+from actbench.schemes.card import Card
 from actbench.schemes.structures import EncodedStructures
 
 _SETTING = "ResNet-34, CIFAR-10, all five structures, 6 and 8 bits, simulated by the authors; float32 gets 0.892"
@@ -33,12 +34,13 @@ class Smaq(SmaqParameters, EncodedStructures):
     """
 
     name: ClassVar[str] = "smaq"
-    summary: ClassVar[str] = "saved tensors and optimizer state in SmaQ, packed; also gradients, maps and weights"
-    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),
+    card: ClassVar[Card] = Card(
+        summary="saved tensors and optimizer state in SmaQ, packed; also gradients, maps and weights",
+        paper="Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505",
+        published=(Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),),
+        rank=20,
+        variants=(",on=activations", ",on=state", ""),
     )
-    variants: ClassVar[tuple[str, ...]] = (",on=activations", ",on=state", "")
 
     @property
     def number_format(self) -> Encoding:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn, optim
@@ -30,8 +29,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.ops.library import DTYPES
 from actbench.optim import PackedOptimizer, packed
-from actbench.results.fits import Gradient
-from actbench.results.measured import Diagnostic
+from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import (
     GRADIENTS,
@@ -44,9 +42,9 @@ from actbench.schemes.base import (
     Scheme,
     refuse_untrained,
 )
-from actbench.schemes.pasted import InTrainer
+from actbench.schemes.facets import Adaptive, Diagnosed, Facet, Limits, LossyForward, OwnOptimizer
 from actbench.schemes.structurewords import STRUCTURES, WAS, Structure, path, replicated, sharded, without_optimizer
-from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
+from actbench.setup import MakeOptimizer, Part, TrainingSetup
 
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
@@ -61,8 +59,6 @@ class EncodedStructures(Scheme):
 
     A subclass gives the format, the docstring and the names of the registry.
     """
-
-    rank: ClassVar[int] = 20
 
     on: Annotated[tuple[Structure, ...], Field(min_length=1)] = ("activations", "state")
     forward: Literal["exact", "lossy"] = "exact"
@@ -91,9 +87,19 @@ class EncodedStructures(Scheme):
         raise NotImplementedError
 
     @property
-    def lossy_forward(self) -> bool:
-        """Whether modules compute on outputs that the format has changed."""
-        return self.forward == "lossy"
+    def facets(self) -> Iterable[Facet]:
+        """What follows from the structures that are in the format."""
+        if self.forward == "lossy":
+            yield LossyForward()
+        if self._whole:
+            yield Limits(unsharded=": ".join(sharded(self._whole)))
+        if "weights" in self.on:
+            yield Adaptive(as_after_a_step=lambda setup: rounded(_trained(setup.module), self._unbiased))
+        if "activations" in self.on and self.forward == "exact" and not {"maps", "gradients"} & set(self.on):
+            yield Diagnosed((rounding_variance,))
+        if {"activations", "state"}.issuperset(self.on) and "state" in self.on:
+            of_model = self.model_copy(update={"on": ("activations",)}).spec if "activations" in self.on else ""
+            yield OwnOptimizer(f'actbench.optim.packed({{}}, encoding="{self.number_format.spec}")', of_model)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -106,19 +112,6 @@ class EncodedStructures(Scheme):
         """What no other scheme may do beside this one: each of its structures is in one format."""
         own = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
         return own + tuple(claim for each, claim in _FURTHER_CLAIMS.items() if each in self.on)
-
-    @property
-    def unsharded(self) -> str:
-        """What needs whole tensors, and why a process has none."""
-        return ": ".join(sharded(self._whole)) if self._whole else ""
-
-    def in_trainer(self, batch_size: int) -> InTrainer:
-        """Pass a packed optimizer to Trainer for the state, and pack saved tensors by the callback."""
-        if not {"activations", "state"}.issuperset(self.on):
-            return InTrainer(why_not=f"{self.spec} changes what Trainer sees to itself")
-        packed = f'actbench.optim.packed({{}}, encoding="{self.number_format.spec}")' if "state" in self.on else ""
-        alone = self.model_copy(update={"on": ("activations",)})
-        return InTrainer(callback=alone.spec if "activations" in self.on else "", optimizer=packed)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.
@@ -148,23 +141,11 @@ class EncodedStructures(Scheme):
             changed = replace(changed, parts=(*changed.parts, Part(self.spec, acts=hook, idle=_NO_MAPS, sites=maps)))
         return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the noise, if only activations cause it."""
-        others = {"maps", "gradients"} & set(self.on)
-        if "activations" not in self.on or others or self.lossy_forward:
-            return ()
-        found = rounding_variance(setup, batch, seed)
-        return () if found is None else found.diagnostics()
-
-    def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
-        """Return a context in which weights are rounded, if these are in the format."""
-        return rounded(_trained(setup.module), self._unbiased) if "weights" in self.on else nullcontext()
-
     def _warnings(self) -> Iterator[str]:
         simulated = [WAS[structure] for structure in self.on if not self._is_stored(structure)]
         if simulated:
             yield f"{self.spec}: {', '.join(simulated)} are simulated: their values are rounded, no byte is saved"
-        if self.lossy_forward:
+        if self.forward == "lossy":
             yield f"{self.spec}: the forward pass is lossy: modules compute on outputs rounded to the format"
 
     def _is_stored(self, structure: Structure) -> bool:
@@ -218,7 +199,7 @@ class EncodedStructures(Scheme):
 
     def _hook_outputs(self, module: nn.Module) -> EncodedOutputs:
         hook = EncodedOutputs(
-            forward=self.number_format if self.lossy_forward else None,
+            forward=self.number_format if self.forward == "lossy" else None,
             maps=self.number_format if "maps" in self.on else None,
         )
         if hook.forward is not None or hook.maps is not None:
@@ -263,7 +244,7 @@ class EncodedStructures(Scheme):
     def _site(self, structure: Structure, module: nn.Module) -> Site:
         spec = self.number_format.spec
         becomes = f"{spec}, {self._bits:g} bits" if self._is_stored(structure) else f"simulated: values of {spec}"
-        if structure == "activations" and self.lossy_forward:
+        if structure == "activations" and self.forward == "lossy":
             becomes += "; outputs of modules are lossy"
         before = after = None
         if structure == "gradients":

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from torch import nn
@@ -14,8 +14,10 @@ from actbench.nn.tensorparallel.ranks import Ranks
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
 from actbench.ops.noise import draw_as
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import TENSOR_PARALLEL, Scheme
+from actbench.schemes.base import TENSOR_PARALLEL
+from actbench.schemes.card import Card
 from actbench.schemes.ddp import Count, OverProcesses
+from actbench.schemes.facets import Facet, Spread
 from actbench.setup import TrainingSetup
 
 
@@ -42,23 +44,22 @@ class TensorParallel(OverProcesses):
     """
 
     name: ClassVar[str] = "tp"
-    summary: ClassVar[str] = "processes share each layer: attention heads, MLP widths and words of one batch"
-    paper: ClassVar[str] = "Shoeybi et al. 2019, arXiv 1909.08053"
+    card: ClassVar[Card] = Card(
+        summary="processes share each layer: attention heads, MLP widths and words of one batch",
+        paper="Shoeybi et al. 2019, arXiv 1909.08053",
+        rank=8,  # after adapters and types of parameters, before layers are replaced
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
     axis: ClassVar[str] = TENSOR
-    rank: ClassVar[int] = 8  # after adapters and types of parameters, before layers are replaced
     claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
-    draws_alike: ClassVar[bool] = False
 
     ranks: Count = 2
     sequence: bool = False
 
-    def parted(self) -> tuple[Scheme | None, Scheme | None]:
-        """Return this, and nothing: gradients of parts are compared with gradients of parts."""
-        return self, None
-
-    def placed(self) -> tuple[Scheme | None, Scheme | None]:
-        """Return this, and nothing: what one process saves shows once its layers are cut."""
-        return self, None
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Each process has parts of layers."""
+        return (Spread({self.axis: self.ranks}, of_layers=True),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Cut the layers of the model down to this process's part.
@@ -75,7 +76,7 @@ class TensorParallel(OverProcesses):
         vocabulary = vocabulary_of(module, self.ranks)
         sites = tuple(self._sites(module, plan, vocabulary))
         left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
-        draw_as(rank_along(setup.mesh, DATA))
+        draw_as(rank_along(setup.processes.mesh, DATA))
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)
         return setup.changed(module, sites, left)

@@ -18,6 +18,7 @@ from actbench.nn.linearkinds import is_linear
 from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
 from actbench.results.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.schemes.card import Card
 from actbench.setup import Part, TrainingSetup
 
 GROUPS = 32
@@ -114,17 +115,19 @@ class VeLoRA(Scheme):
     """
 
     name: ClassVar[str] = "velora"
-    summary: ClassVar[str] = "linear layers keep one number of each sub-token of their input: its part along a vector"
-    quickens: ClassVar[bool] = True
-    paper: ClassVar[str] = "Miles et al. 2024, arXiv 2405.17991"
     positional: ClassVar[str | None] = "size"
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            quantity="peak_saving",
-            value=1 - 19.94 / 27.69,
-            setting="LoRA with VeLoRA against LoRA alone, 27.69 GiB",
-            source="documentation of PEFT",
+    card: ClassVar[Card] = Card(
+        summary="linear layers keep one number of each sub-token of their input: its part along a vector",
+        paper="Miles et al. 2024, arXiv 2405.17991",
+        published=(
+            Published(
+                quantity="peak_saving",
+                value=1 - 19.94 / 27.69,
+                setting="LoRA with VeLoRA against LoRA alone, 27.69 GiB",
+                source="documentation of PEFT",
+            ),
         ),
+        quickens=True,
     )
 
     size: Annotated[int, Field(ge=2)] | None = None

@@ -16,7 +16,7 @@ from actbench.measuring import meters
 from actbench.nn.saved.waiting import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
-from actbench.schemes.base import refuse_spread
+from actbench.schemes.composed import refuse_spread
 from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
@@ -50,7 +50,8 @@ class TrainingLoop:
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
-        exact = replace(exact, make_optimizer=_make_optimizer(case), micro_batches=case.gradient_accumulation)
+        micro_batching = replace(exact.micro_batching, parts=case.gradient_accumulation)
+        exact = replace(exact, make_optimizer=_make_optimizer(case), micro_batching=micro_batching)
         exact = self._meter.adopt(exact)
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)

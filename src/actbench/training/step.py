@@ -178,7 +178,7 @@ class LearningStep(TrainStep):
         self.chosen = chosen
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.parallel, self._longest = parallel, case.max_grad_norm
-        in_float16 = self.setup.autocast_dtype is torch.float16
+        in_float16 = self.setup.precision.autocast is torch.float16
         _check(case, self.optimizer, in_float16)
         self.scaler = torch.amp.GradScaler(case.device, enabled=in_float16)
 

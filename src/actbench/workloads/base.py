@@ -16,7 +16,7 @@ from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
 from actbench.results.modelspecs import DTYPE
 from actbench.results.records import Case
-from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.setup import Batch, Loss, MakeOptimizer, Precision, TrainingSetup
 from actbench.workloads.optimizers import make_optimizer
 
 
@@ -69,9 +69,9 @@ def float_type(case: Case) -> torch.dtype:
 
 def setup_of(case: Case, module: nn.Module, loss: Loss, **fields: Any) -> TrainingSetup:
     """Return the setup of a case's model, with the optimizer and the autocast that the case names."""
-    autocast = getattr(torch, case.autocast) if case.autocast else None
+    precision = Precision(autocast=getattr(torch, case.autocast) if case.autocast else None)
     make = make_optimizer(case.optimizer)
-    return TrainingSetup(module=module, loss=loss, make_optimizer=make, autocast_dtype=autocast, **fields)
+    return TrainingSetup(module=module, loss=loss, make_optimizer=make, precision=precision, **fields)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from actbench.microbatches import rows_of, shapes
 from actbench.nn.refusals import refuse_lazy
 from actbench.paths import from_home
 from actbench.results.records import Case
-from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.setup import Batch, Loss, MakeOptimizer, Precision, TrainingSetup
 from actbench.workloads import base, losses
 from actbench.workloads.base import seeded
 from actbench.workloads.fake import fake_mode, to_fake, without_memory
@@ -84,9 +85,8 @@ class FunctionWorkload(base.Workload):
             module=parts.module,
             loss=self._checked(parts.loss),
             make_optimizer=make,
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            uncut=lambda: self._uncut,
-            **losses.in_parts(parts.module),
+            precision=Precision(autocast=getattr(torch, self.case.autocast) if self.case.autocast else None),
+            micro_batching=replace(losses.in_parts(parts.module), uncut=lambda: self._uncut),
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:

@@ -86,7 +86,8 @@ class HuggingFaceWorkload(base.Workload):
             image_size=self._sizes.image,
             audio_shape=self._sizes.audio,
         )
-        return base.setup_of(self.case, module, loss, **losses.in_parts(module, self.task), built=built)
+        micro_batching = losses.in_parts(module, self.task)
+        return base.setup_of(self.case, module, loss, micro_batching=micro_batching, built=built)
 
     @property
     def equal_blocks(self) -> int | None:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError
-from actbench.microbatches import Share, label_share, rows_of
+from actbench.microbatches import MicroBatching, Share, label_share, rows_of
 from actbench.results.records import Task
 from actbench.setup import Batch, Loss
 from actbench.workloads.fake import shapes_only
@@ -125,13 +125,13 @@ _UNCUTTABLE: dict[Task, str] = {
 }
 
 
-def in_parts(module: nn.Module, task: Task | None = None) -> dict[str, Any]:
-    """Return the fields of :class:`TrainingSetup` that say how the losses of micro-batches add up."""
+def in_parts(module: nn.Module, task: Task | None = None) -> MicroBatching:
+    """Return how the losses of micro-batches add up."""
     shifted = task in _SHIFTED or getattr(module, "loss_type", None) == "ForCausalLM"
     share: Share | None = partial(label_share, first=1) if shifted else None
     if task == "ctc":  # a mean is over rows, each divided by its number of labels
         share = _of_a_sum if getattr(module.config, "ctc_loss_reduction", None) == "sum" else _of_rows
-    return {"share": share, "uncuttable": "" if task is None else _UNCUTTABLE.get(task, "")}
+    return MicroBatching(share=share, uncuttable="" if task is None else _UNCUTTABLE.get(task, ""))
 
 
 def _of_a_sum(part: Batch, batch: Batch) -> float:

@@ -19,6 +19,7 @@ from actbench.measuring.meters.cuda import CudaMeter, _set_allocator
 from actbench.measuring.meters.simulated import SimulatedMeter
 from actbench.measuring.meters.trace import UNSEEN, AllocationTrace
 from actbench.measuring.meters.watch import Watch
+from actbench.microbatches import MicroBatching
 from actbench.ops import hostmemory
 from actbench.results.timeline import Timeline
 from actbench.setup import TrainingSetup, TrainStep
@@ -114,7 +115,7 @@ def on_the_cpu(rows: int = 2, parts: int = 1) -> TrainStep:
         return module(batch["x"]).sum()
 
     setup = TrainingSetup(nn.Linear(8, 4, bias=False), loss, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
-    setup = replace(setup, micro_batches=parts)
+    setup = replace(setup, micro_batching=MicroBatching(parts))
     return TrainStep(setup, {"x": torch.randn(rows, 8)})
 
 

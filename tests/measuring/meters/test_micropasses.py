@@ -16,6 +16,7 @@ from actbench.measuring.meters import profiles, simulated
 from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.peak import Event
 from actbench.measuring.meters.simulatedstep import MicroPasses
+from actbench.microbatches import MicroBatching
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.setup import TrainingSetup, TrainStep
@@ -177,7 +178,7 @@ def test_a_step_that_is_abandoned_leaves_nothing_of_what_was_left_out(
                 module=Holding(),
                 loss=lambda module, batch: module(batch["x"]).mean(),
                 make_optimizer=lambda module: optim.SGD(module.parameters()),
-                micro_batches=32,
+                micro_batching=MicroBatching(32),
             )
         )
         with meter.active():

@@ -10,6 +10,7 @@ from actbench import schemes
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.setup import Precision
 
 FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
@@ -201,7 +202,7 @@ def test_real_batches_are_made_fake(meter, mlp) -> None:
 
 def test_autocast_keeps_halves(meter, mlp, rows, step_of) -> None:
     plain = step_of(meter, mlp, rows)
-    plain.setup = replace(plain.setup, autocast_dtype=torch.bfloat16)
+    plain.setup = replace(plain.setup, precision=Precision(autocast=torch.bfloat16))
 
     reading = meter.memory(plain)
 

@@ -25,6 +25,7 @@ from actbench.results.ledger import OUTSIDE
 from actbench.results.measured import PeakParts
 from actbench.results.records import Case
 from actbench.results.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
+from actbench.schemes.facets import Limits
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 FLOAT, BLOCK = 4, 512
@@ -110,7 +111,7 @@ def cases() -> Iterator[Any]:
                 continue
             is_quick = spec in QUICK and model == "mixed"
             for meter in METER_NAMES if spec in LM_ONLY else (METER_NAMES[(turn + place) % 2],):
-                used = "cpu" if schemes.build(spec).untraceable else meter
+                used = "cpu" if (schemes.build(spec).facet(Limits) or Limits()).untraceable else meter
                 marks = () if is_quick else pytest.mark.slow
                 yield pytest.param(spec, model, used, id=f"{spec}-{model}-{used}", marks=marks)
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from actbench import schemes, workloads
 from actbench.errors import ActbenchError
 from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.setup import Batch, Processes, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
 STEPS = 3
@@ -32,7 +32,7 @@ def run(job: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
     workload = workloads.load(case)
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     batch = workload.batch(case.batch_size, seed=mesh.get_local_rank("dp") if "dp" in axes else 0)
-    setup = replace(workload.setup(materialize=True, seed=0), mesh=mesh)
+    setup = replace(workload.setup(materialize=True, seed=0), processes=Processes(mesh))
     torch.manual_seed(0)
     try:
         mine = schemes.build(job["spec"]).apply(setup)

@@ -21,7 +21,7 @@ from actbench.measuring.inspection.recorder import Recorder, traced
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.operators import device_operators
 from actbench.ops.hostmemory import is_host
-from actbench.setup import TrainingSetup
+from actbench.setup import Precision, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Watch:
 
 def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
     """Return the bytes that a forward pass of an exact model saves; None, with a warning, if fake tensors fail."""
-    setup = TrainingSetup(module, loss=_forward_only, autocast_dtype=dtype)
+    setup = TrainingSetup(module, loss=_forward_only, precision=Precision(autocast=dtype))
     device_type = _device_of(module).type
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:

@@ -214,8 +214,10 @@ def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:
 
 def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]:
     from actbench import schemes  # and with them torch, which reading results does without
+    from actbench.schemes.facets import RunsFiles
 
-    for spec in (model, *schemes.build(scheme).runs_files):
+    files = schemes.build(scheme).facet(RunsFiles)
+    for spec in (model, *(files.paths if files else ())):
         file, _, name = spec.rpartition(":")
         if name and file.endswith(".py"):
             yield file

@@ -208,8 +208,8 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
     Raises:
         UntraceableError: The forward pass needs values, which fake tensors do not have, or a scheme cannot be traced.
     """
-    if setup.untraceable:
-        raise UntraceableError(setup.untraceable)
+    if setup.limits.untraceable:
+        raise UntraceableError(setup.limits.untraceable)
     module = setup.module
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

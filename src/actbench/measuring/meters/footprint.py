@@ -86,7 +86,7 @@ def own_weights(module: nn.Module) -> list[Tensor]:
 def everything(step: TrainStep) -> list[Tensor]:
     """Return what is alive before a step: weights, batch, optimizer state and buckets of gradients."""
     held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
-    return [*held, *step.setup.gradient_buckets]
+    return [*held, *step.setup.processes.gradient_buckets]
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

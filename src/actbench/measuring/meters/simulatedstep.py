@@ -50,7 +50,7 @@ class MicroPasses:
 
     def __init__(self, step: TrainStep, tracker: StorageTracker, recorder: Recorder, *, all_run: bool) -> None:
         self._step, self._tracker, self._recorder = step, tracker, recorder
-        self._all_run = all_run or step.setup.mesh is not None
+        self._all_run = all_run or step.setup.processes.mesh is not None
         self._ends: list[int] = []
         self._begun: list[_Begun] = []
         self.replaced: set[int] = set()

@@ -61,7 +61,7 @@ class Watch:
     def watching(self, around: Around | None = None) -> Iterator[None]:
         """Inside the block, follow modules and packed tensors; ``around`` is called for each module that runs."""
         with savedtensors.listening():
-            if self.step.setup.untraceable:
+            if self.step.setup.limits.untraceable:
                 yield
                 return
             module = self.step.setup.module
@@ -96,7 +96,7 @@ def before(step: TrainStep) -> list[HeldStorage]:
         for path, leaf in batch
         if isinstance(leaf, Tensor)
     ]
-    buckets = [(Origin(OPTIMIZER, "gradient bucket"), list(step.setup.gradient_buckets))]
+    buckets = [(Origin(OPTIMIZER, "gradient bucket"), list(step.setup.processes.gradient_buckets))]
     groups = (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs), ("gradients", buckets))
     for kind, held in groups:
         for origin, tensors in held:
