@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.errors import UsageError, shortened
-from actbench.measuring import launch
+from actbench.measuring.place import place as place_in
 from actbench.results.measured import Measurement
 from actbench.results.plain import plain
 from actbench.results.records import Failure
@@ -110,7 +110,7 @@ def plain_table(*titles: str, **details: Any) -> Any:
 
 def command_line() -> str:
     """Return what the user typed; of several processes, in the words of torchrun."""
-    found = launch.place(os.environ)
+    found = place_in(os.environ)
     start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
     return shlex.join([*start, *sys.argv[1:]])
 

@@ -124,7 +124,7 @@ def _run_together(
     alone: bool,
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
     """Run a comparison with the other processes; only the first returns. With ``alone`` there must be none."""
-    from actbench.measuring.launch import is_first
+    from actbench.measuring.place import is_first
     from actbench.training import launch
 
     try:

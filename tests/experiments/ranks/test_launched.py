@@ -4,7 +4,8 @@ import pytest
 
 from actbench.errors import UsageError
 from actbench.experiments.ranks.team import Launched, Team
-from actbench.measuring.launch import Address, Place
+from actbench.measuring.launch import Address
+from actbench.measuring.place import Place
 from actbench.results.records import Case
 
 

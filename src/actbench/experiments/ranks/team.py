@@ -21,10 +21,12 @@ from actbench.experiments.runner.isolated import CaseSession, IsolatedSession
 from actbench.experiments.runner.member import LocalMember, Member, Question, Report
 from actbench.experiments.runner.processes import ForkServer, deadline_after, left_until
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError
-from actbench.measuring.launch import Address, Meeting, Place
+from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError, Joining
+from actbench.measuring.launch import Address, Meeting
+from actbench.measuring.place import Place
 from actbench.results.records import Case, Failure
 
+JOINS = "actbench.measuring.ranks"
 _ENDING_SECONDS = 120.0
 _INTERRUPTING_SECONDS = 1.0
 
@@ -114,13 +116,18 @@ class RemoteMember:
 
 
 class Team:
-    """All launched processes, as the first one has them; ``size`` is how many there are."""
+    """All launched processes, as the first one has them; ``size`` is how many there are.
 
-    def __init__(self, place: Place, address: Address, links: Sequence[Link]) -> None:
+    ``joins`` is the module by which those of a case join each other; see
+    :class:`~actbench.experiments.runner.worker.Joining`.
+    """
+
+    def __init__(self, place: Place, address: Address, links: Sequence[Link], joins: str = JOINS) -> None:
         self.size = place.size
         self._place = place
         self._address = address
         self._links = links
+        self._joins = joins
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
@@ -143,14 +150,14 @@ class Team:
         links = self._links[: size - 1]
         local_ranks = [self._place.local_rank, *(link.hello.local_rank for link in links)]
         requests = [
-            CaseRequest(case=case, is_trial=is_trial, meeting=self._meeting(number, rank, size, local_rank))
+            CaseRequest(case=case, is_trial=is_trial, joining=self._joining(number, rank, size, local_rank))
             for rank, local_rank in enumerate(local_ranks)
         ]
         members: list[Member] = [LocalMember(server), *(RemoteMember(link, number) for link in links)]
         return CaseSession(members, requests, timeout_seconds)
 
-    def _meeting(self, number: int, rank: int, size: int, local_rank: int) -> Meeting:
-        return Meeting(
+    def _joining(self, number: int, rank: int, size: int, local_rank: int) -> Joining:
+        meeting = Meeting(
             host=self._address.host,
             port=self._address.port,
             name=f"actbench/{self._name}/{number}",
@@ -158,6 +165,7 @@ class Team:
             size=size,
             local_rank=local_rank,
         )
+        return Joining(module=self._joins, text=meeting.model_dump_json())
 
 
 @dataclass(frozen=True)
