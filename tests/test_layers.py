@@ -95,6 +95,21 @@ def not_allowed(path: Path) -> set[str]:
     return (names & LAYERS) - ALLOWED[layer_of(path)] - {layer_of(path)}
 
 
+PROCESSES = {"experiments/ranks", "experiments/cluster", "measuring/ranks.py", "measuring/launch.py"}
+
+
+def test_only_plug_ins_import_what_spreads_cases_over_processes() -> None:
+    """The loop and the meters take executors and processes as values."""
+    names = {f"actbench.{part.removesuffix('.py').replace('/', '.')}" for part in PROCESSES}
+    users = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        if any(name == part or name.startswith(f"{part}.") for name in imports_of(path) for part in names)
+    }
+
+    assert {user for user in users if not any(user.startswith(part) for part in (*PROCESSES, "training/"))} == set()
+
+
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
 

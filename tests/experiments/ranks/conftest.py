@@ -24,7 +24,6 @@ from actbench.experiments.ranks.follower import Follower
 from actbench.experiments.ranks.rendezvous import following, leading
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.runner import run
-from actbench.experiments.ranks.team import Launched
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
@@ -39,9 +38,8 @@ plan = [Planned(Case(model=str(folder / "log"), scheme=s, batch_size=4, meter="c
 needed = lambda case: 1 if case.scheme == "exact" else 3 if "three" in case.scheme else place.size
 stored = store.Store.opened(folder / "results.jsonl", MeasuredRecord)
 with leading(place, address, "fakebench") as team, stored as results:
-    launched = Launched(team, needed)
     settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": (), "timeout_seconds": 20}
-    run(plan, results, launched=launched, **settings)
+    run(plan, results, machines=team, needed=needed, **settings)
 """
 RUNNER = str(Path(__file__).parents[1] / "runner")
 

@@ -234,13 +234,11 @@ class TaskRequest(Data):
         function: Of the server's module, from text to text.
         text: Its argument.
         memory_bytes: Memory that it may take beside what is there; None for all that is free.
-        is_limited: Whether its memory is limited at all: CUDA cannot work within a limit.
     """
 
     function: str
     text: str
     memory_bytes: int | None = None
-    is_limited: bool = True
 
 
 class Raised(Data):
@@ -264,8 +262,7 @@ def work_task(frames: Frames, module: ModuleType) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
     asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
-    if asked.is_limited:
-        limit_memory(asked.memory_bytes)
+    limit_memory(asked.memory_bytes)
     try:
         answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer
