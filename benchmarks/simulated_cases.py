@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
-from actbench.experiments.runner.runner import BENCH, PRELOAD
+from actbench.experiments.runner.executor import BENCH, PRELOAD
 from actbench.results.records import Case
 
 T = TypeVar("T")

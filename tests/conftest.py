@@ -215,13 +215,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     return Cli(monkeypatch, capfd)
 
 
-@pytest.fixture
-def fakeray(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module that stands in for Ray."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("fakeray")
-
-
 EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"
 SMALL_RECIPE = """
 title = "Which?"

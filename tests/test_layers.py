@@ -22,6 +22,7 @@ ALLOWED = {
     "units": {"errors"},
     "caches": {"errors"},
     "leftovers": set(),
+    "axes": set(),
     "plugins": {"errors"},
     "longsteps": {"units"},
     "paths": {"errors", "units", "leftovers"},
@@ -37,10 +38,10 @@ ALLOWED = {
     "optim": WORDS | {"ops", "codecs"},
     "conditions": {"microbatches"},
     "setup": {"conditions", "errors", "results", "microbatches", "optim"},
-    "nn": SETUP | {"ops", "codecs", "optim"},
-    "schemes": SETUP | {"plugins", "ops", "codecs", "nn", "optim"},
+    "nn": SETUP | {"axes"} | {"ops", "codecs", "optim"},
+    "schemes": SETUP | {"axes", "plugins", "ops", "codecs", "nn", "optim"},
     "workloads": SETUP | {"declared", "plugins", "longsteps", "ops", "nn"},
-    "measuring": SETUP | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads"},
+    "measuring": SETUP | {"axes"} | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads"},
     "script": SETUP | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads", "measuring"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
@@ -103,6 +104,21 @@ def not_allowed(path: Path) -> set[str]:
     """Return the layers that a file imports and may not."""
     names = {name.split(".")[1] for name in imports_of(path) if name.startswith("actbench.")}
     return (names & LAYERS) - ALLOWED[layer_of(path)] - {layer_of(path)}
+
+
+PROCESSES = {"experiments/ranks", "experiments/cluster", "measuring/ranks.py", "measuring/launch.py"}
+
+
+def test_only_plug_ins_import_what_spreads_cases_over_processes() -> None:
+    """The loop and the meters take executors and processes as values."""
+    names = {f"actbench.{part.removesuffix('.py').replace('/', '.')}" for part in PROCESSES}
+    users = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        if any(name == part or name.startswith(f"{part}.") for name in imports_of(path) for part in names)
+    }
+
+    assert {user for user in users if not any(user.startswith(part) for part in (*PROCESSES, "training/"))} == set()
 
 
 def module_of(path: Path) -> str:

@@ -7,6 +7,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,16 +120,16 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> None:
+def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
     from actbench import workloads
     from actbench.conversion import workload
-    from actbench.experiments.cluster import node
-    from actbench.experiments.cluster.cluster import Cluster
-    from actbench.experiments.runner import runner
-    from actbench.fitting import ondevice, simulations
+    from actbench.experiments.cluster.executor import Cluster
+    from actbench.experiments.runner import local
+    from actbench.experiments.runner.executor import Handle
+    from actbench.fitting import ondevice
     from actbench.measuring import bench, calibration, meters
-    from actbench.training import comparison, noderun
+    from actbench.training import comparison
     from actbench.workloads import folder
 
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -141,12 +142,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
         told = {"timeline": found.timeline, "estimated": estimated, "largest_batch": 7}
         return made.model_copy(update=told)
 
-    def answer(text: str, task: int) -> str:
-        if "experiment" in json.loads(text):
-            return noderun.RunReply(outcome=TRAINED, **fakeray.where()).model_dump_json()
-        cases = node.Request.model_validate_json(text).cases
-        outcomes = tuple((case, outcome(case)) for case in cases)
-        return node.CasesReply(outcomes=outcomes, **fakeray.where()).model_dump_json()
+    def submit(self: object, cases: Sequence[Case], on: object, tell: Any) -> Handle:
+        for case in cases:
+            tell((case, outcome(case), provenance("")))
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        return Handle(ended, lambda: None)
 
     def converted(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
         workloads.load(case)
@@ -157,11 +158,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
         return json.dumps(json.loads(ledgers) * len(json.loads(text)))
 
     stands = {
-        (runner, "ForkServer"): lambda *_, **__: nullcontext(),
-        (runner.Sweep, "outcomes"): lambda self, cases: ((case, outcome(case)) for case in cases),
-        (simulations, "ForkServer"): lambda *_, **__: nullcontext(),
-        (simulations.ProcessesHere, "_outcome"): lambda self, case, may_begin: outcome(case),
-        (Cluster, "connected"): lambda self: nullcontext(fakeray.FakeRay(answer)),
+        (local, "ForkServer"): lambda *_, **__: nullcontext(),
+        (local.LocalExecutor, "submit"): submit,
+        (Cluster, "start"): lambda self, work: local.LocalExecutor(work),
         (folder, "download"): lambda repository, **_: Path("my-model"),
         (ondevice, "_check_card"): lambda profile: None,
         (meters, "check"): lambda name: None,

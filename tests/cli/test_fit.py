@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments.runner import runner
+from actbench.experiments.runner import local, runner
 from actbench.fitting import simulations
 from actbench.results import store
 from actbench.results.fits import FitRecord
@@ -39,7 +39,7 @@ def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("actbench.fitting.simulations.PRELOAD", ())
     monkeypatch.setitem(runner.run.__kwdefaults__, "bench", "fakefit")
     monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
-    monkeypatch.setattr(runner, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
+    monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
     path = tmp_path / "log"
     monkeypatch.setenv("FAKEFIT_LOG", str(path))
     return path

@@ -9,7 +9,7 @@ import pytest
 
 from actbench import schemes
 from actbench.errors import ActbenchError, MeasurementError
-from actbench.measuring import bench, ranks
+from actbench.measuring import bench, processes
 from actbench.results.measured import Measurement, Mesh
 from actbench.results.records import Case
 from actbench.schemes.facets import Limits
@@ -29,7 +29,7 @@ REFUSED = {"qlora": "FrozenLinear"}
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with processes.left_after():
         yield
 
 

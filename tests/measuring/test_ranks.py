@@ -7,8 +7,9 @@ from torch import distributed
 
 from actbench import schemes
 from actbench.errors import MeasurementError
-from actbench.measuring import bench, ranks
+from actbench.measuring import bench
 from actbench.measuring.meters.cpu import CpuMeter
+from actbench.measuring.world import ALONE
 from actbench.results.measured import Mesh
 from actbench.results.records import Case
 
@@ -34,7 +35,7 @@ def test_a_real_group_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_real_step_needs_as_many_processes() -> None:
     with pytest.raises(MeasurementError, match="spreads the model over 8 processes, and there is 1: start 'torchrun"):
-        ranks.mesh(schemes.build("fsdp:8"), CpuMeter())
+        ALONE.mesh(schemes.build("fsdp:8"), CpuMeter())
 
 
 def test_what_is_saved_is_listed_for_one_process() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import actbench
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import ranks
+from actbench.measuring import world
 from actbench.measuring.meters import MemoryReading, profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
 from actbench.setup import Processes, TrainingSetup, TrainStep
@@ -46,7 +46,7 @@ def even(bias: bool = False) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with world.left_after():
         yield
 
 
@@ -60,7 +60,7 @@ def read(
         make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
     )
     scheme = schemes.build(spec)
-    setup = replace(meter.adopt(setup), processes=Processes(ranks.mesh(scheme, meter)))
+    setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
     setup = scheme.apply(setup)
     with meter.active():
         step = TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))

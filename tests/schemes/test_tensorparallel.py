@@ -10,7 +10,7 @@ import torch
 
 from actbench import conversion, schemes, workloads
 from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
-from actbench.measuring import bench, ranks
+from actbench.measuring import bench, processes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.schemes.facets import Spread
@@ -26,7 +26,7 @@ WIDE = (
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with processes.left_after():
         yield
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measuring.launch import is_first
+from actbench.measuring.place import is_first
 from actbench.training.launch import Launch, read
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}

@@ -50,7 +50,7 @@ def convert(
     """
     from pydantic import TypeAdapter
 
-    from actbench.experiments.runner.runner import PRELOAD
+    from actbench.experiments.runner.executor import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.converted import ConversionReport, ConversionRequest, sites_table, unreached_table
 

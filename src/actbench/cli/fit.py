@@ -124,7 +124,7 @@ def fit(
 
     actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
     """
-    cluster = nodes.chosen
+    machines = nodes.chosen
     case, asked = _asked(model, flags, max_slowdown, exact)
     checked_schemes(among or [], "--scheme")
 
@@ -146,7 +146,7 @@ def fit(
             budget_seconds=budget,
             timeout_seconds=timeout,
             progress=progress,
-            cluster=cluster,
+            machines=machines,
         )
     tables = tables_of(found.found, FIT_TITLE)
     show(*tables, beside=exports)

@@ -57,7 +57,7 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
 def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from pydantic import TypeAdapter
 
-    from actbench.experiments.runner.runner import BENCH, PRELOAD
+    from actbench.experiments.runner.executor import BENCH, PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.ledger import Ledger
 

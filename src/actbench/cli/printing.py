@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
-from actbench.measuring import launch
+from actbench.measuring.place import place as place_in
 from actbench.results.exporting import Exported
 from actbench.results.measured import Measurement
 from actbench.results.plain import plain
@@ -106,7 +106,7 @@ def plain_table(*titles: str, **details: Any) -> Any:
 
 def command_line() -> str:
     """Return what the user typed; of several processes, in the words of torchrun."""
-    found = launch.place(os.environ)
+    found = place_in(os.environ)
     start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
     return shlex.join([*start, *sys.argv[1:]])
 

@@ -29,9 +29,8 @@ from actbench.results.measured import MeasuredRecord
 from actbench.results.tables import Table, report_tables
 
 if TYPE_CHECKING:
-    from actbench.experiments.cluster.cluster import Cluster
-    from actbench.experiments.ranks.team import Team
     from actbench.experiments.recipes import Recipe
+    from actbench.experiments.runner.executor import Machines
 
 TimeByOption = Annotated[
     Literal["operator"] | None,
@@ -110,8 +109,7 @@ def sweep(
             force=force,
             retry_failed=retry_failed,
             require_fit=require_fit,
-            cluster=nodes.chosen,
-            team=context.obj,
+            machines=_machines(nodes, context.obj),
         )
 
 
@@ -188,7 +186,7 @@ def measure(
                 require_fit=require_fit,
                 by_operator=bool(time_by),
                 timeline=timeline,
-                team=context.obj,
+                machines=context.obj,
             )
 
 
@@ -203,8 +201,7 @@ def _compare(
     retry_failed: bool = False,
     require_fit: bool = False,
     by_operator: bool = False,
-    cluster: Cluster | None = None,
-    team: Team | None = None,
+    machines: Machines | None = None,
     timeline: TimelineFlags = TimelineFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
@@ -224,8 +221,7 @@ def _compare(
             retry_failed=retry_failed,
             timelines=timeline.wanted,
             progress=progress,
-            cluster=cluster,
-            team=team,
+            machines=machines,
         )
     shown = report_tables(comparison.records, recipe.title, columns)
     records = comparison.records
@@ -238,6 +234,14 @@ def _compare(
     export_timelines(records, timeline)
     export_snapshots(records, timeline, timeout=timeout)
     finish(comparison, (), beside=exports, require_fit=require_fit)
+
+
+def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | None:
+    """Return what measures in place of this process alone: nodes of a cluster, or those launched together."""
+    cluster = nodes.chosen
+    if cluster is not None and launched is not None:
+        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
+    return launched or cluster
 
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:

@@ -174,7 +174,7 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
     """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
-    from actbench.experiments.runner.runner import PRELOAD
+    from actbench.experiments.runner.executor import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.measuring.timelines import SnapshotRequest
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import Exit, argument, command, count_option, named, option, path_named, seconds_option
-from actbench.cli.clusters import TrainClusterFlags
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown
@@ -51,7 +50,6 @@ def train(
     checkpoint_seconds: CheckpointOption = 30.0,
     force: ForceOption = False,
     trust_recipe: TrustRecipeOption = False,
-    nodes: TrainClusterFlags,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
     export_curves: CurvesOption = None,
@@ -72,13 +70,11 @@ def train(
 
     actbench train mine.toml --steps 300 -s exact -s fewbit:2
 
-    actbench train mine.toml --seeds 0-9 --cluster ray://head:10001 --checkpoints /shared/checkpoints
-
     accelerate launch --multi_gpu --num_processes 4 -m actbench train mine.toml
     """
     from actbench.experiments.recipes.runs import TrainingRecipe
 
-    cluster, wanted = nodes.chosen, checked_schemes(scheme or [], "--scheme")
+    wanted = checked_schemes(scheme or [], "--scheme")
 
     def chosen() -> runs.TrainingRecipe:
         read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
@@ -86,22 +82,10 @@ def train(
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, wanted)
 
     def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
-        from actbench.training import comparison, oncluster
+        from actbench.training import comparison
 
         goes_on = "; what ended is stored, and the same command goes on from the last checkpoint"
-        with progress_shown(goes_on, silent=not group.is_first, as_bar=cluster is None) as progress:
-            if cluster is not None:
-                settings = oncluster.RunSettings(
-                    nodes.cores_per_run, nodes.checkpoints, checkpoint_seconds, nodes.timeout, force
-                )
-                return oncluster.run(
-                    cluster,
-                    recipe,
-                    output or Path("results"),
-                    command=command_line(),
-                    settings=settings,
-                    progress=progress,
-                )
+        with progress_shown(goes_on, silent=not group.is_first, as_bar=True) as progress:
             return comparison.run(
                 recipe,
                 output or Path("results"),
@@ -113,27 +97,20 @@ def train(
             )
 
     with schemes_from("--scheme" if scheme else recipe):
-        title, comparison = _run_together(chosen, compared, alone=cluster is not None)
+        title, comparison = _run_together(chosen, compared)
     _show(comparison, title, exports, export_curves or [])
 
 
 def _run_together(
     chosen: Callable[[], runs.TrainingRecipe],
     compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
-    *,
-    alone: bool,
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
-    """Run a comparison with the other processes; only the first returns. With ``alone`` there must be none."""
-    from actbench.measuring.launch import is_first
+    """Run a comparison with the other processes; only the first returns."""
+    from actbench.measuring.place import is_first
     from actbench.training import launch
 
     try:
         place = launch.read(os.environ)
-        if alone and place.size > 1:
-            raise UsageError(
-                f"--cluster: each run is trained by one process of a node, and {place.size} were launched: start "
-                "actbench train by itself"
-            )
     except UsageError:
         if is_first(os.environ):
             raise

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from actbench import schemes, workloads
-from actbench.errors import UsageError
-from actbench.experiments.cluster.cases import run as on_cluster
-from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
-from actbench.experiments.ranks.team import Launched, Team
 from actbench.experiments.recipes import Recipe
 from actbench.experiments.recipes.base import shipped_title
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
+from actbench.experiments.runner.executor import BENCH, Machines
+from actbench.experiments.runner.local import ThisMachine, chosen_gpus
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import chosen_gpus
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import kinds, store
@@ -29,7 +25,7 @@ from actbench.results.records import Case
 from actbench.schemes.facets import Spread
 
 _WITH_TIMELINES = "actbench.measuring.timelines"
-"""The module that measures cases with timelines; :data:`actbench.experiments.runner.runner.BENCH` has none."""
+"""The module that measures cases with timelines; :data:`actbench.experiments.runner.executor.BENCH` has none."""
 
 
 def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
@@ -74,45 +70,41 @@ def run(
     retry_failed: bool = False,
     timelines: bool = False,
     progress: Progress | None = None,
-    cluster: Cluster | None = None,
-    team: Team | None = None,
+    machines: Machines | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
     or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
     too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
-    side, one unless given. With a ``cluster`` its nodes measure, and what any machine measured is not measured again.
-    With a ``team`` the processes that were launched together measure the schemes that need as many. The other arguments
-    are those of :func:`actbench.experiments.runner.runner.run`.
+    side, one unless given. ``machines`` measure in place of this one. The other arguments are those of
+    :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
-        UsageError: The recipe names something that does not exist, or no case of it needs the processes of the team.
+        UsageError: The recipe names something that does not exist, or the machines are of no use for it.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    planned = plan(recipe, elsewhere=cluster is not None)
+    elsewhere = machines is not None and machines.elsewhere
+    planned = plan(recipe, elsewhere=elsewhere)
     progress = progress or Progress()
-    if team is not None and cluster is not None:
-        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
-    launched = Launched(team, _processes)
-    launched.check([entry.case for entry in planned])
-    if cluster is None:
-        has_gpus = team is None and any(entry.case.meter == "cuda" for entry in planned)
-        gpus = chosen_gpus(jobs, progress) if has_gpus else (None,)
-        measure = partial(runner.run, jobs=jobs or machine().cores, gpus=gpus, launched=launched)
-    else:
-        measure = partial(on_cluster, cluster)
-    with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
-        summary = measure(
+    if machines is None:
+        has_gpus = any(entry.case.meter == "cuda" for entry in planned)
+        machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,))
+    machines.check([entry.case for entry in planned], _processes)
+    with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
+        summary = runner.run(
             planned,
             opened,
             recipe=recipe.name,
             command=command,
+            jobs=jobs or machine().cores,
+            machines=machines,
+            needed=_processes,
             timeout_seconds=timeout_seconds,
             force=force,
             retry_failed=retry_failed,
             progress=progress,
-            bench=_WITH_TIMELINES if timelines else runner.BENCH,
+            bench=_WITH_TIMELINES if timelines else BENCH,
         )
         return finished(MEASURED, opened, planned, summary, recipe.title, output)
 

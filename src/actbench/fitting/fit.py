@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actbench import workloads
 from actbench.errors import MeasurementError, UsageError
-from actbench.experiments.cluster.cluster import Cluster
+from actbench.experiments.runner.executor import Machines
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choice import ADAPTS
@@ -95,7 +95,7 @@ def fit(
     budget_seconds: float | None = BUDGET_SECONDS,
     timeout_seconds: float | None = None,
     progress: Progress | None = None,
-    cluster: Cluster | None = None,
+    machines: Machines | None = None,
 ) -> Fit:
     """Find which stacks of schemes let a step fit on a device, and which of them are fastest.
 
@@ -112,10 +112,10 @@ def fit(
         budget_seconds: After which nothing new is simulated; None is without end.
         timeout_seconds: That one simulation may take.
         progress: Told what happens.
-        cluster: Whose nodes simulate, in place of this machine; what any machine simulated is not simulated again.
+        machines: Those that simulate, in place of this one.
 
     Raises:
-        UsageError: The device profile does not exist or has no figures of time, or the cluster cannot be reached.
+        UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.
         ModelError: The model does not exist.
         MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
         StoreError: The results file is in use, broken or cannot be written.
@@ -143,9 +143,14 @@ def fit(
         copies=Copies(case, blocks) if blocks else None,
     )
     libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.card.libraries}
-    with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
+    with FITTED.opened(name, output, of_any_machine=machines is not None and machines.elsewhere) as store:
         with simulator(
-            cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress, libraries=libraries
+            machines,
+            jobs=jobs,
+            timeout_seconds=timeout_seconds,
+            command=command,
+            progress=progress,
+            libraries=libraries,
         ) as simulates:
             run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=budget_seconds)
             search.run(run, (EXACT,) if asked.exact else LEVELS)

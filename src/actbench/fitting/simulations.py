@@ -1,75 +1,27 @@
-"""Simulating the cases of a search, here or on a cluster, each stored as soon as it ends."""
+"""Simulating the cases of a search, each stored as soon as it ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from actbench.experiments.cluster.cases import CaseWork, ClusterCases, connected
-from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.executor import BENCH, PRELOAD, Machines, Told, Work
+from actbench.experiments.runner.local import ThisMachine
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import BENCH, PRELOAD
+from actbench.experiments.runner.runner import outcomes
 from actbench.fitting.choices import Stack
 from actbench.results.fits import FitRecord
-from actbench.results.machine import provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case
 from actbench.results.store import Store
 
 Origin = Mapping[str, Any]
 MakeRecord = Callable[[Case, Stack, Outcome, Origin], FitRecord]
-Told = tuple[Case, Outcome, Origin]
-"""A case, what came of it, and machine, versions and command for its record."""
-
-
 Simulator = Callable[[Sequence[Case], Callable[[], bool]], Generator[Told, None, None]]
 """Simulates cases, several at a time, and yields each as it ends; leaves out those that may not begin any more."""
-
-
-@dataclass(frozen=True)
-class ProcessesHere:
-    """Simulates in processes of this machine, ``jobs`` at a time."""
-
-    server: ForkServer
-    origin: Origin
-    jobs: int
-    timeout_seconds: float | None
-    progress: Progress
-
-    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
-        """Yield each case as it ends."""
-        with ThreadPoolExecutor(self.jobs) as pool:
-            futures = {pool.submit(self._outcome, case, may_begin): case for case in cases}
-            try:
-                for future in as_completed(futures):
-                    outcome = future.result()
-                    if outcome is not None:
-                        yield futures[future], outcome, self.origin
-            except BaseException:  # the user, or whoever stores the records, stops the fit
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.server.close()
-                raise
-
-    def _outcome(self, case: Case, may_begin: Callable[[], bool]) -> Outcome | None:
-        if not may_begin():
-            return None
-        self.progress.started(case)
-        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
-            session.said = partial(self.progress.said, case)
-            return session.memory()
-
-
-def _on_nodes(nodes: ClusterCases, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
-    with closing(nodes.outcomes(cases, may_begin)) as found:
-        for case, outcome in found:
-            yield case, outcome, nodes.origins.pop(case)
 
 
 class Simulations:
@@ -129,7 +81,7 @@ class Simulations:
 
 @contextmanager
 def simulator(
-    cluster: Cluster | None,
+    machines: Machines | None,
     *,
     jobs: int,
     timeout_seconds: float | None,
@@ -137,18 +89,14 @@ def simulator(
     progress: Progress,
     libraries: Iterable[str] = (),
 ) -> Iterator[Simulator]:
-    """Hold what simulates cases for as long as a search runs: nodes of a cluster, or processes of this machine.
+    """Hold what simulates cases for as long as a search runs: ``machines``, or processes of this one.
 
     ``libraries`` are imported once, if they can be, and not in the process of each case.
 
     Raises:
-        UsageError: The cluster cannot be reached.
+        UsageError: The machines cannot be reached.
     """
     preload = (*PRELOAD, *sorted(libraries))
-    if cluster is None:
-        with ForkServer(BENCH, preload) as server:
-            yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress).outcomes
-    else:
-        work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=preload, is_ahead=False)
-        with connected(cluster, command, work) as nodes:
-            yield partial(_on_nodes, nodes)
+    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=BENCH, preload=preload)
+    with (machines or ThisMachine()).start(work) as executor:
+        yield partial(outcomes, executor, work)

@@ -12,12 +12,11 @@ from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
-from actbench.measuring import inspection, meters, ranks
+from actbench.measuring import inspection, meters
 from actbench.measuring.failures import failure_of as failure_of
-from actbench.measuring.gradients import Gradients, gradients_of, mean, relative_error_and_cosine, whole
-from actbench.measuring.ranks import is_of_others as is_of_others
-from actbench.measuring.ranks import join as join
+from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.simulatedsearch import Tried, largest_batch
+from actbench.measuring.world import ALONE, World, batch_seed, left_after
 from actbench.nn.saved.waiting import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, Measurement, Mesh
@@ -35,6 +34,8 @@ schemes.names()  # imports all schemes before processes are forked, each of whic
 class Session:
     """One case measured in this process; ``timeline`` adds its memory over the step.
 
+    ``world`` is the processes that measure it together, of which this is one.
+
     Attributes:
         tried: Told of each trial of a simulated search for the largest batch.
         said: Told of what the user should know.
@@ -45,9 +46,9 @@ class Session:
 
     _inspects: ClassVar[bool] = True
 
-    def __init__(self, case: Case, *, timeline: bool = False) -> None:
+    def __init__(self, case: Case, *, timeline: bool = False, world: World = ALONE) -> None:
         self.case = case
-        self._wants_timeline = timeline
+        self._wants_timeline, self._world = timeline, world
         self.tried: Tried = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
         self.scheme = schemes.build(case.scheme)
@@ -56,8 +57,8 @@ class Session:
         if limits and limits.untraceable and not self.meter.materialize:
             why = f"{limits.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
-        self._mesh = ranks.mesh(self.scheme, self.meter)
-        self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
+        self._mesh = world.mesh(self.scheme, self.meter)
+        self._batch_seed = batch_seed(case.seed, self._mesh)
         self.workload = workloads.load(case)
         self._warm = False
         self._step: TrainStep | None = None
@@ -70,7 +71,7 @@ class Session:
         changing, self._others = at_parameters(self.scheme)
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self._exact_gradient = mean(self._exact_gradient, start.module, self._mesh)
+        self._exact_gradient = world.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else at_placement(self._others)
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -89,7 +90,7 @@ class Session:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
-        with ranks.settled(self._mesh):
+        with self._world.settled():
             reading = self._read(step, watch)
         searched = None
         if self.case.find_largest_batch and isinstance(self.meter, meters.SimulatedMeter):
@@ -120,7 +121,7 @@ class Session:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
-        together = ranks.starts(self._mesh)
+        together = self._world.starts(self._mesh)
         if self._step is None:
             self._step = self._new_step(self.case.batch_size)
         if not self._warm:
@@ -188,11 +189,11 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
-        alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
+        alone = not self._world.are_real  # else the others wait for the step to go on
         found = None
         if exact is not None:
             found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
-            found = whole(found, self.setup.module, self._mesh)
+            found = self._world.whole(found, self.setup.module)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -235,7 +236,7 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
-@ranks.left_after()
+@left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: first bytes, then time in a separate pass.
 
@@ -259,7 +260,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
-@ranks.left_after()
+@left_after()
 def snapshot(case: Case) -> bytes:
     """Return a snapshot of a step of a case for torch's memory visualiser (pytorch.org/memory_viz), as a pickle.
 
@@ -271,7 +272,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
-@ranks.left_after()
+@left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -287,7 +288,7 @@ def itemize(case: Case) -> Ledger:
         setup = meter.adopt(setup)
     local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
     if local is not None and local.facet(Spread):
-        setup = replace(setup, processes=Processes(ranks.mesh(scheme, meter)))
+        setup = replace(setup, processes=Processes(ALONE.mesh(scheme, meter)))
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

@@ -1,6 +1,6 @@
-"""Which of the processes this is that ``torchrun``, ``accelerate launch`` or ``mpirun`` started together.
+"""Where processes that a launcher started together meet, and what ``accelerate launch`` was asked for.
 
-Launchers say it in the environment. Accelerate's own options there are followed or refused, never ignored.
+Accelerate's own options are followed or refused, never ignored.
 """
 
 from __future__ import annotations
@@ -9,41 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actbench.errors import UsageError
+from actbench.measuring.place import count, is_set, place
 from actbench.results.records import Data
 
-# Rank, number of processes, and rank on this machine, as each launcher calls them.
-_NAMES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-)
 _SHARING = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of this process among those that were started together.
-
-    Attributes:
-        rank: From 0, over all machines; of ``size`` processes.
-        local_rank: From 0, on this machine; the GPU of this process.
-        cpu: Whether GPUs are not used.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    cpu: bool = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one that prints and writes."""
-        return self.rank == 0
 
 
 @dataclass(frozen=True)
@@ -79,25 +52,6 @@ class Meeting(Data):
     local_rank: int
 
 
-def place(environment: Mapping[str, str]) -> Place:
-    """Return the place of this process, by its environment variables; a process that was started alone is the first.
-
-    Raises:
-        UsageError: The variables are no numbers, or do not go together.
-    """
-    cpu = is_set(environment, "ACCELERATE_USE_CPU")
-    for rank, size, local_rank in _NAMES:
-        if environment.get(size) and environment.get(rank):
-            local = local_rank if environment.get(local_rank) else rank
-            found = Place(_count(environment, rank), _count(environment, size), _count(environment, local), cpu=cpu)
-            if found.rank >= found.size:
-                raise UsageError(
-                    f"{rank}={found.rank} and {size}={found.size}: ranks are counted from 0 below the size"
-                )
-            return found
-    return Place(cpu=cpu)
-
-
 def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
     """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
     found = place(environment)
@@ -109,14 +63,9 @@ def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
         )
 
 
-def is_first(environment: Mapping[str, str]) -> bool:
-    """Return whether this process speaks for all, as far as the environment says."""
-    return place(environment).is_first
-
-
 def address(environment: Mapping[str, str]) -> Address:
     """Return where the launched processes meet, here if mpirun does not say; a UsageError if the port is no number."""
-    port = _count(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else 29500
+    port = count(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else 29500
     return Address(
         environment.get("MASTER_ADDR") or "127.0.0.1",
         port,
@@ -141,15 +90,3 @@ def compiler_asked(environment: Mapping[str, str]) -> str | None:
     """Return what accelerate was asked to compile the model by; None where it was not."""
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     return None if backend.lower() == "no" else backend
-
-
-def is_set(environment: Mapping[str, str], name: str) -> bool:
-    """Return whether a variable of accelerate's says yes."""
-    return environment.get(name, "false").lower() in ("1", "true", "yes", "y", "t", "on")
-
-
-def _count(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UsageError(f"the environment variable {name} is {text[:40]!r}, where launchers put a number; unset it")
-    return int(text)

@@ -1,37 +1,30 @@
-"""The processes that measure one case together, one of each rank; in a simulation this is the first of them."""
+"""The processes that measure one case together, one of each rank."""
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
+from actbench.axes import DATA
 from actbench.errors import MeasurementError
+from actbench.measuring.gradients import Gradients
 from actbench.measuring.launch import Meeting
-from actbench.measuring.meters import Meter
-from actbench.measuring.meters.base import at_once
-from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
-from actbench.results.records import Case
-from actbench.schemes.base import Scheme
-from actbench.schemes.facets import Spread
-
-_AXES: Final = (DATA, TENSOR)
-"""From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""
+from actbench.measuring.world import World
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
-_STRIDE: Final = 1_000_003
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
 _COLLECTIVES: Final = (
     "all_gather_into_tensor",
@@ -47,69 +40,60 @@ _MOST_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 1e-4
 
 
-def mesh(scheme: Scheme, meter: Meter) -> DeviceMesh | None:
-    """Return the processes that a scheme needs as a mesh, or None where it needs one alone.
+class Ranks(World):
+    """One of several processes that have joined torch's default process group."""
 
-    For a simulated meter they are those of torch's fake process group, in which collectives move nothing.
+    are_real = True
 
-    Raises:
-        MeasurementError: This process does not belong to a group of as many.
-    """
-    spread = scheme.facet(Spread)
-    if spread is None:
-        return None
-    axes = spread.axes
-    names = tuple(name for name in _AXES if name in axes)
-    sizes = tuple(axes[name] for name in names)
-    wanted = math.prod(sizes)
-    if meter.materialize:
-        _check(scheme, wanted)
-    else:
-        _pretend(scheme, wanted)
-    device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU
-    return init_device_mesh(device, sizes, mesh_dim_names=names)
+    def __init__(self) -> None:
+        self.size = distributed.get_world_size()
 
+    def settled(self) -> AbstractContextManager[None]:
+        """Return what is entered to read the memory of a step: see :func:`released_at_once`."""
+        return released_at_once()
 
-@contextmanager
-def left_after() -> Iterator[None]:
-    """Leave the group of a simulation at the end of the block, so that this process may join a real one."""
-    try:
-        yield
-    finally:
-        if distributed.is_initialized() and distributed.get_backend() == "fake":
-            distributed.destroy_process_group()
+    def starts(self, mesh: DeviceMesh | None) -> Callable[[], object]:
+        """Return what makes the ranks begin a step together."""
+        if mesh is None or mesh.device_type != "cuda":
+            return distributed.barrier
+        one = torch.zeros(1, device="cuda")
+        return lambda: distributed.all_reduce(one)  # the device waits for the others, the host does not
 
+    def mean(self, gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
+        """Return the mean over the ranks with batches of their own, by name, in host memory; see the base class."""
+        if not _have_all(gradients is not None) or gradients is None:
+            return None
+        found: dict[str, Tensor] = {}
+        for name, gradient in _named(gradients, module):
+            total = gradient.detach().cpu().clone()
+            if mesh is not None and DATA in (mesh.mesh_dim_names or ()):
+                group = mesh.get_group(DATA)
+                distributed.all_reduce(total, group=group)
+                total /= group.size()
+            found[name] = total
+        return found
 
-def _check(scheme: Scheme, wanted: int) -> None:
-    found = distributed.get_world_size() if distributed.is_initialized() else 1
-    if found != wanted or not distributed.is_initialized():
-        raise MeasurementError(
-            f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there is {found}: start "
-            f"'torchrun --nproc-per-node {wanted} -m actbench …', or take --meter simulated, which needs one"
-        )
-
-
-def _pretend(scheme: Scheme, wanted: int) -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if distributed.is_initialized():
-        if distributed.get_backend() != "fake":
-            raise MeasurementError(
-                f"scheme {scheme.spec!r} cannot be simulated in a process that belongs to a real process group "
-                f"({distributed.get_backend()}): simulate it in a process of its own"
-            )
-        distributed.destroy_process_group()
-    distributed.init_process_group("fake", rank=0, world_size=wanted, store=FakeStore())
+    def whole(self, gradients: Gradients | None, module: nn.Module) -> Gradients | None:
+        """Return gradients of which each rank may hold a part as whole ones, by name, in host memory."""
+        if gradients is None:
+            return None
+        return {
+            name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
+            for name, gradient in _named(gradients, module)
+        }
 
 
-def join(meeting: Meeting, case: Case) -> None:
+def join(text: str, meter: str) -> Ranks:
     """Join the processes that measure a case together, over NCCL on GPUs and gloo elsewhere.
+
+    ``text`` is a :class:`~actbench.measuring.launch.Meeting` in JSON.
 
     Raises:
         MeasurementError: This process has no GPU of its own.
     """
+    meeting = Meeting.model_validate_json(text)
     backend = "gloo"
-    if case.meter == "cuda":
+    if meter == "cuda":
         take_gpu(meeting.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     os.environ.update(RANK=str(meeting.rank), WORLD_SIZE=str(meeting.size), LOCAL_RANK=str(meeting.local_rank))
@@ -117,6 +101,7 @@ def join(meeting: Meeting, case: Case) -> None:
     distributed.init_process_group(
         backend, store=PrefixStore(meeting.name, store), rank=meeting.rank, world_size=meeting.size, timeout=_WAITING
     )
+    return Ranks()
 
 
 def take_gpu(local_rank: int) -> None:
@@ -135,31 +120,6 @@ def is_of_others(error: BaseException) -> bool:
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
-
-
-def are_real(mesh: DeviceMesh | None) -> bool:
-    """Return whether several processes measure the case, rather than one that stands for them."""
-    return mesh is not None and distributed.get_backend() != "fake"
-
-
-def settled(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
-    """Return what is entered to read the memory of a step in which ranks talk to each other."""
-    return released_at_once() if mesh is not None and are_real(mesh) else nullcontext()
-
-
-def starts(mesh: DeviceMesh | None) -> Callable[[], object]:
-    """Return what makes the ranks begin a step together; nothing where there is one."""
-    if mesh is None or not are_real(mesh):
-        return at_once
-    if mesh.device_type != "cuda":
-        return distributed.barrier
-    one = torch.zeros(1, device="cuda")
-    return lambda: distributed.all_reduce(one)  # the device waits for the others, the host does not
-
-
-def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
-    """Return the seed of this rank's batch: ranks along ``dp`` have one each, those along ``tp`` share one."""
-    return seed + _STRIDE * rank_along(mesh, DATA)
 
 
 @contextmanager
@@ -219,3 +179,16 @@ def _state(task: Path) -> str:
     except OSError:
         return ""
     return rest.partition(")")[2].strip()[:1]
+
+
+def _have_all(here: bool) -> bool:
+    missing = torch.tensor(0 if here else 1)
+    distributed.all_reduce(missing)
+    return not missing.item()
+
+
+def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield gradients by the names of their parameters, in an order that all ranks share."""
+    for name, parameter in module.named_parameters():
+        if parameter in gradients:
+            yield name, gradients[parameter]

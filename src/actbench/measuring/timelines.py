@@ -7,8 +7,6 @@ from pathlib import Path
 
 from actbench.measuring import bench
 from actbench.measuring.bench import failure_of as failure_of
-from actbench.measuring.ranks import is_of_others as is_of_others
-from actbench.measuring.ranks import join as join
 from actbench.results.records import Case, Data
 
 Session = partial(bench.Session, timeline=True)

@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch.distributed.device_mesh import DeviceMesh
 
+from actbench.axes import DATA
 from actbench.errors import ConversionError
-from actbench.nn.parallel.mesh import DATA, mesh_along
+from actbench.nn.parallel.mesh import mesh_along
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
 from actbench.schemes.base import DATA_PARALLEL, PLACEMENT, Change, Scheme, refuse_untrained

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
+from actbench.axes import DATA, TENSOR, rank_along
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check, share_layers

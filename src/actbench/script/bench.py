@@ -12,8 +12,6 @@ from actbench import schemes
 from actbench.errors import MeasurementError
 from actbench.measuring import failures
 from actbench.measuring.meters import profiles
-from actbench.measuring.ranks import is_of_others as is_of_others
-from actbench.measuring.ranks import join as join
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure, Script

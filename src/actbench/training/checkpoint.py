@@ -209,22 +209,6 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, command: str) -> None:
-        """Remove a checkpoint unless the run of the command named so wrote it.
-
-        Raises:
-            StoreError: It cannot be removed, or the folder cannot be made.
-        """
-        begun = self.path / "begun-by"
-        try:
-            if begun.exists() and begun.read_text() == command:
-                return
-            self.remove()
-            self.path.mkdir(parents=True)
-            begun.write_text(command)
-        except OSError as error:
-            raise StoreError(f"{self.path}: the run cannot begin anew: {error}; make room there") from error
-
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Replace the checkpoint; after a StoreError, when it cannot be written, the one before is still there."""
         try:

@@ -1,7 +1,4 @@
-"""A whole comparison of training runs as one call: check the recipe, train what is not done yet, write the tables.
-
-On a node of a cluster, the process of a run calls :func:`train_here` alone.
-"""
+"""A whole comparison of training runs as one call: check the recipe, train what is not done yet, write the tables."""
 
 from __future__ import annotations
 
@@ -22,14 +19,12 @@ from actbench.experiments.runner.progress import Progress
 from actbench.measuring import bench
 from actbench.measuring.meters import cuda
 from actbench.results.contents import Contents
-from actbench.results.linefile import locked
 from actbench.results.machine import provenance
 from actbench.results.records import Failure
-from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
+from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.tables.training import TRAINED
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
-from actbench.training.noderun import PlacedRun
 from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 
 CHECKPOINT_SECONDS = 30.0
@@ -37,27 +32,23 @@ LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, the tracebacks of runs that failed."""
 
 
-def plan(
-    recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS, *, elsewhere: DeviceName | None = None
-) -> tuple[Planned[TrainingCase], ...]:
+def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> tuple[Planned[TrainingCase], ...]:
     """Return the runs of a recipe, every name checked and the schemes in canonical form.
-
-    ``elsewhere`` is what the device ``auto`` stands for where other machines train; this one needs no device then.
 
     Raises:
         UsageError: A model, data set or scheme does not exist, or they do not go together.
         MeasurementError: The device is not there.
     """
     together = {"processes": group.size, "strategy": group.launch.strategy}
-    written = recipe.runs(elsewhere or group.device)
-    if elsewhere is None and any(run.case.device == "cuda" for run in written):
+    written = recipe.runs(group.device)
+    if any(run.case.device == "cuda" for run in written):
         cuda.check("--device", "cpu")
     planned = tuple(
         replace(run, case=run.case.model_copy(update={"scheme": schemes.build(run.case.scheme).spec, **together}))
         for run in written
     )
     check_distinct(recipe.name, written, planned)
-    checked = {"scheme": "exact", "seed": 0, **({} if elsewhere is None else {"device": "cpu"})}
+    checked = {"scheme": "exact", "seed": 0}
     for case in dict.fromkeys(run.case.model_copy(update=checked) for run in planned):
         with boundary(f"model {case.model!r} cannot be trained"):
             TrainingLoop(case, group).check()
@@ -179,25 +170,3 @@ def _run_name(case: TrainingCase) -> str:
 def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:
     with boundary(f"model {case.model!r} cannot be built with {case.scheme}"):
         return TrainingLoop(case, group)
-
-
-def train_here(text: str) -> str:
-    """Train a :class:`~actbench.training.noderun.PlacedRun` in this process and return what came of it, both in JSON.
-
-    The run goes on from its last checkpoint, if there is one, and it is not to begin anew.
-
-    Raises:
-        StoreError: The checkpoint is broken, or cannot be written.
-    """
-    asked = PlacedRun.model_validate_json(text)
-    with ExitStack() as held:
-        name = _run_name(asked.case)
-        try:
-            held.enter_context(locked(Path(f"{asked.folder}-{name}")))
-        except StoreError as error:  # a task that was taken for lost goes on with it, or the folder cannot be written
-            return Failure(reason="unavailable", message=f"its checkpoints: {error}").model_dump_json()
-        if asked.anew is not None:
-            CheckpointFolder(Path(asked.folder) / name).begin(asked.anew)
-        training = Training(Path(asked.folder), False, asked.checkpoint_seconds, Progress())
-        ((_, outcome),) = training.outcomes([asked.case])
-    return outcome.model_dump_json()

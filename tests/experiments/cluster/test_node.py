@@ -91,3 +91,42 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path, monkeypatch: pytes
 
     with pytest.raises(MeasurementError, match=r"cannot make the folder .*let XDG_CACHE_HOME name one"):
         prepared(FILES)
+
+
+def test_a_node_with_another_actbench_refuses() -> None:
+    request = node.Request(cases=(), timeout_seconds=None)
+    shared = node.Shared(files={}, sources="other")
+
+    with pytest.raises(MeasurementError, match=r"another actbench .* install the same on all nodes"):
+        node.measure(request.model_dump_json(), shared.model_dump_json())
+
+
+def test_another_gpu_or_folder_or_number_of_threads_gets_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of Ray's does tasks that see different devices, and its server has the environment that it began in."""
+    made: list[str] = []
+
+    class Server:
+        def __init__(self, bench: str, preload: tuple[str, ...]) -> None:
+            self.name = bench
+            made.append(f"begin {bench}")
+
+        def close(self) -> None:
+            made.append(f"end {self.name}")
+
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(node, "ForkServer", Server)
+    serving = node._Serving()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    first = serving.server("a", ())
+    assert serving.server("a", ()) is first
+    for name, value in (("CUDA_VISIBLE_DEVICES", "1"), ("OMP_NUM_THREADS", "8")):
+        monkeypatch.setenv(name, value)
+        assert serving.server("a", ()) is not first
+    monkeypatch.chdir(tmp_path / "other")  # other files have come
+    assert serving.server("a", ()) is not first
+    assert serving.server("b", ()).name == "b"
+
+    assert made == ["begin a", *["end a", "begin a"] * 3, "end a", "begin b"]

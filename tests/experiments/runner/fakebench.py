@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from actbench import longsteps
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
+from actbench.measuring.launch import Meeting
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 
@@ -36,8 +37,8 @@ open(sys.argv[1], "w").write(" ".join(numbers))
 BASE_BYTES, SAMPLE_BYTES = 1000, 10
 
 
-def join(meeting, case: Case) -> None:
-    os.environ["FAKE_RANK"] = str(meeting.rank)
+def join(text: str, meter: str) -> None:
+    os.environ["FAKE_RANK"] = str(Meeting.model_validate_json(text).rank)
 
 
 def is_of_others(error: BaseException) -> bool:
@@ -45,7 +46,7 @@ def is_of_others(error: BaseException) -> bool:
 
 
 class Session:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, processes: None = None) -> None:
         self.case = case
         self.log = Path(case.model)
         first, _, second = case.scheme.partition("+then+")
@@ -197,7 +198,7 @@ class Session:
 
 
 class Trial(Session):
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, processes: None = None) -> None:
         super().__init__(case)
         self._write("trial")
 

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any
 
 import actbench
 from actbench.caches import user_cache
 from actbench.errors import MeasurementError, UsageError
+from actbench.experiments.runner.executor import BENCH, PRELOAD, Work
+from actbench.experiments.runner.local import LocalExecutor
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
+from actbench.experiments.runner.runner import outcomes
 from actbench.paths import MOST_BYTES, read_bytes, write_whole
-from actbench.results.machine import machine, provenance, versions
+from actbench.results.machine import machine, versions
 from actbench.results.measured import Outcome
-from actbench.results.records import Case, Data, Machine, Versions
-from actbench.results.runs import TrainingCase
+from actbench.results.records import Case, Data, Failure, Machine, Versions
 from actbench.results.sources import sources
 
 
 class Shared(Data):
-    """What all requests of an experiment have in common.
+    """What requests have in common.
 
     Attributes:
         files: The text of each file that cases name, by its path from the current folder of who asks.
@@ -55,18 +54,21 @@ class Request(Data):
     preload: tuple[str, ...] = PRELOAD
 
 
-class Reply(Data):
-    """Where something was done; ``node`` is Ray's name of the node."""
+class Here(Data):
+    """Where a task runs."""
 
     machine: Machine
     versions: Versions
-    node: str
 
 
-class CasesReply(Reply):
-    """What came of each case, in any order."""
+class CasesReply(Here):
+    """What came of each case, in any order, and where."""
 
     outcomes: tuple[tuple[Case, Outcome], ...]
+
+
+class CrashedError(Exception):
+    """A case ended its process, so that another try may do better; the argument is the reply, in JSON."""
 
 
 def measure(text: str, shared: str) -> str:
@@ -75,16 +77,26 @@ def measure(text: str, shared: str) -> str:
     All are JSON.
 
     Raises:
+        CrashedError: A case ended its process.
         MeasurementError: This node has another actbench, or the processes of cases cannot be started.
     """
     prepare(shared)
     request = Request.model_validate_json(text)
-    where = here()
-    with serving(request.bench, request.preload) as server:
-        known = request.known_exact
-        sweep = Sweep(server, where.machine, lambda case: known, 1, request.timeout_seconds, Progress())
-        outcomes = tuple(dict(sweep.outcomes(request.cases)).items())  # of each case the last
-    return CasesReply(outcomes=outcomes, **dict(where)).model_dump_json()
+    where = dict(here())
+    work = Work(
+        Progress(),
+        command="",
+        timeout_seconds=request.timeout_seconds,
+        bench=request.bench,
+        preload=request.preload,
+        done=lambda case: request.known_exact,
+    )
+    with serving(request.bench, request.preload) as server, LocalExecutor(work, origin=where, server=server) as local:
+        found = {case: outcome for case, outcome, _ in outcomes(local, work, request.cases)}  # of each case the last
+    reply = CasesReply(outcomes=tuple(found.items()), **where).model_dump_json()
+    if any(isinstance(outcome, Failure) and outcome.reason == "crash" for outcome in found.values()):
+        raise CrashedError(reply)
+    return reply
 
 
 @functools.lru_cache(maxsize=1)  # the same for all tasks of an experiment
@@ -104,15 +116,14 @@ def prepare(text: str) -> None:
     _place(shared.files)
 
 
-def here() -> Reply:
+def here() -> Here:
     """Return where this task runs; a worker of Ray's sees other GPUs in each task."""
     return _here(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @functools.cache
-def _here(visible: str | None) -> Reply:
-    ray: Any = importlib.import_module("ray")
-    return Reply(machine=machine(), versions=versions(), node=str(ray.get_runtime_context().get_node_id()))
+def _here(visible: str | None) -> Here:
+    return Here(machine=machine(), versions=versions())
 
 
 class _Serving:
@@ -125,12 +136,13 @@ class _Serving:
         self._key: tuple[Any, ...] | None = None
         self._server: ForkServer | None = None
 
-    def server(self, bench: str, preload: tuple[str, ...], kind: Literal["case", "task"]) -> ForkServer:
+    def server(self, bench: str, preload: tuple[str, ...]) -> ForkServer:
         """Return a server, the last one where that will do."""
-        key = (bench, preload, kind, *map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")))
+        seen = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
+        key = (bench, preload, os.getcwd(), *seen)
         if self._server is None or key != self._key:
             self.close()
-            self._key, self._server = key, ForkServer(bench, preload, kind)
+            self._key, self._server = key, ForkServer(bench, preload)
         return self._server
 
     def close(self) -> None:
@@ -141,13 +153,11 @@ class _Serving:
 
 
 @contextmanager
-def serving(
-    bench: str, preload: tuple[str, ...] = PRELOAD, kind: Literal["case", "task"] = "case"
-) -> Iterator[ForkServer]:
+def serving(bench: str, preload: tuple[str, ...] = PRELOAD) -> Iterator[ForkServer]:
     """Give this worker's server; after a MeasurementError, such as that it is gone, the next is another."""
     held = _held()
     try:
-        yield held.server(bench, preload, kind)
+        yield held.server(bench, preload)
     except MeasurementError:
         held.close()
         raise
@@ -189,16 +199,12 @@ def _put(file: Path, content: bytes) -> None:
     write_whole(file, content)
 
 
-def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
-    """Return what all requests of these cases share, as :class:`~actbench.experiments.cluster.node.Shared` in JSON.
-
-    Raises:
-        UsageError: As of :func:`files_of`.
-    """
-    return Shared(files=files_of(cases), sources=sources()).model_dump_json()
+def shared_of(files: Mapping[str, str]) -> str:
+    """Return what all requests share, as a :class:`Shared` in JSON; ``files`` are as of :func:`files_of`."""
+    return Shared(files=dict(files), sources=sources()).model_dump_json()
 
 
-def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:
+def files_of(cases: Iterable[Case]) -> dict[str, str]:
     """Return the text of each ``.py`` and ``.toml`` file that models, schemes or device profiles name, by its path.
 
     A path that begins at the root, or with ``~``, is left to the nodes, which may share a file system.
@@ -206,7 +212,7 @@ def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:
     Raises:
         UsageError: A file is above the current folder, is not text, or has more than 1 MiB.
     """
-    told = dict.fromkeys((case.model, case.scheme, getattr(case, "device_profile", None)) for case in cases)
+    told = dict.fromkeys((case.model, case.scheme, case.device_profile) for case in cases)
     names = dict.fromkeys(name for each in told for name in _named(*each))
     ours = (name for name in names if not os.path.isabs(name) and not name.startswith("~"))
     return {name: _text(name) for name in ours if Path(name).is_file()}  # the node says of others that they are missing
@@ -234,30 +240,3 @@ def _text(name: str) -> str:
         raise UsageError(f"--cluster: {name} does not travel to the nodes: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--cluster: {name} is no text ({error.reason}), and does not travel to the nodes") from None
-
-
-CaseT = TypeVar("CaseT", bound=Data)
-
-
-@dataclass
-class Origins(Generic[CaseT]):
-    """Machine, versions and command of the records of cases that ended and were not stored yet.
-
-    All records of a node share one description of it.
-    """
-
-    command: str
-    _of: dict[CaseT, Mapping[str, Any]] = field(default_factory=dict)
-    _shared: dict[tuple[Any, ...], Mapping[str, Any]] = field(default_factory=dict)
-
-    def note(self, cases: Iterable[CaseT], reply: Reply | None) -> None:
-        """Note where cases ended; None where a node was lost with them: this machine says so."""
-        key = () if reply is None else (reply.machine, reply.versions)
-        if key not in self._shared:
-            said = provenance(self.command) if reply is None else {"machine": reply.machine, "versions": reply.versions}
-            self._shared[key] = {**said, "command": self.command}
-        self._of.update(dict.fromkeys(cases, self._shared[key]))
-
-    def pop(self, case: CaseT) -> Mapping[str, Any]:
-        """Return the provenance fields of a case's record, and forget the case."""
-        return self._of.pop(case)

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from actbench.errors import MeasurementError, first_line
 from actbench.experiments.ranks.follower import Hello
-from actbench.experiments.ranks.team import Link, Team
+from actbench.experiments.ranks.team import JOINS, Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
 from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
-from actbench.measuring.launch import Address, Place
+from actbench.measuring.launch import Address
+from actbench.measuring.place import Place
 from actbench.results.sources import sources
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 6
 
 
 @contextmanager
-def leading(place: Place, address: Address) -> Iterator[Team]:
+def leading(place: Place, address: Address, joins: str = JOINS) -> Iterator[Team]:
     """Wait until all other processes have come, and have them inside the block; they end with it.
+
+    ``joins`` is as of :class:`~actbench.experiments.ranks.team.Team`.
 
     Raises:
         MeasurementError: The store cannot be reached or served, a process does not come, or has other
@@ -47,7 +50,7 @@ def leading(place: Place, address: Address) -> Iterator[Team]:
         opened.callback(_close, links)
         _gather(listener, token, place.size, links)
         _check(links)
-        yield Team(place, address, sorted(links, key=lambda link: link.hello.rank))
+        yield Team(place, address, sorted(links, key=lambda link: link.hello.rank), joins)
     del store  # served until here
 
 

@@ -1,7 +1,4 @@
-"""The processes that measure a case: one here, or one of each of those that were launched together.
-
-The first of the launched processes measures a sweep with the help of the others.
-"""
+"""The executor of processes that were launched together: the first measures a sweep with the help of the others."""
 
 from __future__ import annotations
 
@@ -11,20 +8,21 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import wait
 
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.ranks.follower import NEWS, ORDERS, Ask, Begin, End, Ended, Hello, News, Open, Order, Told
-from actbench.experiments.runner.isolated import CaseSession, IsolatedSession
+from actbench.experiments.runner.executor import Work
+from actbench.experiments.runner.isolated import CaseSession
+from actbench.experiments.runner.local import LocalExecutor
 from actbench.experiments.runner.member import LocalMember, Member, Question, Report
 from actbench.experiments.runner.processes import ForkServer, deadline_after, left_until
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError
-from actbench.measuring.launch import Address, Meeting, Place
-from actbench.results.records import Case, Failure
+from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError, Joining
+from actbench.measuring.launch import Address, Meeting
+from actbench.measuring.place import Place
+from actbench.results.records import Case
 
+JOINS = "actbench.measuring.ranks"
 _ENDING_SECONDS = 120.0
 _INTERRUPTING_SECONDS = 1.0
 
@@ -114,20 +112,44 @@ class RemoteMember:
 
 
 class Team:
-    """All launched processes, as the first one has them; ``size`` is how many there are."""
+    """All launched processes, as the first one has them; ``size`` is how many there are.
 
-    def __init__(self, place: Place, address: Address, links: Sequence[Link]) -> None:
+    They are the :class:`~actbench.experiments.runner.executor.Machines` of schemes that spread a model. ``joins`` is
+    the module by which those of a case join each other; see
+    :class:`~actbench.experiments.runner.worker.Joining`.
+    """
+
+    def __init__(self, place: Place, address: Address, links: Sequence[Link], joins: str = JOINS) -> None:
         self.size = place.size
+        self.elsewhere = False
         self._place = place
         self._address = address
         self._links = links
+        self._joins = joins
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
-    def begin(self, bench: str, preload: Sequence[str]) -> None:
-        """Have the other processes start their fork servers."""
+    def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
+        """Raise a UsageError where no case of a plan is for several processes."""
+        spread = {needed(case) for case in cases if case.meter != "simulated" and needed(case) > 1}
+        if any(wanted <= self.size for wanted in spread):
+            return
+        if not spread:
+            raise UsageError(
+                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or "
+                f"add a scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
+            )
+        wanted = sorted(spread)
+        raise UsageError(
+            f"{self.size} processes were launched, and the schemes here need {' or '.join(map(str, wanted))}: start "
+            f"'torchrun --nproc-per-node {wanted[-1]} -m actbench …', or give them {self.size}"
+        )
+
+    def start(self, work: Work) -> RankExecutor:
+        """Have the other processes start their fork servers, and return the executor of all."""
         for link in self._links:
-            link.order(Begin(bench=bench, preload=tuple(preload)))
+            link.order(Begin(bench=work.bench, preload=tuple(work.preload)))
+        return RankExecutor(work, self)
 
     def open(
         self, server: ForkServer, case: Case, size: int, timeout_seconds: float | None, *, is_trial: bool = False
@@ -143,14 +165,14 @@ class Team:
         links = self._links[: size - 1]
         local_ranks = [self._place.local_rank, *(link.hello.local_rank for link in links)]
         requests = [
-            CaseRequest(case=case, is_trial=is_trial, meeting=self._meeting(number, rank, size, local_rank))
+            CaseRequest(case=case, is_trial=is_trial, joining=self._joining(number, rank, size, local_rank))
             for rank, local_rank in enumerate(local_ranks)
         ]
         members: list[Member] = [LocalMember(server), *(RemoteMember(link, number) for link in links)]
         return CaseSession(members, requests, timeout_seconds)
 
-    def _meeting(self, number: int, rank: int, size: int, local_rank: int) -> Meeting:
-        return Meeting(
+    def _joining(self, number: int, rank: int, size: int, local_rank: int) -> Joining:
+        meeting = Meeting(
             host=self._address.host,
             port=self._address.port,
             name=f"actbench/{self._name}/{number}",
@@ -158,88 +180,19 @@ class Team:
             size=size,
             local_rank=local_rank,
         )
+        return Joining(module=self._joins, text=meeting.model_dump_json())
 
 
-@dataclass(frozen=True)
-class Launched:
-    """The processes there are, and those that cases need.
+class RankExecutor(LocalExecutor):
+    """Starts a case in as many of the launched processes as it needs, and in one here where it needs one."""
 
-    Attributes:
-        team: All processes where several were launched together; None for this one alone.
-        needed: How many processes train together in a case.
-    """
+    def __init__(self, work: Work, team: Team) -> None:
+        self._team = team
+        self.size = team.size
+        super().__init__(work)
 
-    team: Team | None = None
-    needed: Callable[[Case], int] = lambda case: 1
-
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return 1 if self.team is None else self.team.size
-
-    def spreads(self, case: Case) -> bool:
-        """Whether several processes measure a case; a simulation needs one, whatever it stands for."""
-        return case.meter != "simulated" and self.needed(case) > 1
-
-    def misfit(self, case: Case) -> Failure | None:
-        """Return why a case cannot be measured: it needs more processes than there are; None where it can."""
-        wanted = self.needed(case)
-        if not self.spreads(case) or wanted <= self.size:
-            return None
-        found = "one was started" if self.size == 1 else f"{self.size} were launched"
-        return Failure(
-            reason="unavailable",
-            message=f"{case.scheme} trains in {wanted} processes, and {found}: start 'torchrun --nproc-per-node "
-            f"{wanted} -m actbench …', or take --meter simulated, which needs one",
-        )
-
-    def check(self, cases: list[Case]) -> None:
-        """Raise a UsageError where several processes were launched, and no case of a plan is for several of them."""
-        if self.size == 1 or any(self.spreads(case) and self.misfit(case) is None for case in cases):
-            return
-        wanted = sorted({self.needed(case) for case in cases if self.spreads(case)})
-        if not wanted:
-            raise UsageError(
-                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or "
-                f"add a scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
-            )
-        raise UsageError(
-            f"{self.size} processes were launched, and the schemes here need {' or '.join(map(str, wanted))}: start "
-            f"'torchrun --nproc-per-node {wanted[-1]} -m actbench …', or give them {self.size}"
-        )
-
-
-ALONE = Launched()
-"""This process alone, with cases that need one."""
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """Starts the processes of cases, which may work for so many seconds each.
-
-    ``gpu`` names the device of cases of one process in ``CUDA_VISIBLE_DEVICES``; None for the first that is visible.
-    ``progress`` is told of simulated steps that take long. ``printed`` is the folder for what unchanged scripts print.
-    """
-
-    server: ForkServer
-    timeout_seconds: float | None
-    launched: Launched = ALONE
-    gpu: str | None = None
-    progress: Progress = field(default_factory=Progress)
-    printed: str | None = None
-
-    def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
+    def open(self, case: Case, gpu: str | None, *, is_trial: bool) -> CaseSession:
         """Start what measures a case; a MeasurementError if a fork server or a launched process is gone."""
-        session = self._opened(case, is_trial)
-        session.said = partial(self.progress.said, case)
-        return session
-
-    def _opened(self, case: Case, is_trial: bool) -> CaseSession:
-        team = self.launched.team
-        if team is not None and self.launched.spreads(case):
-            return team.open(self.server, case, self.launched.needed(case), self.timeout_seconds, is_trial=is_trial)
-        is_shown = case.script is not None and case.scheme == "exact" and not is_trial
-        printed = self.printed if is_shown else None
-        return IsolatedSession(
-            self.server, case, self.timeout_seconds, is_trial=is_trial, gpu=self.gpu, printed=printed
-        )
+        if not self.spreads(case):
+            return super().open(case, gpu, is_trial=is_trial)
+        return self._team.open(self.server, case, self.work.needed(case), self.work.timeout_seconds, is_trial=is_trial)

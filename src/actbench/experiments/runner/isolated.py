@@ -9,28 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self
 
-from pydantic import ValidationError
-
-from actbench.experiments.runner.member import (
-    LocalMember,
-    Member,
-    Question,
-    Report,
-    failure_of_death,
-    failure_of_garbled,
-)
-from actbench.experiments.runner.processes import (
-    ForkServer,
-    NoAnswerError,
-    ProcessDiedError,
-    deadline_after,
-    left_until,
-)
+from actbench.experiments.runner.member import LocalMember, Member, Question, Report
+from actbench.experiments.runner.processes import ForkServer, NoAnswerError, deadline_after, left_until
 from actbench.experiments.runner.replies import AnyReply, Lost, Said, Seconds, Tried
-from actbench.experiments.runner.worker import CaseRequest, GarbledError
-from actbench.results.machine import memory_kills
+from actbench.experiments.runner.worker import CaseRequest
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import format_seconds
@@ -38,112 +22,35 @@ from actbench.units import format_seconds
 LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, what the processes of failed cases wrote: their tracebacks."""
 
-T = TypeVar("T")
-
 _GRACE_SECONDS = 10.0
 """How long the rank that others lost may take to say why it ended."""
 
 
-class _Limited:
-    """Work in other processes, for so many seconds in all; waiting for its turn is not work.
-
-    ``timeout_seconds`` is None for no limit. ``died`` is whether a process ended without an answer. Leaving the context
-    by an error kills the processes, and else lets them end.
-    """
-
-    def __init__(self, what: str, timeout_seconds: float | None) -> None:
-        self._what, self._timeout_seconds = what, timeout_seconds
-        self._worked_seconds = 0.0
-        self.died = False
-
-    @contextmanager
-    def _working(self) -> Iterator[float | None]:
-        """Count the seconds of the block as work, and give those that it may take."""
-        started = time.monotonic()
-        try:
-            yield None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
-        finally:
-            self._worked_seconds += time.monotonic() - started
-
-    def _timed_out(self, doing: str) -> Failure:
-        limit = format_seconds(self._timeout_seconds or 0)
-        return Failure(
-            reason="timeout",
-            message=f"the {self._what} worked for longer than --timeout {limit} and was stopped while {doing}; "
-            "allow more",
-        )
-
-    def close(self) -> None:
-        """Let the processes end."""
-        raise NotImplementedError
-
-    def _kill(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._kill()
-
-
-class IsolatedProcess(_Limited):
-    """A process that answers requests, and whose death or delay is a failure.
-
-    ``what`` it works on, and ``again``, what has it tried again, are for messages.
-    """
-
-    def __init__(self, server: ForkServer, timeout_seconds: float | None, *, what: str, again: str) -> None:
-        super().__init__(what, timeout_seconds)
-        self._kills_before = memory_kills()
-        self._process = server.fork()
-        self._again = again
-
-    def ask(self, request: bytes, read: Callable[[bytes], T], doing: str) -> T | Failure:
-        """Send a request and return what ``read`` makes of the answer, or the failure of the process.
-
-        Raises:
-            MeasurementError: The fork server is gone, and this process with it.
-        """
-        try:
-            with self._working() as left:
-                return read(self._process.ask(request, left))
-        except ProcessDiedError as death:
-            self.died = True
-            return failure_of_death(death, self._kills_before, self._what, self._again)
-        except NoAnswerError:
-            self._kill()
-            return self._timed_out(doing)
-        except (GarbledError, ValidationError) as garbled:
-            self._kill()
-            return failure_of_garbled(garbled, self._what, doing)
-
-    def close(self) -> None:
-        """Let the process end."""
-        self._process.end()
-
-    def _kill(self) -> None:
-        self._process.kill()
-
-
-class CaseSession(_Limited):
+class CaseSession:
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    Where one of several fails, so does the case, and the others are killed. ``tried`` is told of each trial of a
-    simulated search for the largest batch, ``said`` of simulated steps that take long.
+    Where one of several fails, so does the case, and the others are killed. Leaving the context by an error kills the
+    processes, and else lets them end.
+
+    Args:
+        members: The processes, by rank.
+        requests: What each is to measure.
+        timeout_seconds: How long they may work in all, None for no limit; waiting for their turn is not work.
+
+    Attributes:
+        died: Whether a process ended without an answer.
+        tried: Told of each trial of a simulated search for the largest batch.
+        said: Told of simulated steps that take long.
     """
 
     def __init__(
         self, members: Sequence[Member], requests: Sequence[CaseRequest], timeout_seconds: float | None
     ) -> None:
-        super().__init__("case", timeout_seconds)
         self._members = members
         self._requests = requests
+        self._timeout_seconds = timeout_seconds
+        self._worked_seconds = 0.0
+        self.died = False
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
 
@@ -161,6 +68,15 @@ class CaseSession(_Limited):
             return replies
         return slowest([reply.steps for reply in replies if isinstance(reply, Seconds)])
 
+    @contextmanager
+    def _working(self) -> Iterator[float | None]:
+        """Count the seconds of the block as work, and give those that it may take."""
+        started = time.monotonic()
+        try:
+            yield None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
+        finally:
+            self._worked_seconds += time.monotonic() - started
+
     def _ask(self, questions: Sequence[Question]) -> list[AnyReply] | Failure:
         """Ask each process its question, and return their answers by rank, or the failure of one.
 
@@ -175,7 +91,12 @@ class CaseSession(_Limited):
                 return self._answers(deadline)
         except NoAnswerError:
             self._kill()
-            return self._timed_out(questions[0].doing)
+            limit = format_seconds(self._timeout_seconds or 0)
+            return Failure(
+                reason="timeout",
+                message=f"the case worked for longer than --timeout {limit} and was stopped while "
+                f"{questions[0].doing}; allow more",
+            )
 
     def _answers(self, deadline: float | None) -> list[AnyReply] | Failure:
         found: dict[int, AnyReply] = {}
@@ -228,6 +149,12 @@ class CaseSession(_Limited):
         self._kill()
         return failure.model_copy(update={"message": f"rank {rank} of {len(self._members)}: {failure.message}"})
 
+    def interrupt(self) -> None:
+        """Kill the process here, from another thread than the one that asks it: the case fails, the others with it."""
+        for member in self._members:
+            if isinstance(member, LocalMember):
+                member.interrupt()
+
     def close(self) -> None:
         """Let the processes end."""
         for member in self._members:
@@ -236,6 +163,24 @@ class CaseSession(_Limited):
     def _kill(self) -> None:
         for member in self._members:
             member.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._kill()
+
+
+class Open(Protocol):
+    """Starts what measures a case."""
+
+    def __call__(self, case: Case, *, is_trial: bool = False) -> CaseSession:
+        """Return the session; ``is_trial`` is as in :class:`~actbench.experiments.runner.worker.CaseRequest`."""
 
 
 class IsolatedSession(CaseSession):

@@ -114,11 +114,11 @@ class LocalMember:
             if reply.kind not in (self._question.answer, "failed", "lost", *NEWS):
                 raise GarbledError("the answer to another question")
         except ProcessDiedError as death:
-            failure = failure_of_death(death, self._kills_before, "case", "give --retry-failed")
+            failure = failure_of_death(death, self._kills_before)
             return Report(reply=failure, died=True)
         except (GarbledError, ValidationError) as garbled:
             self._process.kill()
-            failure = failure_of_garbled(garbled, "case", self._question.doing)
+            failure = failure_of_garbled(garbled, self._question.doing)
             return Report(reply=failure)
         return Report(reply=reply, written=self._process.written if reply.kind in ("failed", "lost") else "")
 
@@ -130,15 +130,17 @@ class LocalMember:
         """Kill the process."""
         self._process.kill()
 
+    def interrupt(self) -> None:
+        """Have the process killed, and wait for nothing."""
+        self._process.interrupt()
 
-def failure_of_death(death: ProcessDiedError, kills_before: int | None, what: str, again: str) -> Failure:
+
+def failure_of_death(death: ProcessDiedError, kills_before: int | None) -> Failure:
     """Return the failure of a process that ended without an answer.
 
     Args:
         death: How it ended.
         kills_before: How many processes the kernel had killed for memory when this one started; None if unknown.
-        what: It worked on, such as "case".
-        again: What has it tried again.
 
     Raises:
         MeasurementError: The fork server is gone, and the process with it.
@@ -149,17 +151,17 @@ def failure_of_death(death: ProcessDiedError, kills_before: int | None, what: st
     if death.code == -signal.SIGKILL and kills is not None and kills_before is not None and kills > kills_before:
         return Failure(
             reason="out-of-memory",
-            message=f"the kernel ended the process of the {what}, because memory had run out: try a smaller batch, or "
-            f"close other programs and {again}",
+            message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
+            "close other programs and give --retry-failed",
         )
-    return Failure(reason="crash", message=f"the process of the {what} {describe(death, f' and {again}')}")
+    return Failure(reason="crash", message=f"the process of the case {describe(death, ' and give --retry-failed')}")
 
 
-def failure_of_garbled(garbled: Exception, what: str, doing: str) -> Failure:
+def failure_of_garbled(garbled: Exception, doing: str) -> Failure:
     """Return the failure of a process that sent something else than an answer and was stopped."""
     found = garbled if isinstance(garbled, GarbledError) else "an answer that cannot be read"
     return Failure(
         reason="crash",
-        message=f"the process of the {what} sent {found}; does the model write into descriptors that are not its own? "
+        message=f"the process of the case sent {found}; does the model write into descriptors that are not its own? "
         f"The process was stopped while {doing}",
     )

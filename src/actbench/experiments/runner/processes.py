@@ -151,6 +151,12 @@ class Process:
             wait([self._monitor], _ENDING_SECONDS)
         self.kill()
 
+    def interrupt(self) -> None:
+        """Have the process and its descendants killed; another thread may wait for an answer, which learns of it."""
+        self._wake()
+        with suppress(OSError):  # it has ended
+            self._monitor.shutdown(socket.SHUT_WR)
+
     def kill(self) -> None:
         """Kill the process and all its descendants, and wait until it is gone.
 

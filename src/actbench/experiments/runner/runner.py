@@ -1,40 +1,24 @@
-"""Measuring the cases of a plan, each in a process of its own: simulated ones side by side, timed ones by device."""
+"""The loop of a sweep: what is left of a plan goes to an executor, and what comes of it into records."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event
-from typing import Generic, TypeVar
+from typing import Any, Final
 
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
-from actbench.experiments.ranks.team import ALONE, Launched, Sessions
 from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.executor import BENCH, PRELOAD, Cases, Executor, Handle, Machines, Place, Told, Work
+from actbench.experiments.runner.local import ThisMachine
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
-from actbench.experiments.runner.trials import Trials
-from actbench.results.machine import Gpu, available_memory_bytes, find_gpus, provenance
+from actbench.experiments.runner.timinggroup import timing_groups
 from actbench.results.measured import MeasuredRecord, Outcome
-from actbench.results.records import Case, Machine, MeterName
+from actbench.results.records import Case, MeterName
 
-BENCH = "actbench.measuring.bench"
-PRELOAD = (
-    "transformers.modeling_utils",
-    "transformers.modeling_layers",
-    "transformers.generation.utils",
-    "actbench.workloads.huggingface",
-    "actbench.workloads.torchvision",
-)
-"""What takes seconds to import and most models need.
-
-It is imported before any memory is limited: some of it waits for ever where it meets a limit.
-"""
+_LOOK_SECONDS: Final = 1.0  # after which an executor may have other places
 
 
 def run(
@@ -44,15 +28,15 @@ def run(
     recipe: str,
     command: str,
     jobs: int = 1,
-    gpus: Sequence[str | None] = (None,),
+    machines: Machines | None = None,
     timeout_seconds: float | None = None,
     force: bool = False,
     retry_failed: bool = False,
     progress: Progress | None = None,
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
-    launched: Launched = ALONE,
     printed: str | None = None,
+    needed: Callable[[Case], int] = lambda case: 1,
 ) -> Summary:
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
@@ -64,21 +48,22 @@ def run(
         plan: Cases in the order of the table; one that stands twice is measured once.
         store: Where records go.
         recipe: Name of the recipe, for the records.
-        command: What the user can type to have the same, for the records.
+        command: As of :class:`~actbench.experiments.runner.executor.Work`; likewise ``jobs``, ``timeout_seconds``,
+            ``bench``, ``preload``, ``printed`` and ``needed``.
         jobs: How many simulated cases run at a time.
-        gpus: Names in ``CUDA_VISIBLE_DEVICES`` of the GPUs, all of one kind, that measure side by side: cases that are
-            timed against each other stay on one. None is what is visible here.
-        timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
+        machines: Those that measure; this one unless given.
+        timeout_seconds: Time that one case may work.
         force: Whether to measure what is done as well.
         retry_failed: Whether to measure again what is done and failed.
         progress: Told what happens.
-        bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
-        preload: Modules that cases need, imported once.
-        launched: The processes that were launched together, of which this is the first, and how many a case needs.
-        printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
+        bench: Module that measures a case.
+        preload: Modules that cases need.
+        printed: The folder for what scripts print.
+        needed: How many processes train together in a case.
 
     Raises:
-        MeasurementError: The processes cannot be started at all.
+        MeasurementError: The processes cannot be started at all, or a machine is gone.
+        UsageError: The machines cannot be reached, or none has what a case needs.
         StoreError: A record cannot be stored.
         KeyboardInterrupt: The user stopped the sweep; what ended before is stored, and no process is left.
     """
@@ -86,16 +71,27 @@ def run(
     todo = pending(plan, store, progress, jobs=jobs, force=force, retry_failed=retry_failed)
     if not todo:
         return Summary(skipped=len({entry.case for entry in plan}))
-    origin = provenance(command)
-    if launched.team is not None:
-        launched.team.begin(bench, preload)
-    with ForkServer(bench, preload) as server:
-        measured = (lambda case: None) if force else partial(_measured, store)
-        sweep = Sweep(
-            server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched, measured, printed
-        )
-        with closing(sweep.outcomes(todo)) as outcomes:
-            return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
+    work = Work(
+        progress,
+        command,
+        cases=todo,
+        jobs=jobs,
+        timeout_seconds=timeout_seconds,
+        bench=bench,
+        preload=preload,
+        printed=printed,
+        done=store.done,
+        measured=(lambda case: None) if force else partial(_measured, store),
+        needed=needed,
+    )
+    origins: dict[Case, Mapping[str, Any]] = {}
+
+    def found(told: Iterator[Told]) -> Iterator[tuple[Case, Outcome]]:
+        for case, outcome, origins[case] in told:
+            yield case, outcome
+
+    with (machines or ThisMachine()).start(work) as executor, closing(outcomes(executor, work, todo)) as told:
+        return keep(found(told), MeasuredRecord, plan, store, progress, recipe=recipe, origin=origins.pop)
 
 
 def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Outcome | None:
@@ -104,165 +100,57 @@ def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Outcome | None:
     return record.outcome if isinstance(record, MeasuredRecord) and record.awaits_search else None
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Measures cases on this machine: simulated ones side by side, then timing groups one after the other on each GPU.
+def outcomes(
+    executor: Executor, work: Work, cases: Sequence[Case], may_begin: Callable[[], bool] = lambda: True
+) -> Generator[Told, None, None]:
+    """Yield each case with its outcome as soon as it ends, and before its search without its largest batch.
 
-    ``gpus``, ``launched`` and ``printed`` are as in :func:`run`; ``measured`` returns what is known of a case of which
-    the largest batch alone is to be found.
+    None begins once ``may_begin()`` is false. Whoever takes no more of them, and any error, stops all that is at work.
     """
-
-    server: ForkServer
-    here: Machine
-    done: Callable[[Case], bool]
-    jobs: int
-    timeout_seconds: float | None
-    progress: Progress
-    gpus: Sequence[str | None] = (None,)
-    launched: Launched = ALONE
-    measured: Callable[[Case], Outcome | None] = lambda case: None
-    printed: str | None = None
-
-    def _sessions(self, gpu: str | None = None) -> Sessions:
-        return Sessions(self.server, self.timeout_seconds, self.launched, gpu, self.progress, self.printed)
-
-    def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
-        """Yield each case with its outcome as soon as it ends, and before its search without its largest batch."""
-        misfits = {case: failure for case in cases if (failure := self.launched.misfit(case)) is not None}
-        for case, failure in misfits.items():
-            self.progress.started(case)
-            yield case, failure
-        yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        on_devices = [case for case in cases if case.meter != "simulated" and case not in misfits]
-        before = {case: known for case in on_devices if (known := self.measured(case)) is not None}
-        groups = timing_groups([case for case in on_devices if case not in before])
-        if len(self.gpus) > 1:  # what runs on the CPU has nothing beside it
-            on_gpus = [group for group in groups if group[0].meter == "cuda"]
-            groups = [group for group in groups if group[0].meter != "cuda"]
-            yield from side_by_side(self._measure, on_gpus, self.gpus, self.server.close)
-        for group in groups:
-            yield from self._measure(group, self.gpus[0])
-        for case, outcome in before.items():
-            yield case, self._with_largest_batch(case, outcome, self.gpus[0])
-
-    def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        with ThreadPoolExecutor(self.jobs) as pool:
-            futures = {pool.submit(self._simulate_one, case): case for case in cases}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            except BaseException:  # the user, or whoever stores the records, stops the sweep
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.server.close()
-                raise
-
-    def _simulate_one(self, case: Case) -> Outcome:
-        self.progress.started(case)
-        with self._sessions().open(case) as session:
-            session.tried = partial(self.progress.tried, case)
-            return session.memory()
-
-    def _measure(self, group: Sequence[Case], gpu: str | None) -> Iterator[tuple[Case, Outcome]]:
-        memory_bytes = self._memory_bytes(group[0].meter)
-        rounds = TimingGroup(self._sessions(gpu), memory_bytes or math.inf, self.progress)
-        exact = exact_of(group[0])
-        is_known = exact not in group and (self.done(exact) or self.measured(exact) is not None)
-        searched: list[tuple[Case, Outcome]] = []
-        for case, outcome in rounds.measure(group, exact if is_known else None):
-            if needs_search(case, outcome):
-                searched.append((case, outcome))
-            yield case, outcome
-        for case, outcome in searched:  # now that no other case is alive
-            yield case, self._with_largest_batch(case, outcome, gpu)
-
-    def _with_largest_batch(self, case: Case, outcome: Outcome, gpu: str | None) -> Outcome:
-        memory = self._memory_bytes(case.meter)
-        if memory is not None and case.meter == "cpu" and self.launched.spreads(case):
-            memory //= self.launched.needed(case)  # which share the machine
-        return Trials(self._sessions(gpu), memory, self.progress).add_largest_batch(case, outcome)
-
-    def _memory_bytes(self, meter: MeterName) -> int | None:
-        """Return the memory that a step may use now that no case is alive."""
-        return self.here.gpu_memory_bytes if meter == "cuda" else available_memory_bytes()
+    told: SimpleQueue[Told | Handle] = SimpleQueue()
+    at_work: dict[Handle, Place] = {}
+    try:
+        for meter, units in _units(work, cases):
+            waiting = deque(units)
+            while True:
+                while waiting and may_begin() and (place := _free(executor.places(meter), at_work)) is not None:
+                    handle = executor.submit(waiting.popleft(), place, told.put)
+                    at_work[handle] = place
+                    handle.future.add_done_callback(partial(_put, told, handle))
+                if not at_work:
+                    break
+                try:
+                    news = told.get(timeout=_LOOK_SECONDS)
+                except Empty:
+                    continue
+                if isinstance(news, Handle):
+                    del at_work[news]
+                    news.result()
+                else:
+                    yield news
+    except BaseException:
+        for handle in at_work:
+            handle.stop()
+        raise
 
 
-GroupT = TypeVar("GroupT")
-T = TypeVar("T")
+def _put(told: SimpleQueue[Told | Handle], ended: Handle, _: object) -> None:
+    told.put(ended)
 
 
-def chosen_gpus(jobs: int | None, progress: Progress) -> tuple[str | None, ...]:
-    """Return the names in ``CUDA_VISIBLE_DEVICES`` of the GPUs that measure: ``jobs`` of them, or else the first.
-
-    Only GPUs of the first one's kind count, since speeds of others cannot be compared with its. Where there is one GPU
-    or none, it is None: what is visible here.
-    """
-    found = find_gpus()
-    if len(found) < 2 or found[0].uuid is None:
-        return (None,)
-    alike = [gpu.uuid for gpu in found if _kind(gpu) == _kind(found[0]) and gpu.uuid is not None]
-    if jobs is not None and jobs > len(alike) and len(alike) < len(found):
-        progress.message(
-            f"{len(alike)} of {len(found)} GPUs measure, those that are {found[0].name}: speeds of different GPUs are "
-            "not compared; CUDA_VISIBLE_DEVICES chooses others"
-        )
-    return tuple(alike[: jobs or 1])
+def _free(places: Sequence[Place], at_work: Mapping[Handle, Place]) -> Place | None:
+    taken = set(at_work.values())
+    return next((place for place in places if place not in taken), None)
 
 
-def _kind(gpu: Gpu) -> tuple[str, int]:
-    return gpu.name, gpu.memory_bytes
-
-
-def side_by_side(
-    work: Callable[[GroupT, str | None], Iterator[T]],
-    groups: Sequence[GroupT],
-    gpus: Sequence[str | None],
-    stop: Callable[[], None],
-) -> Generator[T, None, None]:
-    """Yield what ``work(group, gpu)`` yields for each group, as it comes; a GPU does one group after the other.
-
-    Where ``work`` raises, or whoever takes the results stops, ``stop`` is called: it makes all work that goes on raise.
-    """
-    queue = _Queue(work, groups)
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        for gpu in gpus:
-            pool.submit(queue.serve, gpu)
-        try:
-            yield from queue.results(len(gpus))
-        except BaseException:
-            queue.stopped.set()
-            stop()
-            raise
-
-
-class _Queue(Generic[GroupT, T]):
-    """Groups that wait for a GPU, and what came of others."""
-
-    def __init__(self, work: Callable[[GroupT, str | None], Iterator[T]], groups: Sequence[GroupT]) -> None:
-        self._work = work
-        self._waiting: SimpleQueue[GroupT] = SimpleQueue()
-        for group in groups:
-            self._waiting.put(group)
-        self._told: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
-        self.stopped = Event()
-
-    def serve(self, gpu: str | None) -> None:
-        """Do groups on a GPU until none is left."""
-        try:
-            while not self.stopped.is_set():
-                for found in self._work(self._waiting.get_nowait(), gpu):
-                    self._told.put((found,))
-        except Empty:
-            self._told.put(None)
-        except BaseException as error:
-            self._told.put(error)
-
-    def results(self, at_work: int) -> Iterator[T]:
-        """Yield results until so many GPUs are done, and raise what one raised."""
-        while at_work:
-            told = self._told.get()
-            if told is None:
-                at_work -= 1
-            elif isinstance(told, BaseException):
-                raise told
-            else:
-                yield told[0]
+def _units(work: Work, cases: Sequence[Case]) -> Iterator[tuple[MeterName, Sequence[Cases]]]:
+    """Yield what belongs together, by meter: what is timed has no simulated case beside it, and the CPU nothing."""
+    yield "simulated", [(case,) for case in cases if case.meter == "simulated"]
+    timed = [case for case in cases if case.meter != "simulated"]
+    searched = [case for case in timed if work.measured(case) is not None]
+    groups = timing_groups([case for case in timed if case not in searched])
+    meters: tuple[MeterName, ...] = ("cuda", "cpu")
+    for meter in meters:
+        yield meter, [tuple(group) for group in groups if group[0].meter == meter]
+    for meter in meters:
+        yield meter, [(case,) for case in searched if case.meter == meter]

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from actbench.experiments.ranks.team import Sessions
-from actbench.experiments.runner.isolated import CaseSession
+from actbench.experiments.runner.isolated import CaseSession, Open
 from actbench.experiments.runner.progress import Progress
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
@@ -148,7 +147,7 @@ class _ExactModel:
 class TimingGroup:
     """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile."""
 
-    sessions: Sessions
+    open: Open
     memory_bytes: float
     progress: Progress
 
@@ -197,7 +196,7 @@ class TimingGroup:
                 yield from turns.pop_finished()
 
     def _begin(self, case: Case, held: ExitStack) -> Member:
-        session = held.enter_context(self.sessions.open(case))
+        session = held.enter_context(self.open(case))
         return Member(case, session, session.memory())
 
     def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:

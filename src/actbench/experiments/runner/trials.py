@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actbench.experiments.ranks.team import Sessions
+from actbench.experiments.runner.isolated import Open
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import search
 from actbench.results.measured import LARGEST_THAT_FITS, UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
@@ -20,7 +20,7 @@ class _UndecidedError(Exception):
 class Trials:
     """Finds largest batches on an idle device; ``memory_bytes`` limits a step whose case sets no limit."""
 
-    sessions: Sessions
+    open: Open
     memory_bytes: int | None
     progress: Progress
 
@@ -81,7 +81,7 @@ class Trials:
         return trial
 
     def _memory(self, case: Case) -> Measurement | Failure:
-        with self.sessions.open(case, is_trial=True) as session:
+        with self.open(case, is_trial=True) as session:
             return session.memory()
 
 

@@ -5,6 +5,7 @@ Foreign code may have got hold of the socket, so that what is no message is reco
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -15,12 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from actbench import errors, longsteps
 from actbench.experiments.runner.printed import printing_to
 from actbench.experiments.runner.replies import AnyReply, Lost, Said, Seconds, Tried
-from actbench.measuring.launch import Meeting
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure
@@ -116,37 +116,45 @@ class Session(Protocol):
         """Run one round of timed steps; the first call warms up before."""
 
 
+class Joining(Data):
+    """How the process of a case joins those that measure it together.
+
+    Attributes:
+        module: Its ``join(text, meter)`` returns what sessions take as ``processes``, and its ``is_of_others(error)``
+            says whether an error is that another of them is gone.
+        text: What that module needs to know.
+    """
+
+    module: str
+    text: str
+
+
 class CaseRequest(Data):
     """A case to measure.
 
     Attributes:
         is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
-        meeting: Where the processes of other ranks measure the same case; None for a case of one process.
+        joining: How it joins the other processes that measure the case; None for a case of one process.
         printed: The folder for what a script prints; see :mod:`actbench.experiments.runner.printed`. None for none.
     """
 
     case: Case
     is_trial: bool = False
     gpu: str | None = None
-    meeting: Meeting | None = None
+    joining: Joining | None = None
     printed: str | None = None
 
 
 class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
 
-    It may have a ``Trial`` beside its ``Session``, for trials.
-
-    Attributes:
-        join: Joins the processes of the other ranks.
-        is_of_others: Whether an error is that another rank is gone.
+    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``processes`` where several
+    measure it.
     """
 
-    Session: Callable[[Case], Session]
+    Session: Callable[..., Session]
     failure_of: Callable[[BaseException], Failure]
-    join: Callable[[Meeting, Case], None]
-    is_of_others: Callable[[BaseException], bool]
 
 
 def work(frames: Frames, bench: Bench) -> None:
@@ -163,13 +171,13 @@ def work(frames: Frames, bench: Bench) -> None:
     volunteer_for_the_oom_killer()
     if case.meter != "cuda":
         limit_memory()
+    ranks: Any = None if asked.joining is None else importlib.import_module(asked.joining.module)
     try:
-        if asked.meeting is not None:
-            bench.join(asked.meeting, case)
+        beside = {} if asked.joining is None else {"processes": ranks.join(asked.joining.text, case.meter)}
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
         with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
-            session = open_session(case)
+            session = open_session(case, **beside)
             session.said = say
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
@@ -179,7 +187,7 @@ def work(frames: Frames, bench: Bench) -> None:
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
         traceback.print_exc()
         failure = bench.failure_of(error)
-        lost = asked.meeting is not None and bench.is_of_others(error)
+        lost = ranks is not None and ranks.is_of_others(error)
         _answer(frames, Lost(message=failure.message) if lost else failure)
 
 
@@ -226,13 +234,11 @@ class TaskRequest(Data):
         function: Of the server's module, from text to text.
         text: Its argument.
         memory_bytes: Memory that it may take beside what is there; None for all that is free.
-        is_limited: Whether its memory is limited at all: CUDA cannot work within a limit.
     """
 
     function: str
     text: str
     memory_bytes: int | None = None
-    is_limited: bool = True
 
 
 class Raised(Data):
@@ -256,8 +262,7 @@ def work_task(frames: Frames, module: ModuleType) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
     asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
-    if asked.is_limited:
-        limit_memory(asked.memory_bytes)
+    limit_memory(asked.memory_bytes)
     try:
         answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer

@@ -7,18 +7,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actbench.errors import ConversionError
 
-DATA: str = "dp"
-"""The axis of a mesh along which processes have batches of their own."""
-
-TENSOR: str = "tp"
-"""The axis along which they share the layers of one batch."""
-
 
 def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) -> DeviceMesh:
     """Return the ``ranks`` processes along an axis, as a mesh of that axis alone.
 
     Args:
-        axis: :data:`DATA` or :data:`TENSOR`.
+        axis: One of :mod:`actbench.axes`.
         mesh: The processes of a setup, with such an axis; None for those of torch's default process group.
         module: The model; the mesh is of its device.
         ranks: How many there must be.
@@ -44,8 +38,3 @@ def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int
     if along.size() != ranks:
         raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {along.size()}")
     return along
-
-
-def rank_along(mesh: DeviceMesh | None, axis: str) -> int:
-    """Return the number of this process along an axis; 0 where there is no such axis."""
-    return 0 if mesh is None or axis not in (mesh.mesh_dim_names or ()) else mesh.get_local_rank(axis)
