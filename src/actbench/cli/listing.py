@@ -73,15 +73,14 @@ def recipes(
     Examples: actbench recipes · actbench recipes quickstart > mine.toml
     """
     from actbench.experiments import recipes
-    from actbench.experiments.recipes import runs
 
     if name is not None:
-        print(runs.source(name) if name in runs.names() else recipes.source(name), end="")
+        print((recipes.files_of(name) or recipes.Recipe.files).source(name), end="")
         return
     table = plain_table("recipe", "run by", "question")
-    for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
-        for shipped, title in titles.items():
-            table.add_row(shipped, verb, title)
+    for kind in recipes.KINDS:
+        for shipped in kind.names():
+            table.add_row(shipped, kind.verb, kind.title(shipped))
     console().print(table)
 
 

@@ -81,12 +81,12 @@ def report(
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
-    from actbench.results.kinds import read
     from actbench.results.render.formats import json_lines
+    from actbench.results.store import read_kind
 
     if exports.columns:
         raise UsageError(f"--columns is for measured cases, and {files[0]} holds other records: leave it out")
-    records, notices = read(kind, files)
+    records, notices = read_kind(files, kind.record)
     for notice in notices:
         remark(notice)
     shown = kind.tables(records, title)

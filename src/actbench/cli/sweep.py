@@ -273,9 +273,8 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
     from actbench.experiments import recipes
-    from actbench.experiments.recipes import runs
 
-    if target in (*recipes.names(), *runs.names()) or target.endswith(".toml"):
+    if recipes.files_of(target) is not None or target.endswith(".toml"):
         return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
             flags.workload, flags.measure, flags.schemes, cumulative=cumulative
         )

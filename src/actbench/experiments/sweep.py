@@ -8,8 +8,7 @@ from pathlib import Path
 
 from actbench import schemes, workloads
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
-from actbench.experiments.recipes import Recipe
-from actbench.experiments.recipes.base import shipped_title
+from actbench.experiments.recipes import Recipe, files_of
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.executor import BENCH, Machines
@@ -122,7 +121,8 @@ def render_again(folder: Path) -> list[Path]:
         files = kinds.files_below(folder, kind.name)
         for file in files:
             recipe = file.parent.name
-            title = kind.title or shipped_title(recipe) or recipe
+            of_recipe = files_of(recipe)
+            title = kind.title or (of_recipe.title(recipe) if of_recipe else recipe)
             kind.write_beside(file, store.read(file, kind.record).records, title)
         done += files
     return done

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, cast
 
 from actbench import plugins
 from actbench.errors import StoreError, UsageError
 from actbench.leftovers import temporary_folder
-from actbench.results import lines, render, store
+from actbench.results import lines, render
 from actbench.results.lines import RecordT
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
@@ -38,14 +38,12 @@ class Kind(Generic[RecordT]):
         record: Class of its records, whose cases are :class:`~actbench.results.data.CaseData`.
         tables: From records and a title to tables: beside a results file, the first is written as CSV, all as Markdown.
         title: Title of the tables of all its files; None if each recipe has its own.
-        older: Readers of older files that are no results files, by suffix.
     """
 
     name: str
     record: type[RecordT]
     tables: Callable[[Sequence[RecordT], str], Sequence[Table]]
     title: str | None = None
-    older: Mapping[str, Callable[[Path], list[RecordT]]] = field(default_factory=dict)
 
     @property
     def suffix(self) -> str:
@@ -186,10 +184,8 @@ def _name_of(path: Path) -> str:
             return name
     if path.suffix == ".jsonl" and _is_of(MEASURED, path):
         return MEASURED.name
-    kinds = usable()
-    older = (kind.name for kind in kinds if path.name.endswith(tuple(kind.older)))
-    by_record = (kind.name for kind in kinds if _is_of(kind, path))
-    return next(older, None) or next(by_record, None) or _missing(path) or MEASURED.name
+    by_record = (kind.name for kind in usable() if _is_of(kind, path))
+    return next(by_record, None) or _missing(path) or MEASURED.name
 
 
 def _is_of(kind: Kind[Any], path: Path) -> bool:
@@ -213,11 +209,3 @@ def _missing(path: Path) -> str | None:
         _, first = next(lines.split(path).numbered(), (0, b""))
         return found[1] if lines.is_record(first) else None
     return None
-
-
-def read(kind: Kind[RecordT], files: Sequence[Path]) -> tuple[list[RecordT], list[str]]:
-    """Return the records of files of one kind (later ones replace earlier ones), and notices for the user."""
-    older = [file for file in files if file.suffix in kind.older]
-    others = [file for file in files if file not in older]
-    records, notices = store.read_kind(others, kind.record, may_be_empty=bool(older))
-    return [record for file in older for record in kind.older[file.suffix](file)] + records, notices

@@ -146,13 +146,11 @@ def read_kind(
     kind: type[RecordT],
     without: Collection[str] = (),
     like: Sequence[RecordT] = (),
-    *,
-    may_be_empty: bool = False,
 ) -> tuple[list[RecordT], list[str]]:
-    """Read several results files of one kind as one, as :func:`read_all` does, unless all together may be empty."""
+    """Read several results files of one kind as one, as :func:`read_all` does."""
     found = [lines.split(path) for path in paths]
     records = _latest(found, kind, Interned(without, like))
-    if found and not records and not may_be_empty:
+    if found and not records:
         raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 

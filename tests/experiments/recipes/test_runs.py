@@ -139,4 +139,4 @@ def test_seeds_are_read_as_lists_and_ranges() -> None:
 def test_shipped_recipes_of_both_kinds_are_kept_apart() -> None:
     assert "digits" in runs.names()
     assert not set(runs.names()) & set(recipes.names())
-    assert all(title.endswith("?") for title in runs.shipped().values())
+    assert all(runs.load(name).title.endswith("?") for name in runs.names())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from actbench.experiments.recipes.base import closest
+from actbench.experiments.recipes.base import KINDS, closest, files_of
 from actbench.experiments.recipes.recipe import Recipe
 from actbench.experiments.recipes.sections import Planned, parse_batch_range
 
-__all__ = ["Planned", "Recipe", "closest", "load", "names", "parse_batch_range", "shipped", "source"]
+__all__ = ["KINDS", "Planned", "Recipe", "closest", "files_of", "load", "names", "parse_batch_range", "source"]
 
-load, shipped = Recipe.load, Recipe.shipped
+load = Recipe.load
 names, source = Recipe.files.names, Recipe.files.source

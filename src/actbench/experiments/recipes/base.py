@@ -55,10 +55,14 @@ class RecipeFiles:
         else:
             file = self._file(source)
             data = read_toml(file, f"{source}: the recipe", RecipeError)
-        for other in _KINDS:
+        for other in KINDS:
             if other.section in data and self.section not in data:
                 raise other._is_here(source)
         return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
+
+    def title(self, name: str) -> str:
+        """Return the title of a shipped recipe."""
+        return str(self.read(name)["title"])
 
     def ships(self, source: str | Path) -> bool:
         """Whether the recipe is a shipped one."""
@@ -77,12 +81,12 @@ class RecipeFiles:
         return resources.files("actbench.recipes") / f"{name}{self.suffix}"
 
     def _unknown(self, name: str) -> RecipeError:
-        for other in _KINDS:
+        for other in KINDS:
             if name in other.names():
                 return other._is_here(name)
         close = closest(name)
         hint = "" if close is None else f"did you mean {close!r}? "
-        known = "; ".join(f"of 'actbench {kind.verb}': {', '.join(kind.names())}" for kind in _KINDS)
+        known = "; ".join(f"of 'actbench {kind.verb}': {', '.join(kind.names())}" for kind in KINDS)
         return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one {known}")
 
     def _is_here(self, source: str | Path) -> RecipeError:
@@ -91,17 +95,17 @@ class RecipeFiles:
 
 SWEEPS = RecipeFiles(".toml", "sweep", "workload")
 TRAININGS = RecipeFiles(".train.toml", "train", "train")
-_KINDS = (SWEEPS, TRAININGS)
+KINDS = (SWEEPS, TRAININGS)
 
 
-def shipped_title(name: str) -> str | None:
-    """Return the title of a shipped recipe of any kind; None if there is none of this name."""
-    return next((str(kind.read(name)["title"]) for kind in _KINDS if kind.ships(name)), None)
+def files_of(name: str) -> RecipeFiles | None:
+    """Return the recipes, of whatever kind, that a shipped one of this name is among; None if there is none."""
+    return next((kind for kind in KINDS if kind.ships(name)), None)
 
 
 def closest(name: str) -> str | None:
     """Return the shipped recipe, of any kind, whose name is closest to one that is mistyped."""
-    close = difflib.get_close_matches(name.lower(), [known for kind in _KINDS for known in kind.names()], n=1)
+    close = difflib.get_close_matches(name.lower(), [known for kind in KINDS for known in kind.names()], n=1)
     return close[0] if close else None
 
 
@@ -194,11 +198,6 @@ class BaseRecipe(Data):
                 "with --trust-recipe"
             )
         return recipe
-
-    @classmethod
-    def shipped(cls) -> dict[str, str]:
-        """Return the title of each shipped recipe by its name."""
-        return {name: cls.load(name).title for name in cls.files.names()}
 
     @classmethod
     def validated(cls, data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Self:

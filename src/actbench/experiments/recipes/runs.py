@@ -152,5 +152,5 @@ class TrainingRecipe(BaseRecipe):
         return TrainingRecipe.validated(base, "command line", flag)
 
 
-load, shipped = TrainingRecipe.load, TrainingRecipe.shipped
-names, source = TrainingRecipe.files.names, TrainingRecipe.files.source
+load = TrainingRecipe.load
+names = TrainingRecipe.files.names

@@ -149,8 +149,8 @@ class CaseRequest(Data):
 class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
 
-    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``processes`` where several
-    measure it.
+    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
+    processes measure it.
     """
 
     Session: Callable[..., Session]
@@ -173,7 +173,7 @@ def work(frames: Frames, bench: Bench) -> None:
         limit_memory()
     ranks: Any = None if asked.joining is None else importlib.import_module(asked.joining.module)
     try:
-        beside = {} if asked.joining is None else {"processes": ranks.join(asked.joining.text, case.meter)}
+        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, case.meter)}
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
         with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
