@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 # Each room may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "caches", "leftovers", "paths", "spec", "validation"}
 SETUP = WORDS | {"results", "setup", "microbatches"}
+_BELOW = {"declared", "longsteps", "optimstate", "ops", "codecs", "nn", "schemes"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
@@ -35,14 +36,18 @@ ALLOWED = {
     "microbatches": {"errors"},
     "ops": {"errors", "kernels", "caches"},
     "codecs": WORDS | {"results", "ops"},
-    "optim": WORDS | {"ops", "codecs"},
+    "optim": set(),
+    "optimstate": WORDS | {"ops", "codecs"},
     "conditions": {"microbatches"},
-    "setup": {"conditions", "errors", "results", "microbatches", "optim"},
-    "nn": SETUP | {"axes"} | {"ops", "codecs", "optim"},
-    "schemes": SETUP | {"axes", "plugins", "ops", "codecs", "nn", "optim"},
+    "setup": {"conditions", "errors", "results", "microbatches", "optimstate"},
+    "nn": SETUP | {"axes"} | {"ops", "codecs", "optimstate"},
+    "schemes": SETUP | {"axes", "plugins", "ops", "codecs", "nn", "optimstate"},
     "workloads": SETUP | {"declared", "plugins", "longsteps", "ops", "nn"},
-    "measuring": SETUP | {"axes"} | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads"},
-    "script": SETUP | {"declared", "longsteps", "optim", "ops", "codecs", "nn", "schemes", "workloads", "measuring"},
+    "measuring": SETUP | _BELOW | {"axes", "workloads"},
+    | {"axes"}
+    | {"declared", "longsteps", "optimstate", "ops", "codecs", "nn", "schemes", "workloads"},
+    "script": SETUP | _BELOW | {"workloads", "measuring"},
+    | {"declared", "longsteps", "optimstate", "ops", "codecs", "nn", "schemes", "workloads", "measuring"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
     "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},

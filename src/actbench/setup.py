@@ -16,10 +16,10 @@ from actbench.conditions import Processes as Processes
 from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
 from actbench.microbatches import MicroBatch, MicroBatching
-from actbench.optim.checks import innermost, refuse_unsteppable
-from actbench.optim.checks import refuse_frozen as refuse_frozen
-from actbench.optim.wrapped import HoldsGradients as HoldsGradients
-from actbench.optim.wrapped import StepsInBackward as StepsInBackward
+from actbench.optimstate.checks import innermost, refuse_unsteppable
+from actbench.optimstate.checks import refuse_frozen as refuse_frozen
+from actbench.optimstate.wrapped import HoldsGradients as HoldsGradients
+from actbench.optimstate.wrapped import StepsInBackward as StepsInBackward
 from actbench.results.records import Built, Phase, Site, Unreached
 
 Loss = Callable[[nn.Module, Batch], Tensor]

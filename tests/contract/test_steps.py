@@ -12,7 +12,7 @@ from actbench.measuring import inspection
 from actbench.measuring.bench import gradients_of, relative_error_and_cosine
 from actbench.measuring.meters import footprint
 from actbench.ops.hostmemory import is_host
-from actbench.optim import onhost
+from actbench.optimstate import onhost
 from actbench.results.records import Case
 from actbench.schemes.base import Change
 from actbench.setup import Batch, TrainingSetup, TrainStep

@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.bench import measure
-from actbench.optim import AdamW, storage
-from actbench.optim.storage import CHUNK
+from actbench.optim import AdamW
+from actbench.optimstate import storage
+from actbench.optimstate.storage import CHUNK
 from actbench.results.records import Case
 from actbench.workloads.fake import fake_mode
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn, optim
 
 from actbench.ops.hostmemory import is_host
-from actbench.optim import HostOptimizer, onhost
+from actbench.optim import HostOptimizer
+from actbench.optimstate import onhost
 
 KINDS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
     "adamw": lambda parameters: optim.AdamW(parameters, lr=1e-2),

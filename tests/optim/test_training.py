@@ -11,7 +11,7 @@ from torch import nn
 
 from actbench import optim
 from actbench.ops import smaq
-from actbench.optim.storage import is_packed
+from actbench.optimstate.storage import is_packed
 
 SEEDS = (0, 1, 2)
 OPTIMIZERS = {

@@ -191,7 +191,7 @@ def test_pages_are_of_bitsandbytes_alone() -> None:
 def test_without_bitsandbytes_a_row_is_unavailable_with_the_command(
     meter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actbench.optim import lowbitadam
+    from actbench.optimstate import lowbitadam
 
     lowbitadam.bnb_adam.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)

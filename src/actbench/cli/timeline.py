@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from actbench import plugins
 from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.printing import ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
 from actbench.leftovers import temporary_folder
+from actbench.results.exporting import Curves, Exported, ExportFormat
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.tables import Table
 from actbench.results.timeline import Timeline
@@ -21,11 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from actbench.results.render.exports import Text
-    from actbench.results.render.page.pictures import Picture
 
 _TITLE = "Memory over a step"
-PICTURES = (".png", ".svg")
-EXPORTS = (*PICTURES, ".html", ".json")
+_JSON = ".json"
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,17 @@ class CurveFlags:
             StoreError: A file cannot be written.
         """
         from actbench.results.render import exports
-        from actbench.results.render.page import library
 
-        picture = self.export_timeline
-        if picture is None:
+        file = self.export_timeline
+        if file is None:
             return
-        if picture.suffix not in EXPORTS:
-            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
-        if picture.suffix in PICTURES:
-            library.check()
-        exports.check(picture)
+        formats = _formats()
+        if file.suffix not in (*formats, _JSON):
+            names = ", ".join((*formats, _JSON))
+            raise UsageError(f"--export-timeline {file}: name a file that ends in {names}")
+        if file.suffix in formats:
+            formats[file.suffix].check(file.suffix)
+        exports.check(file)
 
 
 @dataclass(frozen=True)
@@ -145,22 +146,14 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
     write_files((flags.export_timeline, _writer(records, flags.export_timeline)))
 
 
+def _formats() -> dict[str, Curves]:
+    """Return what draws timelines, by the suffixes of its files."""
+    found = (each.curves for each in plugins.loaded("exports", ExportFormat).values())
+    return {suffix: curves for curves in found if curves is not None for suffix in curves.suffixes}
+
+
 def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]:
-    from actbench.results.render.page import html_lines, library
-    from actbench.results.render.page.pictures import Beside, Group
-    from actbench.results.render.page.timeline import memory_over_step
-    from actbench.results.tables.step import title_of, with_timelines
-
-    def pictures() -> tuple[Picture, ...]:
-        return tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(records))
-
-    def picture() -> Text:
-        return library.image(pictures(), "png" if file.suffix == ".png" else "svg")
-
-    def html() -> Text:
-        if not library.is_installed():
-            remark(f"{file} has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
-        return html_lines(tables_of(records), _TITLE, Beside((Group(_TITLE, pictures()),)))
+    from actbench.results.tables.step import with_timelines
 
     def as_json() -> Text:
         found = [
@@ -169,7 +162,11 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
         ]
         return json.dumps(found, indent=2) + "\n"
 
-    return {".html": html, ".json": as_json}.get(file.suffix, picture)
+    def drawn() -> Text:
+        shown = Exported(tables_of(records), _TITLE, records, lambda text: remark(f"{file}: {text}"))
+        return _formats()[file.suffix].text(file.suffix, shown)
+
+    return as_json if file.suffix == _JSON else drawn
 
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:

@@ -1,22 +1,12 @@
-"""Where processes that a launcher started together meet, and what ``accelerate launch`` was asked for.
-
-Accelerate's own options are followed or refused, never ignored.
-"""
+"""Where processes that a launcher started together meet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actbench.errors import UsageError
-from actbench.measuring.place import count, is_set, place
+from actbench.measuring.place import count
 from actbench.results.records import Data
-
-_SHARING = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
-}
 
 
 @dataclass(frozen=True)
@@ -52,17 +42,6 @@ class Meeting(Data):
     local_rank: int
 
 
-def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
-    """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
-    found = place(environment)
-    if found.size == 1 and found.cpu and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        raise UsageError(
-            "accelerate launch --cpu starts one process only, however many --num_processes asks for, unless it is "
-            "given an --mpirun_hostfile: use 'accelerate launch --multi_gpu', which takes the CPU where there is "
-            "no GPU, or 'torchrun --nproc-per-node 2 -m actbench …'"
-        )
-
-
 def address(environment: Mapping[str, str]) -> Address:
     """Return where the launched processes meet, here if mpirun does not say; a UsageError if the port is no number."""
     port = count(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else 29500
@@ -73,20 +52,3 @@ def address(environment: Mapping[str, str]) -> Address:
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         one_machine=environment.get("LOCAL_WORLD_SIZE", "") == environment.get("WORLD_SIZE"),
     )
-
-
-def sharing_asked(environment: Mapping[str, str]) -> str | None:
-    """Return what accelerate was asked to share a model out by, where that is no library of torch's own."""
-    return next((name for variable, name in _SHARING.items() if is_set(environment, variable)), None)
-
-
-def precision_asked(environment: Mapping[str, str]) -> str | None:
-    """Return the type that accelerate was asked to compute in; None where it was not."""
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    return None if precision == "no" else precision
-
-
-def compiler_asked(environment: Mapping[str, str]) -> str | None:
-    """Return what accelerate was asked to compile the model by; None where it was not."""
-    backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
-    return None if backend.lower() == "no" else backend

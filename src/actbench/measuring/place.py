@@ -1,6 +1,7 @@
 """Which of the processes this is that ``torchrun``, ``accelerate launch`` or ``mpirun`` started together.
 
-Launchers say it in the environment.
+Launchers say it in the environment, and accelerate also what it was asked for, which is followed or refused, never
+ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ _NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
 )
+
+
+_SHARING = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
+}
 
 
 @dataclass(frozen=True)
@@ -75,3 +83,31 @@ def count(environment: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UsageError(f"the environment variable {name} is {text[:40]!r}, where launchers put a number; unset it")
     return int(text)
+
+
+def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
+    """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
+    found = place(environment)
+    if found.size == 1 and found.cpu and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
+        raise UsageError(
+            "accelerate launch --cpu starts one process only, however many --num_processes asks for, unless it is "
+            "given an --mpirun_hostfile: use 'accelerate launch --multi_gpu', which takes the CPU where there is "
+            "no GPU, or 'torchrun --nproc-per-node 2 -m actbench …'"
+        )
+
+
+def sharing_asked(environment: Mapping[str, str]) -> str | None:
+    """Return what accelerate was asked to share a model out by, where that is no library of torch's own."""
+    return next((name for variable, name in _SHARING.items() if is_set(environment, variable)), None)
+
+
+def precision_asked(environment: Mapping[str, str]) -> str | None:
+    """Return the type that accelerate was asked to compute in; None where it was not."""
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    return None if precision == "no" else precision
+
+
+def compiler_asked(environment: Mapping[str, str]) -> str | None:
+    """Return what accelerate was asked to compile the model by; None where it was not."""
+    backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    return None if backend.lower() == "no" else backend

@@ -19,10 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from actbench.axes import DATA
-from actbench.errors import MeasurementError
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.launch import Meeting
-from actbench.measuring.world import World
+from actbench.measuring.world import World, take_gpu
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
@@ -102,17 +101,6 @@ def join(text: str, meter: str) -> Ranks:
         backend, store=PrefixStore(meeting.name, store), rank=meeting.rank, world_size=meeting.size, timeout=_WAITING
     )
     return Ranks()
-
-
-def take_gpu(local_rank: int) -> None:
-    """Let this process compute on the GPU of its number on this machine; a MeasurementError if there are fewer."""
-    found = torch.cuda.device_count()
-    if local_rank >= found:
-        raise MeasurementError(
-            f"process {local_rank} of this machine has no GPU: there are {found}; launch as many processes as there "
-            "are GPUs"
-        )
-    torch.cuda.set_device(local_rank)
 
 
 def is_of_others(error: BaseException) -> bool:

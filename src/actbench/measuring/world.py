@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -103,6 +104,17 @@ def left_after() -> Iterator[None]:
     finally:
         if distributed.is_initialized() and distributed.get_backend() == "fake":
             distributed.destroy_process_group()
+
+
+def take_gpu(local_rank: int) -> None:
+    """Let this process compute on the GPU of its number on this machine; a MeasurementError if there are fewer."""
+    found = torch.cuda.device_count()
+    if local_rank >= found:
+        raise MeasurementError(
+            f"process {local_rank} of this machine has no GPU: there are {found}; launch as many processes as there "
+            "are GPUs"
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def _pretend(scheme: Scheme, wanted: int) -> None:

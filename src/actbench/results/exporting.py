@@ -30,6 +30,21 @@ class Exported:
 
 
 @dataclass(frozen=True)
+class Curves:
+    """How a format draws the memory over the steps of cases, for ``--export-timeline``.
+
+    Attributes:
+        suffixes: Of the files that it writes, such as ``.png``.
+        check: Raises a UsageError, before anything runs, if a file of this suffix cannot be written here.
+        text: From a suffix, and what is written, to the text of the file or its bytes.
+    """
+
+    suffixes: tuple[str, ...]
+    check: Callable[[str], None]
+    text: Callable[[str, Exported], Text]
+
+
+@dataclass(frozen=True)
 class ExportFormat:
     """A format of files: what an entry point of ``actbench.exports`` names.
 
@@ -39,8 +54,10 @@ class ExportFormat:
         about: What the flag does, for ``--help``.
         text: From what is written to the text of the file, or its bytes.
         also: Another name of the flag, such as ``--pdf``.
+        curves: How it draws the memory over a step; None if it does not.
     """
 
     about: str
     text: Callable[[Exported], Text]
     also: str = ""
+    curves: Curves | None = None

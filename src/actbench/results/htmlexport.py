@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from actbench.results.exporting import Exported, ExportFormat
+from actbench.results.exporting import Curves, Exported, ExportFormat
 
 if TYPE_CHECKING:
     from actbench.results.render.exports import Text
@@ -27,9 +27,37 @@ def _text(what: Exported) -> Text:
     return html_lines(what.tables, what.title, beside)
 
 
+_PICTURES: Final = (".png", ".svg")
+
+
+def _check(suffix: str) -> None:
+    from actbench.results.render.page import library
+
+    if suffix in _PICTURES:
+        library.check()
+
+
+def _curves(suffix: str, what: Exported) -> Text:
+    """Return a picture of the memory over the steps of cases, or a page with it."""
+    from actbench.results.measured import MeasuredRecord
+    from actbench.results.render.page import html_lines, library
+    from actbench.results.render.page.pictures import Beside, Group
+    from actbench.results.render.page.timeline import memory_over_step
+    from actbench.results.tables.step import title_of, with_timelines
+
+    measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
+    pictures = tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(measured))
+    if suffix in _PICTURES:
+        return library.image(pictures, "png" if suffix == ".png" else "svg")
+    if not library.is_installed():
+        what.remark(f"the page has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
+    return html_lines(what.tables, what.title, Beside((Group(what.title, pictures),)))
+
+
 HTML: Final = ExportFormat(
     "Write one HTML page that needs no network: tables that sort and filter, charts of records (actbench[html]), "
     "settings and commands.",
     _text,
     also="--html",
+    curves=Curves((*_PICTURES, ".html"), _check, _curves),
 )

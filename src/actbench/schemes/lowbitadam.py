@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
-from actbench.optim.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
-from actbench.optim.optimizers import check_fresh
+from actbench.optimstate.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
+from actbench.optimstate.optimizers import check_fresh
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.schemes.card import Card

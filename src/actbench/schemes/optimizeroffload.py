@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn, optim
 
 from actbench.errors import ConversionError
-from actbench.optim.onhost import HostOptimizer
+from actbench.optimstate.onhost import HostOptimizer
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
 from actbench.schemes.card import Card

@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench.errors import ConversionError
 from actbench.nn.refusals import NotInParallel, refuse_flattened
-from actbench.optim.inbackward import StepInBackward
+from actbench.optimstate.inbackward import StepInBackward
 from actbench.results.records import Site
 from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme, refuse_untrained
 from actbench.schemes.card import Card

@@ -28,7 +28,8 @@ from actbench.nn.saved import SavedTensors
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.ops.library import DTYPES
-from actbench.optim import PackedOptimizer, packed
+from actbench.optimstate.base import PackedOptimizer
+from actbench.optimstate.optimizers import packed
 from actbench.results.gradient import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import (

@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actbench.errors import UsageError
-from actbench.measuring.launch import compiler_asked, precision_asked, refuse_a_lone_process, sharing_asked
-from actbench.measuring.place import Place, is_set, place
+from actbench.measuring.place import (
+    Place,
+    compiler_asked,
+    is_set,
+    place,
+    precision_asked,
+    refuse_a_lone_process,
+    sharing_asked,
+)
 from actbench.results.runs import Strategy
 
 _BY_BLOCK = "TRANSFORMER_BASED_WRAP"

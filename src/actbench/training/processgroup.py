@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from actbench.errors import MeasurementError, first_line
-from actbench.measuring.ranks import take_gpu
+from actbench.measuring.world import take_gpu
 from actbench.results.runs import DeviceName
 from actbench.training.launch import Launch
 

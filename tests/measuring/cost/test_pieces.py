@@ -14,7 +14,7 @@ from actbench.measuring.calibration.stopwatch import Stopwatch
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
 from actbench.ops.simulation import few_for_all, one_for_all, repeated_by
-from actbench.optim.storage import CHUNK
+from actbench.optimstate.storage import CHUNK
 from actbench.setup import TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 from actbench.errors import ActbenchError, UsageError, shortened
 from actbench.experiments.ranks.team import Team
-from actbench.measuring import launch
+from actbench.measuring import launch, place
 from actbench.measuring.place import Place, is_set
 from actbench.results.plain import plain
 
 
 def check() -> None:
     """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
-    launch.refuse_a_lone_process(os.environ)
+    place.refuse_a_lone_process(os.environ)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def follow(place: Place) -> None:
 
 def _refuse(environment: Mapping[str, str]) -> None:
     """Raise a UsageError where accelerate was asked for what schemes and flags of actbench say."""
-    shared = launch.sharing_asked(environment)
+    shared = place.sharing_asked(environment)
     if shared is None and is_set(environment, "ACCELERATE_USE_FSDP"):
         shared = "FSDP"
     if shared is not None:
@@ -58,10 +58,10 @@ def _refuse(environment: Mapping[str, str]) -> None:
             f"{shared} was asked of accelerate launch; schemes say how processes share a model: leave it out, give "
             "--multi_gpu, and name a scheme such as fsdp:4"
         )
-    if (precision := launch.precision_asked(environment)) is not None:
+    if (precision := place.precision_asked(environment)) is not None:
         raise UsageError(
             f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave "
             f"the option out and give --autocast {precision}"
         )
-    if (backend := launch.compiler_asked(environment)) is not None:
+    if (backend := place.compiler_asked(environment)) is not None:
         raise UsageError(f"accelerate launch --dynamo_backend {backend}: leave it out, and name the scheme compile")

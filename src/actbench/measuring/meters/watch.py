@@ -16,7 +16,7 @@ from actbench.measuring.inspection.recorder import Around, RunningModules
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.nn import savedtensors
-from actbench.optim.wrapped import HoldsShares
+from actbench.optimstate.wrapped import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
 from actbench.setup import TrainStep

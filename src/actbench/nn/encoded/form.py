@@ -22,7 +22,7 @@ from actbench.nn.saved.groups import NOT_FINITE
 from actbench.nn.saved.sitestate import SiteState
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
-from actbench.optim.wrapped import WrappedOptimizer
+from actbench.optimstate.wrapped import WrappedOptimizer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from actbench.optim.shardoptimizer import ShardOptimizer, refuse_whole_matrices
+from actbench.optimstate.shardoptimizer import ShardOptimizer, refuse_whole_matrices
 
 _bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 _FIRST_BYTES: Final = 1 << 20

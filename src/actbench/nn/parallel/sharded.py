@@ -15,8 +15,8 @@ from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
-from actbench.optim.shardoptimizer import ShardOptimizer, by_element
-from actbench.optim.wrapped import StepsInBackward
+from actbench.optimstate.shardoptimizer import ShardOptimizer, by_element
+from actbench.optimstate.wrapped import StepsInBackward
 
 
 class ShardedModel:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actbench.errors import UsageError
-from actbench.optim.storage import Storage, storage_of
+from actbench.optimstate.storage import Storage, storage_of
 
 if TYPE_CHECKING:  # at run time it is imported where there are DTensors: it takes more than a second
     from torch.distributed.tensor import DTensor

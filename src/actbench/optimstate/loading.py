@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from actbench.errors import UsageError
-from actbench.optim.shards import first_of, loaded_from, own_values, spread_as
-from actbench.optim.storage import is_packed, storage_of
+from actbench.optimstate.shards import first_of, loaded_from, own_values, spread_as
+from actbench.optimstate.storage import is_packed, storage_of
 
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 TORCHS_OWN = frozenset({*_UNSUPPORTED, "foreach", "fused", "decoupled_weight_decay"})

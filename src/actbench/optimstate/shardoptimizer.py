@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from actbench.errors import ConversionError
-from actbench.optim.storage import mark_as_share
-from actbench.optim.wrapped import WrappedOptimizer
+from actbench.optimstate.storage import mark_as_share
+from actbench.optimstate.wrapped import WrappedOptimizer
 
 _ELEMENT_BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 from actbench.errors import ConversionError
-from actbench.optim.wrapped import WrappedOptimizer
+from actbench.optimstate.wrapped import WrappedOptimizer
 
 _KNOWN: Final = ("torch.", "torchao.", "actbench.")
 

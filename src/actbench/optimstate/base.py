@@ -12,10 +12,10 @@ from torch.autograd.graph import increment_version
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops import noise
-from actbench.optim.loading import Held, prepared
-from actbench.optim.shards import first_of, local_gradient, local_of, refuse_unknown_shards, saved_from
-from actbench.optim.storage import Storage, is_packed, storage_of
-from actbench.optim.wrapped import called
+from actbench.optimstate.loading import Held, prepared
+from actbench.optimstate.shards import first_of, local_gradient, local_of, refuse_unknown_shards, saved_from
+from actbench.optimstate.storage import Storage, is_packed, storage_of
+from actbench.optimstate.wrapped import called
 
 Group = dict[str, Any]
 State = dict[str, Tensor]
@@ -30,9 +30,9 @@ class PackedOptimizer(torch.optim.Optimizer):
     with the same bits, and so do all processes with copies of a parameter.
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
-    ``parameter.flatten()``, and ``step``. :func:`actbench.optim.storage.is_packed` says of which parameters; that of
+    ``parameter.flatten()``, and ``step``. :func:`actbench.optimstate.storage.is_packed` says of which parameters; that of
     the others is torch's, in float32. A parameter may be a DTensor that is spread by rows, as FSDP2 makes them: each
-    process has the state of its own rows, and noise is that of the whole (:mod:`actbench.optim.shards`).
+    process has the state of its own rows, and noise is that of the whole (:mod:`actbench.optimstate.shards`).
 
     Class attributes: twin: The optimizer of torch whose updates these are. moments: How each moment that torch keeps is
     called where it is packed. roots: Those that are stored as their root. decoupled: Whether weight decay is apart from

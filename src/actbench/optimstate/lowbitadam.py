@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from actbench.errors import ConversionError, MeasurementError
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
-from actbench.optim.optimizers import adam_groups, is_decoupled
-from actbench.optim.shards import is_spread, local_of
+from actbench.optimstate.optimizers import adam_groups, is_decoupled
+from actbench.optimstate.shards import is_spread, local_of
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits

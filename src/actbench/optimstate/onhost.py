@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from actbench.errors import ConversionError
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_elsewhere, to_host
-from actbench.optim.wrapped import called
+from actbench.optimstate.wrapped import called
 
 _HOW_IT_COMPUTES = ("params", "foreach")  # the latter torch, and a meter, choose by where parameters are
 

@@ -12,9 +12,9 @@ from torch.optim.sgd import sgd
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops.smaqstep import rules as steprules
-from actbench.optim.base import Group, PackedOptimizer, Place, State, in_float32, write_back
-from actbench.optim.loading import TORCHS_OWN, refuse_unsupported
-from actbench.optim.storage import Storage
+from actbench.optimstate.base import Group, PackedOptimizer, Place, State, in_float32, write_back
+from actbench.optimstate.loading import TORCHS_OWN, refuse_unsupported
+from actbench.optimstate.storage import Storage
 
 _SGD = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
 _ADAM = ("betas", "eps", "weight_decay", "maximize")
