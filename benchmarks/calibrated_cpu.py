@@ -29,7 +29,7 @@ from actbench import schemes, workloads
 from actbench.errors import ActbenchError
 from actbench.experiments.recipes.recipe import Recipe
 from actbench.measuring.bench import measure
-from actbench.measuring.calibration import calibrate
+from actbench.measuring.calibration.calibrate import calibrate
 from actbench.measuring.calibration.profile import toml
 from actbench.results.machine import machine
 from actbench.results.records import Case

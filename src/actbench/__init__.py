@@ -17,9 +17,9 @@ from actbench import caches as _caches
 if TYPE_CHECKING:
     from actbench.codecs.activation import own_activation
     from actbench.codecs.tables import table
-    from actbench.conversion import Conversion, conversion_of, convert
     from actbench.conversion.controller import Controller
     from actbench.conversion.folders import load_converted, save_converted
+    from actbench.conversion.model import Conversion, conversion_of, convert
     from actbench.errors import (
         ActbenchError,
         ConversionError,
@@ -46,7 +46,7 @@ _HOMES = {
     "ActbenchError": "errors",
     "Case": "results.records",
     "Controller": "conversion.controller",
-    "Conversion": "conversion",
+    "Conversion": "conversion.model",
     "ConversionError": "errors",
     "KernelError": "errors",
     "MeasurementError": "errors",
@@ -62,8 +62,8 @@ _HOMES = {
     "UsageError": "errors",
     "apply": "schemes",
     "base_state_dict": "nn.lowrank",
-    "conversion_of": "conversion",
-    "convert": "conversion",
+    "conversion_of": "conversion.model",
+    "convert": "conversion.model",
     "load_converted": "conversion.folders",
     "measure": "measuring.bench",
     "own_activation": "codecs.activation",

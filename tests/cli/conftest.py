@@ -128,7 +128,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     from actbench.experiments.runner import local
     from actbench.experiments.runner.executor import Handle
     from actbench.fitting import ondevice
-    from actbench.measuring import bench, calibration, meters
+    from actbench.measuring import bench, meters
+    from actbench.measuring.calibration import calibrate as calibration
     from actbench.training import comparison
     from actbench.workloads import folder
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.measuring import calibration
+from actbench.measuring.calibration import calibrate as calibration
 from actbench.results.calibration import CalibrationReport
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actbench
 from actbench import schemes, workloads
-from actbench.conversion import conversion_of
+from actbench.conversion.model import conversion_of
 from actbench.errors import ConversionError
 from actbench.measuring import bench, inspection
 from actbench.nn.called import CalledForward

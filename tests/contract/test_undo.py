@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import actbench
 from actbench import schemes, workloads
-from actbench.conversion import conversion_of
+from actbench.conversion.model import conversion_of
 from actbench.errors import ConversionError
 from actbench.results.records import Case
 from actbench.setup import Batch

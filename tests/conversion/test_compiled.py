@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench import convert
-from actbench.conversion import conversion_of
+from actbench.conversion.model import conversion_of
 from actbench.errors import ConversionError
 from actbench.nn.forwardwrapper import ReboundForward
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench.conversion import conversion_of
+from actbench.conversion.model import conversion_of
 from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward

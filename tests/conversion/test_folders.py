@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from actbench.conversion import conversion_of, convert
 from actbench.conversion.folders import load_converted, save_converted
+from actbench.conversion.model import conversion_of, convert
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
 
 WIDTH, TOKENS, SAMPLES = 32, 16, 4

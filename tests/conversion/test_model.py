@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 
 import actbench
-from actbench.conversion import conversion_of, convert
+from actbench.conversion.model import conversion_of, convert
 from actbench.errors import ConversionError, ModelError, SpecError
 from actbench.results.records import Site
 from actbench.schemes import Scheme

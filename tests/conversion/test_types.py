@@ -11,8 +11,8 @@ import torchvision
 import transformers
 from torch import nn
 
-from actbench.conversion import convert
 from actbench.conversion.folders import load_converted, save_converted
+from actbench.conversion.model import convert
 from actbench.errors import ConversionError
 
 

@@ -64,7 +64,7 @@ def calibrate(
     files.check(path)
     if path.exists() and not force:
         raise StoreError(f"{path} exists already: --force replaces it, --output names another file")
-    from actbench.measuring.calibration import calibrate as measure
+    from actbench.measuring.calibration.calibrate import calibrate as measure
     from actbench.measuring.calibration.profile import toml
 
     found = measure(where, budget_seconds=budget, command=command_line(), progress=remark)

@@ -17,7 +17,7 @@ from actbench.results.records import Case, Optimizer
 from actbench.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from actbench.fitting import Fit
+    from actbench.fitting.fit import Fit
     from actbench.results.fits import Asked, Tried
 
 
@@ -128,7 +128,7 @@ def fit(
     case, asked = _asked(model, flags, max_slowdown, exact)
     checked_schemes(among or [], "--scheme")
 
-    from actbench.fitting import fit as find
+    from actbench.fitting.fit import fit as find
     from actbench.results.render.formats import json_lines
     from actbench.results.tables.fits import FIT_TITLE, tables_of
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from actbench import schemes, workloads
-from actbench.conversion import Conversion, conversion_of, convert, savedmodel
-from actbench.conversion.model import remark
+from actbench.conversion import savedmodel
+from actbench.conversion.model import Conversion, conversion_of, convert, remark
 from actbench.conversion.savedmodel import SavedModel, refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.results import machine

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.conversion import conversion_of
+from actbench.conversion.model import conversion_of
 from actbench.nn.forwardwrapper import ReboundForward
 
 

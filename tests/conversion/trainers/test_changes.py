@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.conversion import convert
 from actbench.conversion.changes import Changes, noting
+from actbench.conversion.model import convert
 from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward
 

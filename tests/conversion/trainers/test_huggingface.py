@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from actbench.conversion import conversion_of, convert
+from actbench.conversion.model import conversion_of, convert
 from actbench.conversion.trainers.huggingface import ActbenchCallback
 from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.measuring.inspection import trace

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from actbench.conversion import convert
+from actbench.conversion.model import convert
 from actbench.conversion.trainers.lightning import ActbenchCallback
 from actbench.errors import UsageError
 from actbench.measuring.inspection import trace

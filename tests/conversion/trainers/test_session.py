@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench import schemes
-from actbench.conversion import conversion_of, convert
+from actbench.conversion.model import conversion_of, convert
 from actbench.conversion.trainers.session import ConvertedRun, SchemeCallback
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import trace

@@ -10,8 +10,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring import bench
-from actbench.measuring.calibration import calibrate
-from actbench.measuring.calibration.calibrate import Calibrated, _Bench, _notes
+from actbench.measuring.calibration.calibrate import Calibrated, _Bench, _notes, calibrate
 from actbench.measuring.calibration.profile import toml
 from actbench.measuring.calibration.subjects import Call, Subject
 from actbench.measuring.meters import profiles
