@@ -44,10 +44,7 @@ ALLOWED = {
     "schemes": SETUP | {"axes", "plugins", "ops", "codecs", "nn", "optimstate"},
     "workloads": SETUP | {"declared", "plugins", "longsteps", "ops", "nn"},
     "measuring": SETUP | _BELOW | {"axes", "workloads"},
-    | {"axes"}
-    | {"declared", "longsteps", "optimstate", "ops", "codecs", "nn", "schemes", "workloads"},
     "script": SETUP | _BELOW | {"workloads", "measuring"},
-    | {"declared", "longsteps", "optimstate", "ops", "codecs", "nn", "schemes", "workloads", "measuring"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
     "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},

@@ -30,8 +30,8 @@ class PackedOptimizer(torch.optim.Optimizer):
     with the same bits, and so do all processes with copies of a parameter.
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
-    ``parameter.flatten()``, and ``step``. :func:`actbench.optimstate.storage.is_packed` says of which parameters; that of
-    the others is torch's, in float32. A parameter may be a DTensor that is spread by rows, as FSDP2 makes them: each
+    ``parameter.flatten()``, and ``step``. :func:`actbench.optimstate.storage.is_packed` says of which parameters; that
+    of the others is torch's, in float32. A parameter may be a DTensor that is spread by rows, as FSDP2 makes them: each
     process has the state of its own rows, and noise is that of the whole (:mod:`actbench.optimstate.shards`).
 
     Class attributes: twin: The optimizer of torch whose updates these are. moments: How each moment that torch keeps is
