@@ -25,15 +25,15 @@ from typing import Any, TextIO
 
 import psutil
 
-from actbench.experiments.cluster import node
-from actbench.experiments.cluster.executor import Cluster
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import run
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Case, Failure
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case, Failure
+from actbench.report import store
+from actbench.report.store import Store
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.tools.cluster import node
+from actbench.tools.cluster.executor import Cluster
 
 HOST = """
 import os
@@ -55,7 +55,7 @@ ANSWER = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 
 
 class Session:
-    """As of ``actbench.measuring.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
+    """As of ``actbench.measure.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
 
     def __init__(self, case: Case) -> None:
         self._seconds = case.batch_size / 1000
@@ -70,7 +70,7 @@ class Session:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what became of a case; as of ``actbench.measuring.bench``."""
+    """Return what became of a case; as of ``actbench.measure.bench``."""
     return Failure(reason="crash", message=str(error))
 
 

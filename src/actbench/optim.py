@@ -9,21 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actbench.optimstate.base import PackedOptimizer
-    from actbench.optimstate.inbackward import StepInBackward
-    from actbench.optimstate.onhost import HostOptimizer
-    from actbench.optimstate.optimizers import SGD, Adam, AdamW, packed
+    from actbench.methods.formats.optim.base import PackedOptimizer
+    from actbench.methods.formats.optim.optimizers import SGD, Adam, AdamW, packed
+    from actbench.methods.offload.onhost import HostOptimizer
+    from actbench.methods.release.inbackward import StepInBackward
 
 __all__ = ["SGD", "Adam", "AdamW", "HostOptimizer", "PackedOptimizer", "StepInBackward", "packed"]
 
-_OPTIMIZERS = "actbench.optimstate.optimizers"
+_OPTIMIZERS = "actbench.methods.formats.optim.optimizers"
 _HOMES = {
     "SGD": _OPTIMIZERS,
     "Adam": _OPTIMIZERS,
     "AdamW": _OPTIMIZERS,
-    "HostOptimizer": "actbench.optimstate.onhost",
-    "PackedOptimizer": "actbench.optimstate.base",
-    "StepInBackward": "actbench.optimstate.inbackward",
+    "HostOptimizer": "actbench.methods.offload.onhost",
+    "PackedOptimizer": "actbench.methods.formats.optim.base",
+    "StepInBackward": "actbench.methods.release.inbackward",
     "packed": _OPTIMIZERS,
 }
 

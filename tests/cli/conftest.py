@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from actbench.results.calibration import CalibrationReport, HostFound
-from actbench.results.converted import ConversionReport
-from actbench.results.machine import provenance
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.results.runs import Evaluation, Trained, TrainingCase
+from actbench.machine import provenance
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.tools.calibrate.records import CalibrationReport, HostFound
+from actbench.tools.convert.report import ConversionReport
+from actbench.tools.train.records import Evaluation, Trained, TrainingCase
 
 ROOT = Path(__file__).parents[2]
 SMALL = Case(model="tiny-roberta", batch_size=1, sequence_length=8, device_profile="rtx-4090")
@@ -98,14 +98,14 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path)
 @functools.cache
 def small() -> tuple[Measurement, str, bytes]:
     """Return the measurement of a small model, with all that commands show of one, its ledgers and its snapshot."""
-    from actbench.measuring import bench, timelines
+    from actbench.measure import bench, timelines
 
     found: Measurement = timelines.Session(SMALL).memory()
     return found, bench.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
 
 
 def calibrated(device: str, *, command: str, **_: Any) -> Any:
-    from actbench.measuring.meters.profiles import DeviceTable
+    from actbench.simulator.profiles import DeviceTable
 
     host = HostFound(**dict.fromkeys(HostFound.model_fields, 1e-6))
     rates = {"flops_per_second": {"fp32": 1e11}, "bandwidth": 2e10, "link": 1e10, "launch_seconds": 1e-6}
@@ -122,16 +122,16 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
-    from actbench import workloads
-    from actbench.conversion import workload
-    from actbench.experiments.cluster.executor import Cluster
-    from actbench.experiments.runner import local
-    from actbench.experiments.runner.executor import Handle
-    from actbench.fitting import ondevice
-    from actbench.measuring import bench, meters
-    from actbench.measuring.calibration import calibrate as calibration
-    from actbench.training import comparison
-    from actbench.workloads import folder
+    from actbench import workload as workloads
+    from actbench.measure import bench, meters
+    from actbench.run import local
+    from actbench.run.executor import Handle
+    from actbench.tools.calibrate import calibrate as calibration
+    from actbench.tools.cluster.executor import Cluster
+    from actbench.tools.convert import workload
+    from actbench.tools.fit import ondevice
+    from actbench.tools.train import comparison
+    from actbench.workload import folder
 
     monkeypatch.syspath_prepend(Path(__file__).parent)
     steps = importlib.import_module("fakefit")

@@ -1,8 +1,7 @@
 import pytest
 
-from actbench.experiments import sweep
-from actbench.experiments.runner import runner
-from actbench.results import store
+from actbench.report import store
+from actbench.run import runner, sweep
 
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 

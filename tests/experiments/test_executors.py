@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
-from actbench.results import store
-from actbench.results.machine import machine
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Failure
+from actbench.machine import machine
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Failure
+from actbench.report import store
 
 PROGRAM = """
 import json, os, signal, sys

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import MeasurementError
-from actbench.measuring import bench
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.world import ALONE
-from actbench.results.measured import Mesh
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.world import ALONE
+from actbench.model.measured import Mesh
+from actbench.model.records import Case
 
 CASE = Case(model="tiny-gpt2", scheme="fsdp:8", batch_size=1, sequence_length=8, meter="simulated")
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import world
-from actbench.measuring.meters import MemoryReading, profiles
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import Processes, TrainingSetup, TrainStep
+from actbench.measure import world
+from actbench.measure.meters import MemoryReading
+from actbench.scheme.setup import Processes, TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT = 4
 WIDTH, BLOCKS = 128, 4

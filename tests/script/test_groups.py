@@ -24,14 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from actbench.errors import CodeError, MeasurementError, UntraceableError
-from actbench.measuring import bench, processes
-from actbench.measuring.meters import profiles
-from actbench.results.measured import Measurement, Mesh
-from actbench.results.records import Case
-from actbench.results.scripts import Script
-from actbench.script import launching
-from actbench.script.groups import cards_of_machine, environment
-from actbench.script.simulation import Simulation
+from actbench.measure import bench, processes
+from actbench.model.measured import Measurement, Mesh
+from actbench.model.records import Case
+from actbench.model.scripts import Script
+from actbench.simulator import profiles
+from actbench.tools.script import launching
+from actbench.tools.script.groups import cards_of_machine, environment
+from actbench.tools.script.simulation import Simulation
 
 CARD = "h100-80gb"
 PROCESSES = 4

@@ -12,7 +12,7 @@ from actbench.cli.app import option
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from actbench.experiments.runner.executor import Machines
+    from actbench.run.executor import Machines
 
 
 _LEAST = 0.0001  # smallest amount that Ray counts

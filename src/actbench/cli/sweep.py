@@ -22,15 +22,15 @@ from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
-from actbench.declared import check_model
 from actbench.errors import ModelError, UsageError
-from actbench.results.machine import find_gpu
-from actbench.results.measured import MeasuredRecord
-from actbench.results.tables import Table, report_tables
+from actbench.machine import find_gpu
+from actbench.model.declared import check_model
+from actbench.model.measured import MeasuredRecord
+from actbench.report.tables import Table, report_tables
 
 if TYPE_CHECKING:
-    from actbench.experiments.recipes import Recipe
-    from actbench.experiments.runner.executor import Machines
+    from actbench.run.executor import Machines
+    from actbench.run.recipes import Recipe
 
 TimeByOption = Annotated[
     Literal["operator"] | None,
@@ -205,8 +205,8 @@ def _compare(
     timeline: TimelineFlags = TimelineFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
-    from actbench.experiments import sweep
-    from actbench.results.render.formats import json_lines
+    from actbench.report.render.formats import json_lines
+    from actbench.run import sweep
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -246,7 +246,7 @@ def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | N
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return tables of the operators that take most time, for each case; a UsageError if no time was estimated."""
-    from actbench.results.tables.step import operator_tables
+    from actbench.report.tables.step import operator_tables
 
     tables = operator_tables(records)
     if not tables:
@@ -260,7 +260,7 @@ def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
 @contextmanager
 def _recipe_hint(target: str | None) -> Iterator[None]:
     """If a target is no model, add the recipe that may be meant to the error."""
-    from actbench.experiments.recipes import closest
+    from actbench.run.recipes import closest
 
     try:
         yield
@@ -272,7 +272,7 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    from actbench.experiments import recipes
+    from actbench.run import recipes
 
     if recipes.files_of(target) is not None or target.endswith(".toml"):
         return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
@@ -283,7 +283,7 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 
 def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
-    from actbench.experiments.recipes import Recipe
+    from actbench.run.recipes import Recipe
 
     check_model(model)
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}

@@ -9,7 +9,7 @@ from typing import Any, Final
 from actbench import plugins
 from actbench.cli.app import app
 from actbench.errors import UsageError
-from actbench.measuring.place import Place, is_set, place
+from actbench.measure.place import Place, is_set, place
 
 _MEASURE: Final = ("measure", "sweep")
 _TRAIN: Final = "train"

@@ -9,10 +9,10 @@ import pytest
 
 from actbench import plugins
 from actbench.errors import UsageError
-from actbench.experiments.cluster.cluster import Nodes, connected
-from actbench.experiments.cluster.executor import Cluster, RayExecutor, _asking
-from actbench.experiments.runner.executor import Place, Work
-from actbench.experiments.runner.progress import Progress
+from actbench.run.executor import Place, Work
+from actbench.run.progress import Progress
+from actbench.tools.cluster.cluster import Nodes, connected
+from actbench.tools.cluster.executor import Cluster, RayExecutor, _asking
 
 HAS = {"GPU": 1.0, "a100": 1.0, "memory": 64e9, "node:10.0.0.1": 1.0}
 

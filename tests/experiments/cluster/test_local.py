@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from actbench.results import kinds, store
-from actbench.results.fits import FitRecord
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Failure
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Failure
+from actbench.report import kinds, store
+from actbench.tools.fit.records import FitRecord
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")  # whose import takes a second
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), needs_ray]

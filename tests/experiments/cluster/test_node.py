@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.experiments.cluster import node
-from actbench.results.sources import sources
+from actbench.model.sources import sources
+from actbench.tools.cluster import node
 
 FILES = {"models/own.py": "# größer\n" * 1000, "card.toml": 'name = "card"\n'}
 
@@ -64,7 +64,7 @@ def test_what_is_missing_or_changed_in_the_folder_is_put_right(cache: Path) -> N
 def test_a_worker_that_is_killed_leaves_nothing_of_its_own(cache: Path, tmp_path: Path) -> None:
     shared = node.Shared(files=FILES, sources=sources()).model_dump_json()
     code = (
-        "import os, signal, sys; from actbench.experiments.cluster import node; node.prepare(sys.argv[1]); "
+        "import os, signal, sys; from actbench.tools.cluster import node; node.prepare(sys.argv[1]); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     temporary = tmp_path / "temporary"

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.experiments.ranks.team import Team
-from actbench.experiments.runner.local import misfit
-from actbench.measuring.launch import Address
-from actbench.measuring.place import Place
-from actbench.results.records import Case
+from actbench.measure.place import Place
+from actbench.model.records import Case
+from actbench.run.local import misfit
+from actbench.tools.ranks.launch import Address
+from actbench.tools.ranks.team import Team
 
 
 def case(scheme: str, meter: str = "cpu") -> Case:

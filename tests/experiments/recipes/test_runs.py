@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from actbench.errors import RecipeError, UsageError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.runs import parse_seeds
+
+from actbench.errors import RecipeError, UsageError
 
 GOOD = """
 title = "Which?"

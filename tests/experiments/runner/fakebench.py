@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.measuring.bench`` in the tests of the runner: what a case does is in its scheme, its log in
+"""Stands in for ``actbench.measure.bench`` in the tests of the runner: what a case does is in its scheme, its log in
 its model.
 
 A scheme is a ``+``-joined list of deeds, such as ``sleep:0.05+kill``; those after ``then`` are done when timing.
@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 from actbench import longsteps
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
-from actbench.measuring.launch import Meeting
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.tools.ranks.launch import Meeting
 
 _SECOND = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)', sys.argv[1]]);"
 _FIRST = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"

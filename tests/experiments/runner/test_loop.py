@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.experiments.runner.executor import Cases, Handle, Place, Told, Work
-from actbench.experiments.runner.local import LocalExecutor, StoppedError
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import outcomes
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.run.executor import Cases, Handle, Place, Told, Work
+from actbench.run.local import LocalExecutor, StoppedError
+from actbench.run.progress import Progress
+from actbench.run.runner import outcomes
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 WORK = Work(Progress(), "test")

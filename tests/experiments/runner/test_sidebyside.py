@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import local
-from actbench.experiments.runner.local import ThisMachine, chosen_gpus
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import run
-from actbench.results.machine import Gpu
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.machine import Gpu
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.run import local
+from actbench.run.local import ThisMachine, chosen_gpus
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
 
 SMALL, LARGE = ("NVIDIA T4", 16), ("NVIDIA A100", 80)
 

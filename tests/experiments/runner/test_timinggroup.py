@@ -3,12 +3,12 @@ from __future__ import annotations
 from functools import partial
 from itertools import groupby
 
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import MEMORY_SHARE, TimingGroup
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.run.isolated import IsolatedSession
+from actbench.run.processes import ForkServer
+from actbench.run.progress import Progress
+from actbench.run.timinggroup import MEMORY_SHARE, TimingGroup
 
 
 def cases(log, *schemes):
