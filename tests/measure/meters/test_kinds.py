@@ -20,7 +20,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a meter of another package, and one that cannot be imported."""
     found = dict(plugins.installed("meters"))
     for name, value in (("theirs", f"{__name__}:THEIRS"), ("broken", "nowhere:METER")):
-        found[name] = plugins.Plugin(EntryPoint(name, value, "actbench.meters"))
+        found[name] = plugins.Plugin(name, EntryPoint(name, value, "actbench.meters"))
     monkeypatch.setattr(plugins, "installed", lambda group: found)
     monkeypatch.setattr(
         plugins, "_imported", lambda plugin: (THEIRS, None) if plugin.name == "theirs" else (None, "no")
