@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 from torch import nn
 
+from actbench import convert
 from actbench.errors import StoreError
-from actbench.tools.convert import convert, folders, savedmodel
+from actbench.tools.convert import folders, savedmodel
 from actbench.tools.convert.folders import save_converted
 
 

@@ -10,7 +10,7 @@ import torch
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
-from actbench.measure import bench, processes
+from actbench.measure import bench, world
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.facets import Spread
@@ -27,7 +27,7 @@ WIDE = (
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with processes.left_after():
+    with world.left_after():
         yield
 
 
