@@ -139,31 +139,6 @@ def test_a_root_that_is_decoded_to_zero_throws_nothing_far():
     assert p.abs().max() <= 1e-2 * 0.09 / (main_end / 15 / 2 * 0.99)
 
 
-@pytest.mark.parametrize("fake", [False, True])
-def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    p, state = torch.ones(300), zeros(300, USUAL)
-    rule = steprules.sgd_rule(1, **SGD)
-    cases = [
-        ((p.double(), p.double(), state), USUAL, "must not be torch.float64"),
-        ((p, p.half(), state), USUAL, r"the gradient must be torch.float32 \(300,\) on cpu, found torch.float16"),
-        ((p, p[:299], state), USUAL, r"found torch.float32 \(299,\)"),
-        ((p, p, state[1:]), USUAL, "vector of 254 bytes on cpu, found torch.uint8"),
-        ((p, p, state.int()), USUAL, "found torch.int32"),
-        ((p, p, state), Format(6, 7, 128, 512), "at most 256 elements, found 512"),
-        ((p, p, state), Format(2, 7, 64, 256), "main_bits"),
-    ]
-    with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.no_grad():
-        for tensors, form, message in cases:
-            with pytest.raises(ValueError, match=message):
-                smaqstep.sgd_(*tensors, 0, rule, form)
-        with pytest.raises(ValueError, match=r"must be 10 numbers, sign, kept, .*; found 6"):
-            smaqstep.adam_(p, p, state, state.clone(), 0, rule, USUAL)
-        with pytest.raises(ValueError, match="the first element must not be negative, found -4"):
-            smaqstep.sgd_(p, p, state, 0, rule, USUAL, first=-4)
-
-
 @pytest.mark.parametrize("step", [(smaqstep.adam_, smaqstep.sgd_), (smaqstep.reference_adam_, smaqstep.reference_sgd_)])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_part_of_whole_blocks_is_stepped_as_in_the_whole(step, form):

@@ -56,10 +56,3 @@ def test_an_infinite_gradient_of_a_dead_unit_is_zero():
         out = select(mask, grad)
         assert out[0] == 0
         assert out[1].isnan()
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="int32"):
-        ops.relu_mask(torch.ones(3, dtype=torch.int32))
-    with pytest.raises(ValueError, match="packed must have 2 bytes, found 1"):
-        ops.mask_select(torch.zeros(1, dtype=torch.uint8), torch.ones(9))
