@@ -133,7 +133,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     from actbench.tools.train import comparison
     from actbench.workload import folder
 
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     steps = importlib.import_module("fakefit")
     found, ledgers, pickle = small()
 
