@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.solver import row_widths
 from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import Codec, Parts

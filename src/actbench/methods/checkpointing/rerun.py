@@ -25,20 +25,22 @@ from actbench.units import KIB
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 """The buffers of norms that :func:`statistics_kept` protects."""
 
-_OURS = ("torch.nn.modules.", "actbench.methods.actnn.layers.")
-
 
 def counting_norms(module: nn.Module) -> list[_NormBase]:
     """Return the norms inside a module that update running statistics but do not read them in training.
 
-    These are only torch's own norms and our replacements: another subclass may read them, as batch renormalisation
-    does.
+    These are torch's own norms, and those whose class says so by ``only_updates_statistics``: another subclass may read
+    them, as batch renormalisation does.
     """
     return [
         norm
         for norm in module.modules()
-        if isinstance(norm, _NormBase) and norm.track_running_stats and type(norm).__module__.startswith(_OURS)
+        if isinstance(norm, _NormBase) and norm.track_running_stats and _only_updates_statistics(type(norm))
     ]
+
+
+def _only_updates_statistics(kind: type[_NormBase]) -> bool:
+    return kind.__module__.startswith("torch.nn.modules.") or getattr(kind, "only_updates_statistics", False)
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from torch.optim.sgd import sgd
 
 from actbench.errors import UsageError
 from actbench.methods.formats.encodings import Encoding
+from actbench.methods.formats.ops.smaqstep import rules as steprules
 from actbench.methods.formats.optim.base import Group, PackedOptimizer, Place, State, in_float32, write_back
 from actbench.methods.formats.optim.loading import TORCHS_OWN, refuse_unsupported
 from actbench.methods.formats.optim.storage import Storage
-from actbench.methods.formats.smaqstep import rules as steprules
 
 _SGD = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
 _ADAM = ("betas", "eps", "weight_decay", "maximize")
