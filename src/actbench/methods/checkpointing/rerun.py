@@ -96,7 +96,8 @@ class _Buffer:
             return False
         if _version(self.value) != self.version:
             return True
-        return by_value and _has_values(self.value) and not torch.equal(self.value, self.copy)
+        has_values = type(self.value) is Tensor and not self.value.is_meta  # a fake tensor has another type
+        return by_value and has_values and not torch.equal(self.value, self.copy)
 
 
 _Around = Callable[[], AbstractContextManager[Any]]
@@ -202,10 +203,6 @@ def _as_it_is(path: str, part: nn.Module, name: str, copies: dict[Tensor, Tensor
 
 def _version(buffer: Tensor) -> int | None:
     return None if buffer.is_inference() else buffer._version
-
-
-def _has_values(buffer: Tensor) -> bool:
-    return type(buffer) is Tensor and not buffer.is_meta  # a fake tensor has another type
 
 
 def _put(part: nn.Module, name: str, value: Any) -> None:

@@ -210,13 +210,8 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
         refuse_unsupported(group)
     options = {name: optimizer.defaults[name] for name in _OPTIONS[kind]}
     groups = [_group(group) for group in optimizer.param_groups]
-    return _twin(optimizer)(groups, **options, encoding=encoding, seed=seed)
-
-
-def _twin(optimizer: torch.optim.Optimizer) -> type[SGD] | type[Adam]:
-    if isinstance(optimizer, torch.optim.SGD):
-        return SGD
-    return AdamW if is_decoupled(optimizer) else Adam
+    twin = SGD if isinstance(optimizer, torch.optim.SGD) else AdamW if is_decoupled(optimizer) else Adam
+    return twin(groups, **options, encoding=encoding, seed=seed)
 
 
 def adam_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
