@@ -7,18 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from actbench.nn.compressed.layers import small_codes
-from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.saved import HostOffload, Identity, SavedTensors
 from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.variance import rounding_variance
 from actbench.results.gradient import Gradient
-from actbench.results.records import Site
-from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
+from actbench.schemes.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.schemes.card import Card
 from actbench.schemes.facets import Adaptive, Diagnosed, Facet
-from actbench.setup import Part, TrainingSetup
+from actbench.schemes.packedsaved import with_packed_saved_tensors
+from actbench.setup import TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -138,20 +136,15 @@ class Gact(Scheme):
             ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
                 compiled.
         """
-        hooks = self._hooks(whole_model=not setup.path)
-        probed = self.setting("bits"), self.adapt_interval, self.samples, self.probes
-        probing = Probing(*probed) if self._allocates else None
-        HookedForward.bind_on(self.name, setup.module, hooks, probing)
-        site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
-        changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
-        return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
-
-    def _hooks(self, *, whole_model: bool) -> Hooks:
         codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()
         placement = HostOffload(self.setting("prefetch")) if self.setting("swap") else None
-        packer = SavedTensors(codec, placement=placement, dedup=self.share)
-        rules = {} if codec.exact or not self.small_codes else small_codes()
-        return Hooks(packer, self.setting("bits"), rules, whole_model=whole_model)
+        packer, bits = SavedTensors(codec, placement=placement, dedup=self.share), self.setting("bits")
+        probing = Probing(bits, self.adapt_interval, self.samples, self.probes) if self._allocates else None
+        masks = self.small_codes and not codec.exact
+        changed = with_packed_saved_tensors(
+            self, setup, packer, self._becomes(), bits=bits, masks=masks, probing=probing
+        )
+        return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def _becomes(self) -> str:
         paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""
