@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from actbench.nn import savedtensors
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState
+from actbench.nn.saved.codecs import Unpacked
 from actbench.nn.wrapped import Rules
 
 Options = dict[str, Any]
@@ -51,6 +52,9 @@ class FusedAttention(torch.autograd.Function):
         if mask is not None:
             savedtensors.left(mask, "the mask of attention, which stays whole")
             hooks.packer.exclude.add([mask])
+        for packed, _ in saved:
+            if not isinstance(packed.codec, Unpacked):
+                hooks.packer.exclude.add(packed.parts)  # saved below, where the hooks see them
         ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
         ctx.saved = [(packed._replace(parts=()), site, len(packed.parts)) for packed, site in saved]
         ctx.save_for_backward(mask, *(part for packed, _ in saved for part in packed.parts))
