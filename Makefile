@@ -44,7 +44,7 @@ gpu:  ## on a machine with a GPU: measure on it, records to $(RESULTS); all step
 	$(PYTHON) benchmarks/gpu.py $(RESULTS) $(STEPS:%=--step %)
 
 tables: $(READY)  ## every table under results/, anew from its records
-	$(BIN)/python -c "from pathlib import Path; from actbench.experiments.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
+	$(BIN)/python -c "from pathlib import Path; from actbench.run.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
 
 pages: $(READY)  ## the pages under docs/reports, and the picture of one by an installed Chromium
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html

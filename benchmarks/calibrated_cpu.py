@@ -25,16 +25,16 @@ from typing import NamedTuple
 
 import torch
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError
-from actbench.experiments.recipes.recipe import Recipe
-from actbench.measuring.bench import measure
-from actbench.measuring.calibration import calibrate
-from actbench.measuring.calibration.profile import toml
-from actbench.results.machine import machine
-from actbench.results.records import Case
-from actbench.results.tables.values import write
-from actbench.setup import TrainStep
+from actbench.machine import machine
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.report.tables.values import write
+from actbench.run.recipes.recipe import Recipe
+from actbench.scheme.setup import TrainStep
+from actbench.tools.calibrate.calibrate import calibrate
+from actbench.tools.calibrate.profile import toml
 
 RECIPES = ("agreement", "quickstart", "resnet50")
 SMALLER = {"roberta-base": 4, "resnet50": 4}

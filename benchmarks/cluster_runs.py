@@ -19,24 +19,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
-from actbench.experiments.cluster import cases as on_cluster
-from actbench.experiments.cluster import node
-from actbench.experiments.cluster.cases import CaseWork
-from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.experiment import keep
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import runner
-from actbench.experiments.runner.progress import Progress
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Case, Failure
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case, Failure
+from actbench.report import store
+from actbench.report.store import Store
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.tools.cluster import node
+from actbench.tools.cluster.executor import Cluster
 
 HOST = """
 import os
@@ -58,7 +55,7 @@ ANSWER = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 
 
 class Session:
-    """As of ``actbench.measuring.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
+    """As of ``actbench.measure.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
 
     def __init__(self, case: Case) -> None:
         self._seconds = case.batch_size / 1000
@@ -73,7 +70,7 @@ class Session:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what became of a case; as of ``actbench.measuring.bench``."""
+    """Return what became of a case; as of ``actbench.measure.bench``."""
     return Failure(reason="crash", message=str(error))
 
 
@@ -129,16 +126,11 @@ def overhead(count: int, seconds: float) -> None:
     _import_schemes(cases)
     took = {}
     with local_cluster() as (address, _), tempfile.TemporaryDirectory() as folder:
-        for name, run, given in (
-            (f"--jobs {NODES}", runner.run, {"jobs": NODES}),
-            (f"--cluster, {NODES} nodes", on_cluster.run, {}),
-        ):
+        for name, machines in ((f"--jobs {NODES}", None), (f"--cluster, {NODES} nodes", Cluster(address))):
             clock = Clock()
-            place = [Cluster(address)] if run is on_cluster.run else []
+            settings: dict[str, Any] = {"recipe": "asleep", "command": "", "bench": "cluster_runs", "jobs": NODES}
             with Store.opened(Path(folder) / f"{len(took)}.jsonl", MeasuredRecord) as rows:
-                run(  # type: ignore[operator]
-                    *place, cases, rows, recipe="asleep", command="", progress=clock, bench="cluster_runs", **given
-                )
+                run(cases, rows, progress=clock, machines=machines, **settings)
             took[name] = clock.ended
             first, last = clock.ended[0], clock.ended[-1]
             print(
@@ -152,23 +144,24 @@ def overhead(count: int, seconds: float) -> None:
 
 def schedule(count: int) -> None:
     """Hand over many tasks that answer at once."""
-    cases, clock, process = plan(count), Clock(), psutil.Process()
-    work, sizes = CaseWork(clock, function=answer), []
+    cases, process, sizes = plan(count), psutil.Process(), [(0, 0.0, psutil.Process().memory_info().rss)]
+
+    class Sized(Clock):
+        """Notes the size of this process, too."""
+
+        def finished(self, case: Any, outcome: Any) -> None:
+            """Note it, ten times."""
+            super().finished(case, outcome)
+            if len(self.ended) % (count // 10) == 0:
+                sizes.append((len(self.ended), self.ended[-1], process.memory_info().rss))
+
     _import_schemes(cases)
+    node.measure = answer
     with local_cluster() as (address, _), tempfile.TemporaryDirectory() as folder:
         rows = Store.opened(Path(folder) / "rows.jsonl", MeasuredRecord)
-        with rows as stored, on_cluster.connected(Cluster(address), "", work) as nodes:
-            clock.began, used = time.monotonic(), sum(process.cpu_times()[:2])
-            with closing(nodes.outcomes([entry.case for entry in cases])) as outcomes:
-
-                def told() -> Iterator[tuple[Case, Any]]:
-                    for number, each in enumerate(outcomes):
-                        if number % (count // 10) == 0:
-                            sizes.append((number, clock.ended[-1] if clock.ended else 0.0, process.memory_info().rss))
-                        yield each
-
-                keep(told(), MeasuredRecord, cases, stored, clock, recipe="asleep", origin=nodes.origins.pop)
-        sizes.append((count, clock.ended[-1], process.memory_info().rss))
+        with rows as stored:
+            clock, used = Sized(), sum(process.cpu_times()[:2])
+            run(cases, stored, recipe="asleep", command="", progress=clock, machines=Cluster(address))
     used = sum(process.cpu_times()[:2]) - used
     print(f"{1000 * used / count:.2f} ms of the driver's processor time for each row")
     for number, seconds, size in sizes:
@@ -177,7 +170,7 @@ def schedule(count: int) -> None:
 
 def _import_schemes(cases: Sequence[Planned[Case]]) -> None:
     """Import what a sweep has imported when it has checked its plan, on a cluster or not."""
-    on_cluster.shared_of([cases[0].case])
+    node.files_of([cases[0].case])
 
 
 def same(count: int) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actbench.measuring.bench import measure
-from actbench.results.records import Case
-from actbench.results.tables.values import write
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.report.tables.values import write
 
 TABLES = tomllib.loads(Path(__file__).with_name("published_times.toml").read_text())
 

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from scipy.optimize import least_squares
 
-from actbench.measuring.bench import Session
-from actbench.measuring.cost.clock import computing
-from actbench.measuring.cost.rates import Efficiencies, published
-from actbench.measuring.meters import profiles
-from actbench.results.records import Case
+from actbench.measure.bench import Session
+from actbench.model.records import Case
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import computing
+from actbench.simulator.cost.rates import Efficiencies, published
 
 PAIRS = Path(__file__).with_name("published_times.toml")
 

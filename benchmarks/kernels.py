@@ -28,21 +28,24 @@ import torch
 from pydantic_core import to_json
 from torch import Tensor, nn
 
-from actbench.codecs.tables import table
 from actbench.errors import first_line
-from actbench.measuring.calibration.device import device_named, settle_heap
-from actbench.nn import piecewise
-from actbench.nn.activations import function_of
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.ops import bitpack, groupquant, mask, sketch, smaq, smaqstep, stepwise
-from actbench.ops.activate import activate, agrees_on_cuda
-from actbench.ops.activate import reference as activate_reference
+from actbench.machine import machine, now, versions
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquant import reference as grouped
+from actbench.methods.fewbit import piecewise
+from actbench.methods.fewbit.activations import function_of
+from actbench.methods.fewbit.ops import mask, stepwise
+from actbench.methods.fewbit.ops.activate import activate, agrees_on_cuda, reference as activate_reference
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.methods.fewbit.tables import table
+from actbench.methods.formats import smaqops as smaq, smaqstep
+from actbench.methods.formats.smaqops import reference as smaq_reference
+from actbench.methods.formats.smaqops.format import SMAQ
+from actbench.methods.formats.smaqstep.rules import adam_rule, sgd_rule
+from actbench.methods.randomized import ops as sketch
+from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
-from actbench.ops.groupquant import reference as grouped
-from actbench.ops.smaq import reference as smaq_reference
-from actbench.ops.smaq.format import SMAQ
-from actbench.ops.smaqstep.rules import adam_rule, sgd_rule
-from actbench.results.machine import machine, now, versions
+from actbench.tools.calibrate.device import device_named, settle_heap
 from actbench.units import format_seconds
 
 Call = Callable[[], object]

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from actbench.results.machine import provenance
+from actbench.machine import provenance
 
 COMMAND = ("sweep", "--max-batch")
 _TRIED = re.compile(r"(?P<row>.*): batch (?P<batch>\d+) (?:fits|does not fit)(?: \(after .*\))?")

@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Built, Case, Machine, MeterName, Site, Versions
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Built, Case, Machine, MeterName, Site, Versions
 
 METERS: tuple[MeterName, ...] = ("cpu", "simulated")
 MODELS = ("roberta-base", "bert-base-uncased", "gpt2", "vit-base", "tiny-llama")

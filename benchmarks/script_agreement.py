@@ -31,9 +31,9 @@ import torch  # noqa: E402
 from cases import CASES, SCRIPTS, ScriptCase  # noqa: E402 - beside the tests that hold these figures
 from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN  # noqa: E402
 
-from actbench.results.machine import provenance  # noqa: E402
-from actbench.results.records import Case, MeterName, Script  # noqa: E402
-from actbench.script.bench import Session  # noqa: E402
+from actbench.machine import provenance  # noqa: E402
+from actbench.model.records import Case, MeterName, Script  # noqa: E402
+from actbench.tools.script.bench import Session  # noqa: E402
 
 PROFILE = "rtx-4090"
 ROUNDS = 3

@@ -20,8 +20,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
-from actbench.experiments.runner.runner import BENCH, PRELOAD
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.run.executor import BENCH, PRELOAD
 
 T = TypeVar("T")
 
@@ -142,8 +142,8 @@ def forked(case: Case, *, untimed: bool = False) -> Run:
 
 
 def _run(case: Case, answer: Connection, untimed: bool) -> None:
-    from actbench.measuring.bench import Session
-    from actbench.measuring.meters import simulated
+    from actbench.measure.bench import Session
+    from actbench.simulator import simulated
 
     if untimed:
         noted = simulated.Recorder

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench.measuring.bench import measure
-from actbench.measuring.meters.profiles import get
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup, TrainStep
-from actbench.workloads.base import construct
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.simulator.profiles import get
+from actbench.simulator.simulated import SimulatedMeter
+from actbench.workload.base import construct
 
 DEVICE = "rtx-4090"
 

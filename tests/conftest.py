@@ -18,8 +18,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from actbench.cli import main
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Case, Failure, Machine, Versions
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case, Failure, Machine, Versions
 
 MakeRecord = Callable[..., MeasuredRecord]
 
@@ -168,8 +168,8 @@ class Refusals:
 
     def __call__(self, model: str, *, naming: str, scheme: str = "fewbit:3") -> list[str]:
         """Convert a model and list what it saves, and return the messages."""
-        from actbench.conversion.workload import convert_workload
         from actbench.errors import ActbenchError, shortened
+        from actbench.tools.convert.workload import convert_workload
 
         with pytest.raises(ActbenchError) as refused:
             convert_workload(Case(model=model, scheme=scheme, batch_size=2), None)
@@ -200,7 +200,7 @@ class TasksHere:
 @pytest.fixture
 def tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands do their tasks in this process."""
-    monkeypatch.setattr("actbench.experiments.runner.tasks.Tasks", TasksHere)
+    monkeypatch.setattr("actbench.run.tasks.Tasks", TasksHere)
 
 
 @pytest.fixture
@@ -213,13 +213,6 @@ def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""
     return Cli(monkeypatch, capfd)
-
-
-@pytest.fixture
-def fakeray(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module that stands in for Ray."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("fakeray")
 
 
 EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"

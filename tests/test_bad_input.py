@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.experiments.runner import runner
-from actbench.results.measured import MeasuredRecord
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord
+from actbench.report.store import Store
+from actbench.run import runner
 
 RECIPE = """
 title = "t"

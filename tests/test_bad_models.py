@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from actbench.measuring import bench
-from actbench.results.records import Failure
-from actbench.training import comparison
+from actbench.measure import bench
+from actbench.model.records import Failure
+from actbench.tools.train import comparison
 
 BERT = {
     "model_type": "bert",

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from actbench.errors import RecipeError, SpecError, StoreError, UsageError
-from actbench.experiments import sweep
-from actbench.experiments.recipes import Recipe
-from actbench.experiments.recipes.runs import TrainingRecipe
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
-from actbench.schemes import build
-from actbench.training import comparison
+from actbench.model.measured import MeasuredRecord
+from actbench.report import store
+from actbench.run import sweep
+from actbench.run.recipes import Recipe
+from actbench.scheme import build
+from actbench.tools.train import comparison
+from actbench.tools.train.recipe import TrainingRecipe
 from actbench.units import parse_bytes
-from actbench.workloads import names
+from actbench.workload import names
 
 DIGITS, MORE_DIGITS = "9" * 400, "9" * 5000
 FLAGS = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from actbench.conversion.workload import convert_workload
 from actbench.errors import StoreError
-from actbench.experiments import sweep
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
-from actbench.training import comparison
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.run import sweep
+from actbench.tools.convert.workload import convert_workload
+from actbench.tools.train import comparison
 
 TOO_LONG = "a" * 256
 MODELS = {
@@ -150,7 +150,7 @@ def test_a_model_folder_that_cannot_be_made_is_refused_before_the_model_is_built
 ) -> None:
     (tmp_path / "out").mkdir()
     take(tmp_path / "out" / "model")
-    monkeypatch.setattr("actbench.workloads.load", lambda *_: pytest.fail("a model was read"))
+    monkeypatch.setattr("actbench.workload.load", lambda *_: pytest.fail("a model was read"))
 
     with pytest.raises(StoreError, match="out/model"):
         convert_workload(Case(model="tiny-bert", scheme="fewbit:3", batch_size=1), tmp_path / "out" / "model")

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from actbench import declared, schemes, workloads
-from actbench.declared.schemes import _schemes
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ModelError, SpecError, UsageError
-from actbench.measuring.meters import profiles
-from actbench.workloads import names
+from actbench.model import declared
+from actbench.model.declared.schemes import _schemes
+from actbench.simulator import profiles
+from actbench.workload import names
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from actbench.cli import main; main()"
 

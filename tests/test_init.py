@@ -31,12 +31,12 @@ def test_importing_actbench_imports_neither_torch_nor_pydantic():
 
 
 def test_importing_workloads_imports_neither_library():
-    code = "import sys, actbench.workloads; print({'torchvision', 'transformers'} & set(sys.modules))"
+    code = "import sys, actbench.workload; print({'torchvision', 'transformers'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines() == ["set()"]
 
 
 def test_convert_and_measure_are_functions_after_any_import():
-    importlib.import_module("actbench.conversion.folders")
+    importlib.import_module("actbench.tools.convert.folders")
     assert callable(actbench.convert)
     assert callable(actbench.measure)

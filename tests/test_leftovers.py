@@ -16,7 +16,7 @@ import pytest
 
 from actbench import leftovers
 from actbench.leftovers import sweep, temporary_folder
-from actbench.results.render.exports import export
+from actbench.report.render.exports import export
 
 FOLDER = """
     with temporary_folder() as folder:
@@ -51,9 +51,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(code: str, end: str) -> subprocess.Popen[str]:
     imports = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom actbench.leftovers import temporary_folder\n"
-        "from actbench.results.render.exports import export\n"
+        "from actbench.report.render.exports import export\n"
     )
-    staging = "from actbench.conversion.savedmodel import staged\n" if "staged" in code else ""
+    staging = "from actbench.tools.convert.savedmodel import staged\n" if "staged" in code else ""
     program = f"{imports}{staging}def end(): {end}\n{textwrap.dedent(code)}"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
@@ -67,7 +67,7 @@ def work(code: str) -> None:
     elif code == EXPORT:
         export({Path("others.csv"): "a row"})
     else:
-        from actbench.conversion.savedmodel import staged
+        from actbench.tools.convert.savedmodel import staged
 
         with staged(Path("other"), replaceable=False):
             pass

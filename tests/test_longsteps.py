@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from actbench import longsteps
-from actbench.measuring.inspection import trace
-from actbench.measuring.meters import MemoryReading, SimulatedMeter, profiles
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.measure.inspection import trace
+from actbench.measure.meters import MemoryReading, SimulatedMeter
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
 
 STEPS = 50
 

@@ -38,7 +38,7 @@ late = theirs:LATE
 picture = theirs:PICTURE
 csv = theirs:SHOUT
 
-[actbench.schemes]
+[actbench.scheme]
 halved = theirs:Halved
 quartered = theirs_broken:Quartered
 """
@@ -262,7 +262,7 @@ def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
 
 
 def test_processes_that_a_command_starts_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("x", "nowhere:x", "actbench.schemes")
+    entry = EntryPoint("x", "nowhere:x", "actbench.scheme")
     monkeypatch.setenv(plugins.TOLD_BY, "1")
 
     plugins.leave_out(plugins.Plugin("x", entry), "schemes", "told by the command")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from actbench.experiments import recipes, sweep
-from actbench.experiments.recipes import runs
-from actbench.results import kinds, store
-from actbench.results.fits import FitRecord
-from actbench.results.render import markdown
-from actbench.results.runs import TrainingRun
-from actbench.results.tables import report_tables
-from actbench.results.tables.columns import CHOICES
-from actbench.results.tables.fits import FIT_TITLE, FITTED
-from actbench.results.tables.training import TRAINED
+from actbench.report import kinds, store
+from actbench.report.render import markdown
+from actbench.report.tables import report_tables
+from actbench.report.tables.columns import CHOICES
+from actbench.run import recipes, sweep
+from actbench.tools.fit.records import FitRecord
+from actbench.tools.fit.tables import FIT_TITLE, FITTED
+from actbench.tools.train import recipe as runs
+from actbench.tools.train.records import TrainingRun
+from actbench.tools.train.tables import TRAINED
 
 ROOT = Path(__file__).parents[1]
 FILES = kinds.files_below(ROOT / "results")

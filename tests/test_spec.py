@@ -3,12 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from pydantic import BaseModel
 
 from actbench.errors import SpecError
-from actbench.spec import Part, build, parse, shortest
+from actbench.model.spec import Part, build, parse, shortest
 
 
 def test_a_name_a_value_and_options() -> None:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actbench.errors import UsageError
 from actbench.units import format_bytes, format_seconds, parse_bytes

@@ -15,11 +15,6 @@ from typing import TYPE_CHECKING, Any
 from actbench import caches as _caches
 
 if TYPE_CHECKING:
-    from actbench.codecs.activation import own_activation
-    from actbench.codecs.tables import table
-    from actbench.conversion import Conversion, conversion_of, convert
-    from actbench.conversion.controller import Controller
-    from actbench.conversion.folders import load_converted, save_converted
     from actbench.errors import (
         ActbenchError,
         ConversionError,
@@ -32,45 +27,50 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from actbench.measuring.bench import measure
-    from actbench.nn.lowrank import base_state_dict
-    from actbench.nn.saved.samplegradients import samples
-    from actbench.results.records import Case
-    from actbench.schemes import apply
-    from actbench.script.simulation import simulate
-    from actbench.setup import Precision, Processes, TrainingSetup, TrainStep
+    from actbench.measure.bench import measure
+    from actbench.methods.fewbit.activation import own_activation
+    from actbench.methods.fewbit.tables import table
+    from actbench.methods.lora.lowrank import base_state_dict
+    from actbench.model.records import Case
+    from actbench.packing.samplegradients import samples
+    from actbench.scheme import apply
+    from actbench.scheme.setup import Precision, Processes, TrainingSetup, TrainStep
+    from actbench.tools.convert.controller import Controller
+    from actbench.tools.convert.folders import load_converted, save_converted
+    from actbench.tools.convert.model import Conversion, conversion_of, convert
+    from actbench.tools.script.simulation import simulate
 
     __version__: str
 
 _HOMES = {
     "ActbenchError": "errors",
-    "Case": "results.records",
-    "Controller": "conversion.controller",
-    "Conversion": "conversion",
+    "Case": "model.records",
+    "Controller": "tools.convert.controller",
+    "Conversion": "tools.convert.model",
     "ConversionError": "errors",
     "KernelError": "errors",
     "MeasurementError": "errors",
     "ModelError": "errors",
     "OutOfMemoryError": "errors",
-    "Precision": "setup",
-    "Processes": "setup",
+    "Precision": "scheme.setup",
+    "Processes": "scheme.setup",
     "RecipeError": "errors",
     "SpecError": "errors",
     "StoreError": "errors",
-    "TrainStep": "setup",
-    "TrainingSetup": "setup",
+    "TrainStep": "scheme.setup",
+    "TrainingSetup": "scheme.setup",
     "UsageError": "errors",
-    "apply": "schemes",
-    "base_state_dict": "nn.lowrank",
-    "conversion_of": "conversion",
-    "convert": "conversion",
-    "load_converted": "conversion.folders",
-    "measure": "measuring.bench",
-    "own_activation": "codecs.activation",
-    "samples": "nn.saved.samplegradients",
-    "save_converted": "conversion.folders",
-    "simulate": "script.simulation",
-    "table": "codecs.tables",
+    "apply": "scheme",
+    "base_state_dict": "methods.lora.lowrank",
+    "conversion_of": "tools.convert.model",
+    "convert": "tools.convert.model",
+    "load_converted": "tools.convert.folders",
+    "measure": "measure.bench",
+    "own_activation": "methods.fewbit.activation",
+    "samples": "packing.samplegradients",
+    "save_converted": "tools.convert.folders",
+    "simulate": "tools.script.simulation",
+    "table": "methods.fewbit.tables",
 }
 
 _caches.keep_compiled_code_private()  # before anything imports torch's compiler, which then chooses a folder

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments.recipes.recipe import Recipe
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.run.recipes.recipe import Recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibrated-time.md").read_text()
 

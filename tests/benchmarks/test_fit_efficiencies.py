@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actbench.measuring.cost.clock import computing
-from actbench.measuring.cost.rates import published
-from actbench.measuring.cost.work import Work
-from actbench.measuring.meters import profiles
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import computing
+from actbench.simulator.cost.rates import published
+from actbench.simulator.cost.work import Work
 
 PRODUCTS = Counter({Work("mm", "matmul", flops=10**12, precision="fp32", moved=10**8, launches=1): 50})
 MOVES = Counter({Work("add", "elementwise", moved=10**9, launches=1): 200, **PRODUCTS})

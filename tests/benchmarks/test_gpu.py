@@ -36,8 +36,8 @@ def test_what_is_needed_is_what_the_package_declares(script):
 def test_the_layout_works_without_an_installation(script, tmp_path):
     script.lay_out(tmp_path)
     code = (
-        "import actbench, actbench.experiments.recipes; from actbench.ops import rawkernel;"
-        "print(actbench.__file__, 'quickstart' in actbench.experiments.recipes.names(), len(rawkernel.source('mask')))"
+        "import actbench, actbench.run.recipes; from actbench.ops import rawkernel;"
+        "print(actbench.__file__, 'quickstart' in actbench.run.recipes.names(), len(rawkernel.source('mask')))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(

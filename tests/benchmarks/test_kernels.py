@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from actbench.ops.smaq.format import SMAQ
+from actbench.methods.formats.smaqops.format import SMAQ
 
 
 def place(script):

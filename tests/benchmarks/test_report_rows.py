@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actbench.results import store
+from actbench.report import store
 
 
 def written(script: Any, file: Path, rows: int) -> Path:

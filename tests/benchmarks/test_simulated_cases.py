@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actbench.workloads import names
+from actbench.workload import names
 
 
 def test_the_models_are_known_and_each_scheme_has_a_case(script: Any) -> None:

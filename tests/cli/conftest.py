@@ -7,6 +7,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from actbench.results.calibration import CalibrationReport, HostFound
-from actbench.results.converted import ConversionReport
-from actbench.results.machine import provenance
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.results.runs import Evaluation, Trained, TrainingCase
+from actbench.machine import provenance
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.tools.calibrate.records import CalibrationReport, HostFound
+from actbench.tools.convert.report import ConversionReport
+from actbench.tools.train.records import Evaluation, Trained, TrainingCase
 
 ROOT = Path(__file__).parents[2]
 SMALL = Case(model="tiny-roberta", batch_size=1, sequence_length=8, device_profile="rtx-4090")
@@ -97,14 +98,14 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path)
 @functools.cache
 def small() -> tuple[Measurement, str, bytes]:
     """Return the measurement of a small model, with all that commands show of one, its ledgers and its snapshot."""
-    from actbench.measuring import bench, timelines
+    from actbench.measure import bench, timelines
 
     found: Measurement = timelines.Session(SMALL).memory()
     return found, bench.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
 
 
 def calibrated(device: str, *, command: str, **_: Any) -> Any:
-    from actbench.measuring.meters.profiles import DeviceTable
+    from actbench.simulator.profiles import DeviceTable
 
     host = HostFound(**dict.fromkeys(HostFound.model_fields, 1e-6))
     rates = {"flops_per_second": {"fp32": 1e11}, "bandwidth": 2e10, "link": 1e10, "launch_seconds": 1e-6}
@@ -119,17 +120,18 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> None:
+def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
-    from actbench import workloads
-    from actbench.conversion import workload
-    from actbench.experiments.cluster import node
-    from actbench.experiments.cluster.cluster import Cluster
-    from actbench.experiments.runner import runner
-    from actbench.fitting import ondevice, simulations
-    from actbench.measuring import bench, calibration, meters
-    from actbench.training import comparison, noderun
-    from actbench.workloads import folder
+    from actbench import workload as workloads
+    from actbench.measure import bench, meters
+    from actbench.run import local
+    from actbench.run.executor import Handle
+    from actbench.tools.calibrate import calibrate as calibration
+    from actbench.tools.cluster.executor import Cluster
+    from actbench.tools.convert import workload
+    from actbench.tools.fit import ondevice
+    from actbench.tools.train import comparison
+    from actbench.workload import folder
 
     monkeypatch.syspath_prepend(Path(__file__).parent)
     steps = importlib.import_module("fakefit")
@@ -141,12 +143,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
         told = {"timeline": found.timeline, "estimated": estimated, "largest_batch": 7}
         return made.model_copy(update=told)
 
-    def answer(text: str, task: int) -> str:
-        if "experiment" in json.loads(text):
-            return noderun.RunReply(outcome=TRAINED, **fakeray.where()).model_dump_json()
-        cases = node.Request.model_validate_json(text).cases
-        outcomes = tuple((case, outcome(case)) for case in cases)
-        return node.CasesReply(outcomes=outcomes, **fakeray.where()).model_dump_json()
+    def submit(self: object, cases: Sequence[Case], on: object, tell: Any) -> Handle:
+        for case in cases:
+            tell((case, outcome(case), provenance("")))
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        return Handle(ended, lambda: None)
 
     def converted(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
         workloads.load(case)
@@ -157,11 +159,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None, fakeray: Any) -> 
         return json.dumps(json.loads(ledgers) * len(json.loads(text)))
 
     stands = {
-        (runner, "ForkServer"): lambda *_, **__: nullcontext(),
-        (runner.Sweep, "outcomes"): lambda self, cases: ((case, outcome(case)) for case in cases),
-        (simulations, "ForkServer"): lambda *_, **__: nullcontext(),
-        (simulations.ProcessesHere, "_outcome"): lambda self, case, may_begin: outcome(case),
-        (Cluster, "connected"): lambda self: nullcontext(fakeray.FakeRay(answer)),
+        (local, "ForkServer"): lambda *_, **__: nullcontext(),
+        (local.LocalExecutor, "submit"): submit,
+        (Cluster, "start"): lambda self, work: local.LocalExecutor(work),
         (folder, "download"): lambda repository, **_: Path("my-model"),
         (ondevice, "_check_card"): lambda profile: None,
         (meters, "check"): lambda name: None,

@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.measuring.bench`` in the tests of fit: a step of 10 GiB and a second, made up."""
+"""Stands in for ``actbench.measure.bench`` in the tests of fit: a step of 10 GiB and a second, made up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from actbench.results.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
-from actbench.results.records import Case
+from actbench.model.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
+from actbench.model.records import Case
 
 GIB = 1024**3
 WEIGHTS = GIB

@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.script.bench``: it runs the script as python does, and makes up what a step needs.
+"""Stands in for ``actbench.tools.script.bench``: it runs the script as python does, and makes up what a step needs.
 
 A script may set the peak, as ``PEAK_GIB = 30``, and may end by an error.
 """
@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 from actbench.errors import MeasurementError
-from actbench.results.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
-from actbench.results.records import Built, Case, Failure
-from actbench.results.timeline import Holder, Span, Timeline
+from actbench.model.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
+from actbench.model.records import Built, Case, Failure
+from actbench.model.timeline import Holder, Span, Timeline
 
 GIB = 1024**3
 LIMIT = 24 * GIB

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.measuring import calibration
-from actbench.results.calibration import CalibrationReport
+from actbench.tools.calibrate import calibrate as calibration
+from actbench.tools.calibrate.records import CalibrationReport
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from actbench.codecs.encodings import COMPARED, DISTRIBUTIONS, Quality, build
+from actbench.methods.formats.encodings import COMPARED, DISTRIBUTIONS, Quality, build
 
 FEW = ("--encoding", "int6", "--encoding", "smaq_simulated", "--distribution", "relu,tiny", "--elements", "4096")
 

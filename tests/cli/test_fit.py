@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments.runner import runner
-from actbench.fitting import simulations
-from actbench.results import store
-from actbench.results.fits import FitRecord
+from actbench.report import store
+from actbench.run import local, runner
+from actbench.tools.fit import simulations
+from actbench.tools.fit.records import FitRecord
 
 HERE = str(Path(__file__).parent)
 AMONG = [word for name in ("checkpoint", "gact:L2", "chunked_loss:8") for word in ("--scheme", name)]
@@ -35,11 +35,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let steps be made up, and return the file that they are listed in."""
-    monkeypatch.setattr("actbench.fitting.simulations.BENCH", "fakefit")
-    monkeypatch.setattr("actbench.fitting.simulations.PRELOAD", ())
+    monkeypatch.setattr("actbench.tools.fit.simulations.BENCH", "fakefit")
+    monkeypatch.setattr("actbench.tools.fit.simulations.PRELOAD", ())
     monkeypatch.setitem(runner.run.__kwdefaults__, "bench", "fakefit")
     monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
-    monkeypatch.setattr(runner, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
+    monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
     path = tmp_path / "log"
     monkeypatch.setenv("FAKEFIT_LOG", str(path))
     return path

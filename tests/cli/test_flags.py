@@ -14,8 +14,8 @@ from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, 
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags
 from actbench.errors import SpecError
-from actbench.experiments.recipes.sections import WorkloadGrid
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.run.recipes.sections import WorkloadGrid
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from actbench.measuring import bench
-from actbench.results.ledger import SavedTensor
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.model.ledger import SavedTensor
+from actbench.model.records import Case
 
 pytestmark = pytest.mark.usefixtures("tasks_here")
 

@@ -10,8 +10,8 @@ import pytest
 from actbench.cli import listing
 from actbench.cli.app import app
 from actbench.errors import UsageError
-from actbench.measuring.meters import profiles
 from actbench.plugins import Plugin
+from actbench.simulator import profiles
 
 
 def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -38,7 +38,7 @@ def test_schemes_say_their_package_if_one_is_not_ours(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     (tmp_path / "METADATA").write_text(f"Name: {'actbench' if is_ours else 'theirs'}\nVersion: 1.0\n")
-    (tmp_path / "entry_points.txt").write_text("[actbench.schemes]\noffload = theirs:Offload\n")
+    (tmp_path / "entry_points.txt").write_text("[actbench.scheme]\noffload = theirs:Offload\n")
     [entry] = PathDistribution(tmp_path).entry_points
     monkeypatch.setattr(listing, "installed", lambda group: {"offload": Plugin("offload", entry)})
 

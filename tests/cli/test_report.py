@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.results.measured import MeasuredRecord
+from actbench.model.measured import MeasuredRecord
 
 MakeRecord = Callable[..., MeasuredRecord]
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments import scripts
+from actbench.tools.script import experiment as scripts
 
 TRAIN = """
 import sys
@@ -216,7 +216,7 @@ def test_a_script_that_cannot_be_read_is_named(cli: Any, monkeypatch: pytest.Mon
     def unreadable(path: Path, most_bytes: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("actbench.declared.scripts.read_bytes", unreadable)  # root may read everything
+    monkeypatch.setattr("actbench.tools.script.declared.read_bytes", unreadable)  # root may read everything
 
     cli.refused("run", "train.py", naming="train.py cannot be read: Permission denied")
 

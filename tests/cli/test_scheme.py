@@ -5,12 +5,12 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.cli.listing import print_scheme
-from actbench.schemes import Scheme
-from actbench.schemes.base import OF_PARTS
-from actbench.schemes.card import Card
-from actbench.schemes.facets import Facet, LossyForward
+from actbench.scheme import Scheme
+from actbench.scheme.base import OF_PARTS
+from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, LossyForward
 
 
 @pytest.fixture(autouse=True)

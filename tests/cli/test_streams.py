@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actbench.cli import Tolerant
-from actbench.results import store
+from actbench.report import store
 
 COMMAND = Path(sys.executable).with_name("actbench")
 

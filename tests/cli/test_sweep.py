@@ -1,7 +1,7 @@
 import pytest
 
-from actbench.experiments.runner import runner
-from actbench.results import store
+from actbench.report import store
+from actbench.run import runner, sweep
 
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
@@ -60,7 +60,7 @@ def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli,
     file = tmp_path / "failingbench.py"
     file.write_text(BENCH)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(runner, "BENCH", "failingbench")  # or the processes of both commands would import torch
+    monkeypatch.setattr(sweep, "BENCH", "failingbench")  # or the processes of both commands would import torch
     monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
     command = ("measure", "tiny-roberta", "-b", "1", "--meter", "simulated")
     ended, debugged = cli(*command), cli("--debug", *command)

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from actbench.cli.flags import SchemeFlags
-from actbench.codecs.tables import table
 from actbench.errors import UsageError
+from actbench.methods.fewbit.tables import table
 
 
 def test_a_table_is_printed_and_exported(cli, tmp_path):

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, files_of, line_of
-from actbench.results.measured import MeasuredRecord
-from actbench.results.timeline import Holder, Span, Timeline
+from actbench.model.measured import MeasuredRecord
+from actbench.model.timeline import Holder, Span, Timeline
 
 CASE = ("measure", "tiny-gpt2", "-b", "2", "--sequence-length", "16", "--meter", "simulated")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.results.machine import machine
-from actbench.results.runs import Trained, TrainingRun
-from actbench.results.store import Store, read
+from actbench.machine import machine
+from actbench.report.store import Store, read
+from actbench.tools.train.records import Trained, TrainingRun
 
 RECIPE = """
 title = "Which?"

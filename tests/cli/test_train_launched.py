@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actbench.results.runs import Trained, TrainingRun
-from actbench.results.store import read
+from actbench.report.store import read
+from actbench.tools.train.records import Trained, TrainingRun
 
 RECIPE = """
 title = "Which?"

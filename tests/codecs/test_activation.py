@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.codecs.activation import ACTIVATIONS, activation
 from actbench.errors import UsageError
+from actbench.methods.fewbit.activation import ACTIVATIONS, activation
 
 EXACT = {
     "gelu": F.gelu,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from actbench.codecs.gated import GATES, inversion, mixture
+from actbench.methods.fewbit.gated import GATES, inversion, mixture
 
 PUBLISHED = {"gelu": (-0.04922, 3.186), "silu": (-0.04060, 6.305)}  # a and c of the authors, to few digits
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from actbench.codecs.optimallevels import best_segments
+from actbench.methods.fewbit.optimallevels import best_segments
 
 
 def uniform(x):

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from actbench.codecs import tables
-from actbench.codecs.activation import ACTIVATIONS, activation
-from actbench.codecs.optimallevels import best_segments
 from actbench.errors import UsageError
+from actbench.methods.fewbit import tables
+from actbench.methods.fewbit.activation import ACTIVATIONS, activation
+from actbench.methods.fewbit.optimallevels import best_segments
 
 HALF_LINE = {  # borders from zero up, levels above one half, error: the other half is the mirror image
     -10: {

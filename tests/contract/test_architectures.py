@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import convnext, densenet, efficientnet, maxvit, mobilenetv3, regnet, resnet, swin_transformer
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
-from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup
-from actbench.workloads.sources import presets
-from actbench.workloads.torchvision import names
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.workload.sources import presets
+from actbench.workload.torchvision import names
 
 # torch.compile says so where a recomputed block breaks the graph, and of Mamba's question for torch's version
 pytestmark = [

@@ -16,15 +16,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import actbench
-from actbench import schemes, workloads
-from actbench.conversion import conversion_of
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
-from actbench.measuring import bench, inspection
-from actbench.nn.called import CalledForward
-from actbench.nn.compiled import CompiledForward
-from actbench.results.records import Case
-from actbench.schemes.facets import Packs
-from actbench.setup import Batch, TrainingSetup
+from actbench.measure import bench, inspection
+from actbench.methods.compile.compiled import CompiledForward
+from actbench.methods.fewbit.called import CalledForward
+from actbench.model.records import Case
+from actbench.scheme.facets import Packs
+from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.tools.convert.model import conversion_of
 
 Function = Callable[[Tensor], Tensor]
 

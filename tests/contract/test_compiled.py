@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from actbench import schemes
-from actbench.codecs.sketch import KINDS, Sketching
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.nn.compiled import CompiledForward
-from actbench.nn.sketched import Sketched
-from actbench.schemes.base import OF_PARTS
-from actbench.setup import TrainingSetup
+from actbench.methods.compile.compiled import CompiledForward
+from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.randomized.sketched import Sketched
+from actbench.scheme.base import OF_PARTS
+from actbench.scheme.setup import TrainingSetup
 
 REFUSE = {
     "actnn": "actnn",

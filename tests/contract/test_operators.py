@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from actbench import schemes
-from actbench.ops.activate import FUNCTIONS
+from actbench import scheme as schemes
+from actbench.methods.fewbit.ops.activate import FUNCTIONS
+from actbench.methods.formats.smaqops.format import Format
+from actbench.methods.formats.smaqstep import rules
+from actbench.methods.randomized.ops import KINDS
 from actbench.ops.library import library
-from actbench.ops.sketch import KINDS
-from actbench.ops.smaq.format import Format
-from actbench.ops.smaqstep import rules
 
 schemes.names()  # imports all schemes, and with them all operators
 

@@ -6,13 +6,13 @@ import functools
 
 import pytest
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
-from actbench.measuring import bench
-from actbench.results.measured import Measurement, Mesh
-from actbench.results.records import Case
-from actbench.schemes.base import PLACEMENT
-from actbench.schemes.facets import Limits
+from actbench.measure import bench
+from actbench.model.measured import Measurement, Mesh
+from actbench.model.records import Case
+from actbench.scheme.base import PLACEMENT
+from actbench.scheme.facets import Limits
 
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}

@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import conversion, schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError, UntraceableError
-from actbench.measuring import inspection
-from actbench.measuring.bench import Session
-from actbench.measuring.meters import footprint
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.nn.lowrank import base_state_dict
-from actbench.results.ledger import Ledger
-from actbench.results.records import Case
-from actbench.schemes.base import OF_PARTS, Change
-from actbench.schemes.facets import Limits, LossyForward, Packs
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.measure import inspection
+from actbench.measure.bench import Session
+from actbench.measure.meters import footprint
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.methods.lora.lowrank import base_state_dict
+from actbench.model.ledger import Ledger
+from actbench.model.records import Case
+from actbench.scheme.base import OF_PARTS, Change
+from actbench.scheme.facets import Limits, LossyForward, Packs
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.tools import convert as conversion
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.nn.saved import packer
-from actbench.setup import TrainingSetup
+from actbench.packing import packer
+from actbench.scheme.setup import TrainingSetup
 
 EXAMPLES = {
     "checkpoint": "checkpoint,blocks=Linear/Block",

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ActbenchError, MeasurementError
-from actbench.measuring import bench, ranks
-from actbench.results.measured import Measurement, Mesh
-from actbench.results.records import Case
-from actbench.schemes.facets import Limits
+from actbench.measure import bench, processes
+from actbench.model.measured import Measurement, Mesh
+from actbench.model.records import Case
+from actbench.scheme.facets import Limits
 
 EXAMPLES = {
     "actnn": "actnn:L2",
@@ -29,7 +29,7 @@ REFUSED = {"qlora": "FrozenLinear"}
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with processes.left_after():
         yield
 
 

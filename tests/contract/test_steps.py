@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actbench import schemes, workloads
-from actbench.measuring import inspection
-from actbench.measuring.bench import gradients_of, relative_error_and_cosine
-from actbench.measuring.meters import footprint
+from actbench import scheme as schemes, workload as workloads
+from actbench.measure import inspection
+from actbench.measure.bench import gradients_of, relative_error_and_cosine
+from actbench.measure.meters import footprint
+from actbench.methods.offload import onhost
+from actbench.model.records import Case
 from actbench.ops.hostmemory import is_host
-from actbench.optim import onhost
-from actbench.results.records import Case
-from actbench.schemes.base import Change
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.base import Change
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.activations import QuickGELUActivation
 
 import actbench
-from actbench.conversion import conversion_of
+from actbench.tools.convert.model import conversion_of
 
 TINY: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

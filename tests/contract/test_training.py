@@ -14,12 +14,12 @@ from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
+from actbench.model.records import Case
 from actbench.ops import noise
-from actbench.results.records import Case
-from actbench.schemes.facets import LossyForward
-from actbench.setup import Batch, TrainingSetup
+from actbench.scheme.facets import LossyForward
+from actbench.scheme.setup import Batch, TrainingSetup
 
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)

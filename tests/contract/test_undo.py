@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes, workloads
-from actbench.conversion import conversion_of
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
-from actbench.results.records import Case
-from actbench.setup import Batch
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch
+from actbench.tools.convert.model import conversion_of
 
 SPECS = {
     "compile": "compile:0.5,backend=aot_eager_decomp_partition",

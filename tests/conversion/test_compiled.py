@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from actbench import convert
-from actbench.conversion import conversion_of
 from actbench.errors import ConversionError
-from actbench.nn.forwardwrapper import ReboundForward
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.tools.convert.model import conversion_of
 
 WIDTH, ROWS = 32, 64
 

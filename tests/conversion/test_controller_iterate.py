@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench.conversion import conversion_of
 from actbench.errors import UsageError
-from actbench.nn.forwardwrapper import ReboundForward
-from actbench.nn.hooked import HookedForward
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.packing.hooked import HookedForward
+from actbench.tools.convert.model import conversion_of
 
 
 class Block(nn.Sequential):

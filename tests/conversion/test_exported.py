@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.schemes.base import OF_PARTS
+from actbench.scheme.base import OF_PARTS
 
 
 class Block(nn.Module):

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from actbench.conversion import conversion_of, convert
-from actbench.conversion.folders import load_converted, save_converted
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
+from actbench.tools.convert.folders import load_converted, save_converted
+from actbench.tools.convert.model import conversion_of, convert
 
 WIDTH, TOKENS, SAMPLES = 32, 16, 4
 SPEC = "fewbit:3+randomized:0.5"

@@ -9,9 +9,9 @@ import pytest
 from torch import nn
 
 import actbench
-from actbench.conversion.workload import convert_workload
 from actbench.errors import ConversionError
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.tools.convert.workload import convert_workload
 
 
 def model() -> nn.Module:

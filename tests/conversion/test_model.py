@@ -9,11 +9,11 @@ import transformers
 from torch import Tensor, nn
 
 import actbench
-from actbench.conversion import conversion_of, convert
 from actbench.errors import ConversionError, ModelError, SpecError
-from actbench.results.records import Site
-from actbench.schemes import Scheme
-from actbench.setup import TrainingSetup
+from actbench.model.records import Site
+from actbench.scheme import Scheme
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.convert.model import conversion_of, convert
 
 WIDTH, TOKENS, SAMPLES = 32, 16, 4
 SPEC = "fewbit:3+randomized:0.5"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 from torch import nn
 
-from actbench.conversion import convert, folders, savedmodel
-from actbench.conversion.folders import save_converted
 from actbench.errors import StoreError
+from actbench.tools.convert import convert, folders, savedmodel
+from actbench.tools.convert.folders import save_converted
 
 
 class DiskUsage(NamedTuple):

@@ -11,9 +11,9 @@ import torchvision
 import transformers
 from torch import nn
 
-from actbench.conversion import convert
-from actbench.conversion.folders import load_converted, save_converted
 from actbench.errors import ConversionError
+from actbench.tools.convert.folders import load_converted, save_converted
+from actbench.tools.convert.model import convert
 
 
 def gpt2(first: torch.dtype, other: torch.dtype) -> nn.Module:

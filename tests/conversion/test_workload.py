@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from actbench.conversion import workload
-from actbench.conversion.folders import load_converted
-from actbench.conversion.workload import convert_workload
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
-from actbench.results.converted import ConversionReport, ConversionRequest
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.tools.convert import workload
+from actbench.tools.convert.folders import load_converted
+from actbench.tools.convert.report import ConversionReport, ConversionRequest
+from actbench.tools.convert.workload import convert_workload
 
 MODEL = "roberta-base@num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=99"
 SAMPLES, TOKENS = 2, 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from actbench.fitting.choices import Stack
-from actbench.measuring.bench import failure_of, measure
-from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
-from actbench.results.records import Case
+from actbench.measure.bench import failure_of, measure
+from actbench.model.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.model.records import Case
+from actbench.tools.fit.choices import Stack
 
 GIB = 1024**3
 

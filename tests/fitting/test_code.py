@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import workloads
-from actbench.fitting.code import code_for
-from actbench.measuring.bench import measure
-from actbench.measuring.meters import open_meter
-from actbench.results.measured import Measurement
-from actbench.results.records import Built, Case
+from actbench import workload as workloads
+from actbench.measure.bench import measure
+from actbench.measure.meters import open_meter
+from actbench.model.measured import Measurement
+from actbench.model.records import Built, Case
+from actbench.tools.fit.code import code_for
 
 
 def run(code: str, case: Case, steps: int = 2) -> dict[str, Any]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actbench.fitting.leftout import Refusals
+from actbench.tools.fit.leftout import Refusals
 
 
 def stack(*names: str) -> Any:

@@ -10,15 +10,15 @@ import pytest
 from madeup import GIB, measured, simulate
 from transformers import Qwen3Config
 
-from actbench import workloads
-from actbench.fitting.choices import Stack, case_of, choices_for
-from actbench.fitting.leftout import LEVELS
-from actbench.fitting.needs import Copies, Needs
-from actbench.fitting.search import Search
-from actbench.measuring.bench import measure
-from actbench.results.measured import Measurement, Outcome
-from actbench.results.records import Case, Failure, FailureReason
-from actbench.workloads.names import with_blocks
+from actbench import workload as workloads
+from actbench.measure.bench import measure
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Case, Failure, FailureReason
+from actbench.tools.fit.choices import Stack, case_of, choices_for
+from actbench.tools.fit.leftout import LEVELS
+from actbench.tools.fit.needs import Copies, Needs
+from actbench.tools.fit.search import Search
+from actbench.workload.names import with_blocks
 
 BLOCKS = 16
 

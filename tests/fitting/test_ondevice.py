@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.fitting.ondevice import meter_of
-from actbench.measuring.meters import profiles
+from actbench.simulator import profiles
+from actbench.tools.fit.ondevice import meter_of
 
 OWN = "gib = 20\ncompute_capability = [8, 9]\nfp32 = 50\nbandwidth = 900\nlink = 30\nlaunch = 2\n"
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from actbench.fitting.paste import line_for
+from actbench.tools.fit.paste import line_for
 
 
 @pytest.mark.parametrize(

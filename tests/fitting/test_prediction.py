@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from actbench import schemes
-from actbench.fitting.choice import Choice
-from actbench.fitting.needs import Needs
-from actbench.fitting.prediction import Predictions
+from actbench import scheme as schemes
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.needs import Needs
+from actbench.tools.fit.prediction import Predictions
 
 EXACT = Needs(
     weights=16.0,

@@ -11,13 +11,13 @@ import pytest
 import torch
 from test_code import run_trainer
 
-from actbench import workloads
-from actbench.fitting.code import INSTEAD, code_for
-from actbench.fitting.rounding import BY_CHANCE, NEAREST
-from actbench.measuring.bench import measure
-from actbench.results.advice import needed_bytes
-from actbench.results.measured import Measurement
-from actbench.results.records import Built, Case
+from actbench import workload as workloads
+from actbench.measure.bench import measure
+from actbench.model.measured import Measurement
+from actbench.model.records import Built, Case
+from actbench.report.advice import needed_bytes
+from actbench.tools.fit.code import INSTEAD, code_for
+from actbench.tools.fit.rounding import BY_CHANCE, NEAREST
 from actbench.units import parse_bytes
 
 LLAMA = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "device_profile": "cpu"}

@@ -11,12 +11,12 @@ import pytest
 from madeup import GIB, measured, simulate
 
 from actbench.errors import UsageError
-from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
-from actbench.fitting.leftout import EXACT, LEVELS, Level
-from actbench.fitting.search import Search
-from actbench.results.fits import step_seconds_of
-from actbench.results.measured import Measurement, OperatorTime, Outcome
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement, OperatorTime, Outcome
+from actbench.model.records import Case, Failure
+from actbench.tools.fit.choices import Choices, Stack, case_of, choices_for, training_of
+from actbench.tools.fit.leftout import EXACT, LEVELS, Level
+from actbench.tools.fit.records import step_seconds_of
+from actbench.tools.fit.search import Search
 
 
 class MadeUp:

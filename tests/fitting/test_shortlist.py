@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from madeup import GIB, measured
 
-from actbench.results.fits import Asked, FitRecord, Fitted, Training, fitted
-from actbench.results.machine import now, provenance
-from actbench.results.records import Case
-from actbench.results.tables.fits import tables_of
+from actbench.machine import now, provenance
+from actbench.model.records import Case
+from actbench.tools.fit.records import Asked, FitRecord, Fitted, Training, fitted
+from actbench.tools.fit.tables import tables_of
 
 LIMIT = 100 * GIB
 OTHER_UPDATES = Training(updates="other")

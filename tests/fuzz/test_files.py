@@ -5,11 +5,11 @@ import math
 
 from hypothesis import strategies as st
 
-from actbench.conversion import savedmodel
 from actbench.errors import ActbenchError
-from actbench.experiments import recipes
-from actbench.experiments.recipes import Recipe
-from actbench.measuring.meters import profiles
+from actbench.run import recipes
+from actbench.run.recipes import Recipe
+from actbench.simulator import profiles
+from actbench.tools.convert import savedmodel
 
 
 def toml(value):

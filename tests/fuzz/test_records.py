@@ -6,8 +6,9 @@ import json
 from rich.console import Console
 
 from actbench.errors import ActbenchError
-from actbench.results import compare, render, store, tables
-from actbench.results.render import page, screen
+from actbench.report import compare, render, store, tables
+from actbench.report.render import screen
+from actbench.tools import html as page
 
 FULL = {
     "peak_bytes": 1000,

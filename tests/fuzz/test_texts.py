@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from actbench import schemes
-from actbench.codecs import encodings
+from actbench import scheme as schemes
 from actbench.errors import ActbenchError
-from actbench.experiments.recipes import parse_batch_range
+from actbench.methods.formats import encodings
+from actbench.run.recipes import parse_batch_range
 from actbench.units import parse_bytes
-from actbench.workloads import names
+from actbench.workload import names
 
 SPECS = [
     "fewbit:3,functions=gelu/silu,scale=2.5",

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 
-from actbench.ops import activate, stepwise
+from actbench.methods.fewbit.ops import activate, stepwise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import groupquant, noise
-from actbench.ops.groupquant import reference as groups
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquant import reference as groups
+from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.ops import mask
+from actbench.methods.fewbit.ops import mask
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import noise, smaq
-from actbench.ops.smaq import reference as smaqblocks
-from actbench.ops.smaq.format import SMAQ, Format
+from actbench.methods.formats import smaqops as smaq
+from actbench.methods.formats.smaqops import reference as smaqblocks
+from actbench.methods.formats.smaqops.format import SMAQ, Format
+from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)

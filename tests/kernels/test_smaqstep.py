@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import noise, smaqstep
-from actbench.ops.smaq.format import Format
-from actbench.ops.smaqstep import rules as steprules
+from actbench.methods.formats import smaqstep
+from actbench.methods.formats.smaqops.format import Format
+from actbench.methods.formats.smaqstep import rules as steprules
+from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 USUAL = Format(6, 7, 64, 256)

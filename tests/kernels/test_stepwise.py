@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import bitpack, stepwise
+from actbench.methods.fewbit.ops import stepwise
+from actbench.ops import bitpack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)

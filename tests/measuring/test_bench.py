@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import (
     ConversionError,
     IdleError,
@@ -17,12 +17,12 @@ from actbench.errors import (
     SpecError,
     UntraceableError,
 )
-from actbench.measuring import bench
-from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
-from actbench.nn.encoded.form import through
-from actbench.nn.saved import bitallocation
-from actbench.results.records import Case
-from actbench.schemes.facets import Adaptive
+from actbench.measure import bench
+from actbench.measure.gradients import gradients_of, relative_error_and_cosine
+from actbench.methods.actnn import bitallocation
+from actbench.methods.formats.encoded.form import through
+from actbench.model.records import Case
+from actbench.scheme.facets import Adaptive
 
 TOLERANCE = 0.02
 WIDE = "hidden_size=128,intermediate_size=512"
@@ -164,7 +164,7 @@ def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.Monke
     adaptive = schemes.build("checkpoint+actnn:L3").facet(Adaptive)
     assert adaptive is not None
     assert adaptive.by_first_step
-    monkeypatch.setattr("actbench.schemes.actnn.ActNN.facets", ())
+    monkeypatch.setattr("actbench.methods.actnn.scheme.ActNN.facets", ())
     at_first = errors()
 
     # of single draws up to 1.04, over six 0.90
@@ -250,7 +250,7 @@ def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pyte
         def synchronize(self) -> None:
             self.there = True
 
-    monkeypatch.setattr("actbench.schemes.actnn.ActNN.facets", ())  # steps that take long
+    monkeypatch.setattr("actbench.methods.actnn.scheme.ActNN.facets", ())  # steps that take long
     fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
     in_time = bench.Session(case("actnn:L3", **fields)).memory()
     monkeypatch.setattr(bitallocation, "_recorded", lambda device: Late())

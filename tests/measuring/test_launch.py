@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measuring.launch import Address, Place, address, place, refuse_a_lone_process
+from actbench.measure.place import Place, place, refuse_a_lone_process
+from actbench.tools.ranks.launch import Address, address
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN = {**SECOND, "MASTER_ADDR": "first", "MASTER_PORT": "1234", "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import MeasurementError
-from actbench.measuring import bench, ranks
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.results.measured import Mesh
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.world import ALONE
+from actbench.model.measured import Mesh
+from actbench.model.records import Case
 
 CASE = Case(model="tiny-gpt2", scheme="fsdp:8", batch_size=1, sequence_length=8, meter="simulated")
 
@@ -34,7 +35,7 @@ def test_a_real_group_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_real_step_needs_as_many_processes() -> None:
     with pytest.raises(MeasurementError, match="spreads the model over 8 processes, and there is 1: start 'torchrun"):
-        ranks.mesh(schemes.build("fsdp:8"), CpuMeter())
+        ALONE.mesh(schemes.build("fsdp:8"), CpuMeter())
 
 
 def test_what_is_saved_is_listed_for_one_process() -> None:

@@ -3,10 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from actbench.measuring.search import LARGEST_TRIED, Trial, largest, predict
+from actbench.measure.search import LARGEST_TRIED, Trial, largest, predict
 
 
 class Steps:

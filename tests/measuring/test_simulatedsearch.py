@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actbench.measuring import bench
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.model.records import Case
 from actbench.units import MIB
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.forwardwrapper import adapt, adapted_states
-from actbench.nn.hooked import HookedForward
-from actbench.nn.saved.samplegradients import samples
-from actbench.setup import TrainingSetup
-from actbench.training.checkpoint import put_together, take_apart
+from actbench import scheme as schemes
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.packing.forwardwrapper import adapt, adapted_states
+from actbench.packing.hooked import HookedForward
+from actbench.packing.samplegradients import samples
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.train.checkpoint import put_together, take_apart
 
 
 def converted(spec, width=32):

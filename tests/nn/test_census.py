@@ -1,6 +1,6 @@
 from torch import nn
 
-from actbench.nn.replacement import census
+from actbench.packing.replacement import census
 
 
 def test_leaves_are_counted_the_commonest_first():

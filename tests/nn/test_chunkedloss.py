@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.nn.promisedlogits import Logits
-from actbench.setup import TrainingSetup
+from actbench.methods.loss.promisedlogits import Logits
+from actbench.scheme.setup import TrainingSetup
 
 CLASSES = 50
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.setup import TrainingSetup
+from actbench.scheme.setup import TrainingSetup
 
 CLASSES = 50
 

@@ -14,11 +14,11 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.nn import functional as F
 from torch.nn.modules import module as everywhere
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.nn import crossentropy
-from actbench.nn.promised import Promised
-from actbench.setup import TrainingSetup
+from actbench.methods.loss import crossentropy
+from actbench.methods.loss.promised import Promised
+from actbench.scheme.setup import TrainingSetup
 
 CLASSES = 50
 

@@ -7,18 +7,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from timm.layers import activations as timm_layers
-from timm.layers import activations_me as timm_own_gradients
+from timm.layers import activations as timm_layers, activations_me as timm_own_gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import NothingToConvertError
-from actbench.nn import computed
-from actbench.nn.activations import function_of
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.setup import TrainingSetup
+from actbench.methods.fewbit import computed
+from actbench.methods.fewbit.activations import function_of
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.scheme.setup import TrainingSetup
 
 X = 3 * torch.randn(500, generator=torch.Generator().manual_seed(0))
 

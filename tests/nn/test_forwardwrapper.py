@@ -9,7 +9,7 @@ from torch import nn
 
 import actbench
 from actbench.errors import ConversionError
-from actbench.nn.forwardwrapper import ReboundForward
+from actbench.packing.forwardwrapper import ReboundForward
 
 
 class Doubled(ReboundForward):

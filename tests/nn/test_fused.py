@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.codecs.tables import table
-from actbench.nn import piecewise, stepwise
-from actbench.nn.activations import function_of
-from actbench.nn.stepwise import StepwiseActivation, function_name
+from actbench.methods.fewbit import piecewise, stepwise
+from actbench.methods.fewbit.activations import function_of
+from actbench.methods.fewbit.stepwise import StepwiseActivation, function_name
+from actbench.methods.fewbit.tables import table
 
 
 def layer(exact):

@@ -8,10 +8,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.codecs.tables import table
-from actbench.nn import piecewise
-from actbench.nn.activations import function_of
-from actbench.nn.stepwise import StepwiseActivation
+from actbench.methods.fewbit import piecewise
+from actbench.methods.fewbit.activations import function_of
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.methods.fewbit.tables import table
 
 EXACT = (nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.ReLU())
 

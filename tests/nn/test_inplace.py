@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench import schemes
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.scheme.setup import TrainingSetup
 
 LAYERS = [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.ELU, nn.Mish, nn.SELU, nn.LeakyReLU]
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measuring.meters.trace import AllocationTrace
-from actbench.nn.inverted import InvertedActivation
-from actbench.setup import TrainingSetup
+from actbench.measure.meters.trace import AllocationTrace
+from actbench.methods.fewbit.inverted import InvertedActivation
+from actbench.scheme.setup import TrainingSetup
 
 LAYERS = {"gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "silu": nn.SiLU()}
 

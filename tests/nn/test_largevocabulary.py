@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.profiles import get
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench import scheme as schemes
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.simulator.profiles import get
+from actbench.simulator.simulated import SimulatedMeter
+from actbench.simulator.tracker import StorageTracker
 
 WORDS, WIDTH, TOKENS = 131_072, 8, 128
 

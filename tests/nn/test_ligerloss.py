@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import MeasurementError, SpecError
-from actbench.measuring.bench import failure_of, measure
-from actbench.results.records import Case
+from actbench.measure.bench import failure_of, measure
+from actbench.model.records import Case
 
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("liger_kernel", "triton"))
 
@@ -137,7 +137,7 @@ def test_it_is_unavailable_where_its_kernels_do_not_run(monkeypatch: pytest.Monk
 
 
 def test_without_it_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actbench.nn import ligerloss
+    from actbench.methods.loss import ligerloss
 
     ligerloss.kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.hooked import forward
-from actbench.nn.hooked.forward import OffloadedForward
-from actbench.nn.saved import hostoffload, packer
 from actbench.ops import hostmemory
-from actbench.workloads import fake
+from actbench.packing import hostoffload, packer
+from actbench.packing.hooked import forward
+from actbench.packing.hooked.forward import OffloadedForward
+from actbench.simulator import fake
 
 
 class Toy(nn.Module):

@@ -14,10 +14,10 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.nn.outputnorm import FromOutput, NormFromOutput
-from actbench.setup import TrainingSetup
+from actbench.methods.msln.outputnorm import FromOutput, NormFromOutput
+from actbench.scheme.setup import TrainingSetup
 
 NORMS = {
     "layer norm": lambda: nn.LayerNorm(64),

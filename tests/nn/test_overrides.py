@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from actbench.nn.compressed.layers import small_codes
-from actbench.nn.wrapped import Intercepted
+from actbench.methods.actnn.layers.layers import small_codes
+from actbench.packing.wrapped import Intercepted
 
 X = torch.linspace(-3, 3, 2 * 4 * 6 * 6).view(2, 4, 6, 6)
 

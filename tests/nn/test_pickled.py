@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
-from actbench import schemes
-from actbench.schemes.base import OF_PARTS
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.scheme.base import OF_PARTS
+from actbench.scheme.setup import TrainingSetup
 
 
 def saved(module):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.scheme.setup import TrainingSetup
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 NO_NUMBERS = [float("inf"), float("-inf"), float("nan")]

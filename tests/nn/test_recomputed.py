@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from actbench.errors import ConversionError
-from actbench.nn import recomputed
-from actbench.nn.blocks import TORCHVISION_BLOCKS, blocks
-from actbench.nn.recomputed import RecomputedForward
+from actbench.methods.checkpointing import recomputed
+from actbench.methods.checkpointing.recomputed import RecomputedForward
+from actbench.packing.blocks import TORCHVISION_BLOCKS, blocks
 
 FAMILIES = [
     "convnext_tiny",

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.refusals import refuse_compiling
+from actbench.packing.refusals import refuse_compiling
 
 
 class Refusing(nn.Module):

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.hooks import Hooks
-from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.saved import Identity, SavedTensors
+from actbench.methods.checkpointing.recomputed import RecomputedForward
+from actbench.packing import Identity, SavedTensors
+from actbench.packing.hooked import HookedForward
+from actbench.packing.hooked.hooks import Hooks
+from actbench.simulator import fake
+from actbench.simulator.tracker import StorageTracker
 from actbench.units import KIB
-from actbench.workloads import fake
 
 WIDTH = 8
 

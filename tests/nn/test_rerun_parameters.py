@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.setup import TrainingSetup
+from actbench.scheme.setup import TrainingSetup
 
 SPECS = ["checkpoint,blocks=Block", "selective,blocks=Block", "checkpoint,blocks=Block+gact:L0"]
 

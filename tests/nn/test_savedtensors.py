@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from actbench.nn import savedtensors
+from actbench.packing import savedtensors
 
 
 def test_what_is_said_is_noted_while_somebody_listens():

@@ -8,9 +8,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from actbench.nn.blocks import blocks
-from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.selective import SelectiveForward
+from actbench.methods.checkpointing.recomputed import RecomputedForward
+from actbench.methods.checkpointing.selective import SelectiveForward
+from actbench.packing.blocks import blocks
 
 WIDTH, HEADS, TOKENS = 32, 4, 2 * 8
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.nn.savedtensors import SharingTable, WeakTensors
+from actbench.packing.savedtensors import SharingTable, WeakTensors
 
 
 class Box:

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from actbench.codecs.sketch import KINDS, Sketching
-from actbench.nn.savedtensors import SharingTable
-from actbench.nn.sketched import Sketched, sketched
+from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.randomized.sketched import Sketched, sketched
+from actbench.packing.savedtensors import SharingTable
 
 HALF = Sketching(ratio=0.5)
 LAYERS = {

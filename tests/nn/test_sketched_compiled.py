@@ -9,10 +9,10 @@ from torch import nn
 from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
-from actbench.codecs import sketch as sketching
-from actbench.codecs.sketch import Sketching
-from actbench.nn.savedtensors import SharingTable
-from actbench.nn.sketched import sketched
+from actbench.methods.randomized import sketch as sketching
+from actbench.methods.randomized.sketch import Sketching
+from actbench.methods.randomized.sketched import sketched
+from actbench.packing.savedtensors import SharingTable
 
 
 class Residual(nn.Module):

@@ -7,11 +7,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from actbench.codecs.sketch import KINDS, Sketching
-from actbench.nn import sketched as module_under_test
-from actbench.nn.savedtensors import SharingTable
-from actbench.nn.sketched import sketched
-from actbench.workloads import fake
+from actbench.methods.randomized import sketched as module_under_test
+from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.randomized.sketched import sketched
+from actbench.packing.savedtensors import SharingTable
+from actbench.simulator import fake
 
 HALF = Sketching(ratio=0.5)
 LAYERS = {

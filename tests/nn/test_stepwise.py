@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from actbench.codecs.tables import table
-from actbench.nn.compressed.relu import relu
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.workloads import fake
+from actbench.methods.actnn.layers.relu import relu
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.methods.fewbit.tables import table
+from actbench.simulator import fake
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import conversion, schemes
-from actbench.codecs.activation import own_activation
-from actbench.codecs.tables import table
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, ModelError, SpecError, UsageError
-from actbench.schemes.facets import RunsFiles
-from actbench.setup import TrainingSetup
+from actbench.methods.fewbit.activation import own_activation
+from actbench.methods.fewbit.tables import table
+from actbench.scheme.facets import RunsFiles
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools import convert as conversion
 
 SOURCE = """
 import torch
@@ -163,7 +164,7 @@ def test_no_layer_of_it_is_an_error(file):
 
 
 def test_a_saved_model_runs_the_file_only_when_that_is_allowed(file, tmp_path):
-    from actbench.conversion.folders import load_converted, save_converted
+    from actbench.tools.convert.folders import load_converted, save_converted
 
     model = conversion.convert(nn.Sequential(nn.Linear(2, 2), nn.SiLU()), f"fewbit:2,functions={file}:swish")
     folder = save_converted(model, tmp_path / "saved")

@@ -3,15 +3,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench import schemes
-from actbench.codecs.sketch import Sketching, batch_variance, variance
-from actbench.nn.hooked import HookedForward
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.nn.savedtensors import SharingTable
-from actbench.nn.sketched import sketched
-from actbench.nn.sketchvariance import sketch_variance
-from actbench.nn.variance import rounding_variance
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.variance import rounding_variance
+from actbench.methods.randomized.sketch import Sketching, batch_variance, variance
+from actbench.methods.randomized.sketched import sketched
+from actbench.methods.randomized.variance import sketch_variance
+from actbench.packing.hooked import HookedForward
+from actbench.packing.savedtensors import SharingTable
+from actbench.scheme.setup import TrainingSetup
 
 
 class Net(nn.Module):

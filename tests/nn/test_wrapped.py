@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measuring import inspection
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.forwardwrapper import ReboundForward
-from actbench.nn.hooked import HookedForward
-from actbench.setup import Batch, TrainingSetup
+from actbench.measure import inspection
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.packing.hooked import HookedForward
+from actbench.scheme.setup import Batch, TrainingSetup
 
 WORDS, WIDTH, ROWS, LENGTH, CHUNKS = 50, 64, 8, 16, 4
 

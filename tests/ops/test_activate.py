@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.ops import activate as module
-from actbench.ops.activate import FUNCTIONS, reference
+from actbench.methods.fewbit.ops import activate as module
+from actbench.methods.fewbit.ops.activate import FUNCTIONS, reference
 from actbench.ops.library import DTYPES
 
 activate = torch.ops.actbench.stepwise_activate

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from actbench.ops import bitpack, groupquant, noise
-from actbench.ops.groupquant import reference as groups
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquant import reference as groups
+from actbench.ops import bitpack, noise
 from actbench.ops.library import DTYPES
 
 ops = torch.ops.actbench

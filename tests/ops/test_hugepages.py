@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench.ops import library, mask
+from actbench.methods.fewbit.ops import mask
+from actbench.ops import library
 
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 OFFERED = hasattr(mmap, "MADV_HUGEPAGE") and MODES.exists()

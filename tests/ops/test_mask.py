@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from actbench.methods.fewbit.ops.mask import relu_reference, select_reference
 from actbench.ops.library import DTYPES
-from actbench.ops.mask import relu_reference, select_reference
 
 ops = torch.ops.actbench
 SIZES = (0, 1, 7, 8, 31, 32, 33, 255, 257, 2047, 2048, 2049, 5000)

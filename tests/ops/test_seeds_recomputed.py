@@ -6,15 +6,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
-from actbench import schemes
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.saved import SavedTensors
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench import scheme as schemes
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.methods.checkpointing.recomputed import RecomputedForward
 from actbench.ops import noise as seeds_under_test
 from actbench.ops.noise import fresh_seed
-from actbench.setup import TrainingSetup
+from actbench.packing import SavedTensors
+from actbench.packing.hooked import HookedForward, Hooks
+from actbench.scheme.setup import TrainingSetup
 
 WIDTH = 64
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import sketch
-from actbench.ops.sketch import KINDS, sketch_rows
+from actbench.methods.randomized import ops as sketch
+from actbench.methods.randomized.ops import KINDS, sketch_rows
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import bitpack, smaq
+from actbench.methods.formats import smaqops as smaq
+from actbench.methods.formats.smaqops import reference as smaqblocks
+from actbench.methods.formats.smaqops.format import Format, format_of
+from actbench.ops import bitpack
 from actbench.ops.library import DTYPES
-from actbench.ops.smaq import reference as smaqblocks
-from actbench.ops.smaq.format import Format, format_of
 
 ops = torch.ops.actbench
 SEED = torch.tensor(7)

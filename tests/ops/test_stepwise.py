@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from actbench.methods.fewbit.ops.stepwise import decode_reference, encode, encode_reference
 from actbench.ops.library import DTYPES
-from actbench.ops.stepwise import decode_reference, encode, encode_reference
 
 ops = torch.ops.actbench
 BOUNDS = torch.tensor([-1.0, 0.0, 2.0])

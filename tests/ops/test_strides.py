@@ -6,15 +6,9 @@ from torch import nn
 from torch._library.utils import get_layout_constraint_tag
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import actbench.ops.activate
-import actbench.ops.groupquant
-import actbench.ops.mask
-import actbench.ops.smaq
-import actbench.ops.smaqstep
-import actbench.ops.stepwise  # noqa: F401  (operators are registered on import)
-from actbench.ops import smaq
+from actbench.methods.formats import smaqops as smaq
+from actbench.methods.formats.smaqstep.rules import SgdRule
 from actbench.ops.library import library
-from actbench.ops.smaqstep.rules import SgdRule
 
 OPS = torch.ops.actbench
 SHAPE = (2, 3, 4, 5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.training.data import generated
+from actbench.tools.train.data import generated
 
 LENGTH, WIDTH, BATCH, STEPS = 48, 96, 16, 300
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.measuring.bench import measure
-from actbench.optim import AdamW, storage
-from actbench.optim.storage import CHUNK
-from actbench.results.records import Case
-from actbench.workloads.fake import fake_mode
+from actbench.measure.bench import measure
+from actbench.methods.formats.optim import storage
+from actbench.methods.formats.optim.storage import CHUNK
+from actbench.model.records import Case
+from actbench.optim import AdamW
+from actbench.simulator.fake import fake_mode
 
 
 class Count(TorchDispatchMode):

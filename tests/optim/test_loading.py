@@ -13,7 +13,7 @@ from torch import nn
 
 from actbench import optim
 from actbench.errors import UsageError
-from actbench.optim.storage import storage_of
+from actbench.methods.formats.optim.storage import storage_of
 
 OURS = {
     "AdamW": lambda held, **options: optim.AdamW(held, lr=1e-2, **options),

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import optim, workloads
-from actbench.measuring.meters import footprint, profiles
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.ops.smaq.format import SMAQ
-from actbench.results.records import Case
-from actbench.setup import TrainingSetup, TrainStep
+from actbench import optim, workload as workloads
+from actbench.measure.meters import footprint
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.methods.formats.smaqops.format import SMAQ
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 WIDTH, HIDDEN = 128, 512
 MATRICES = 2 * WIDTH * HIDDEN

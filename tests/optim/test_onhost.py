@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+from actbench.methods.offload import onhost
 from actbench.ops.hostmemory import is_host
-from actbench.optim import HostOptimizer, onhost
+from actbench.optim import HostOptimizer
 
 KINDS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
     "adamw": lambda parameters: optim.AdamW(parameters, lr=1e-2),

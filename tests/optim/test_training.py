@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from actbench import optim
-from actbench.ops import smaq
-from actbench.optim.storage import is_packed
+from actbench.methods.formats import smaqops as smaq
+from actbench.methods.formats.optim.storage import is_packed
 
 SEEDS = (0, 1, 2)
 OPTIMIZERS = {

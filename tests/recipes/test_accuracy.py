@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from actbench.experiments.recipes import runs
-from actbench.results.runs import Trained, TrainingRun
-from actbench.results.store import read
+from actbench.report.store import read
+from actbench.tools.train import recipe as runs
+from actbench.tools.train.records import Trained, TrainingRun
 
 FOLDER = Path(__file__).parents[2] / "results" / "accuracy"
 POINT = 0.01

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actbench.experiments import recipes
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.store import read
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.report.store import read
+from actbench.run import recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
 WORST = {"agreement": 0.005, "agreement-layouts": 0.02}

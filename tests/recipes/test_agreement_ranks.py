@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actbench.experiments import recipes
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.store import read
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.report.store import read
+from actbench.run import recipes
 
 FOLDER = Path(__file__).parents[2] / "results" / "agreement-ranks"
 CASES = sorted({(entry.case.model, entry.case.scheme) for entry in recipes.load("agreement-ranks").cases()})

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import NothingToConvertError
-from actbench.experiments import recipes, sweep
-from actbench.results.records import Case
-from actbench.schemes.facets import Limits
+from actbench.model.records import Case
+from actbench.run import recipes, sweep
+from actbench.scheme.facets import Limits
 
 
 @pytest.mark.parametrize("name", recipes.names())

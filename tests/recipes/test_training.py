@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.experiments.recipes import runs
-from actbench.training import comparison
+from actbench.tools.train import comparison, recipe as runs
 
 
 @pytest.mark.parametrize("name", runs.names())

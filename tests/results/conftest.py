@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench.results.records import Failure, Machine, Versions
-from actbench.results.runs import Evaluation, Trained, TrainingCase, TrainingRun
+from actbench.model.records import Failure, Machine, Versions
+from actbench.tools.train.records import Evaluation, Trained, TrainingCase, TrainingRun
 
 MakeRun = Callable[..., TrainingRun]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench.results import render
-from actbench.results.compare import Comparison, compare, parse_limit
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.report import render
+from actbench.report.compare import Comparison, compare, parse_limit
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from actbench.results import converted
-from actbench.results.records import Site, Unreached
+from actbench.model.records import Site, Unreached
+from actbench.tools.convert import report as converted
 
 
 def test_sites_have_totals_of_those_that_ran() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from actbench.results import render, store, tables
-from actbench.results.measured import Diagnostic, MeasuredRecord, Measurement
+from actbench.model.measured import Diagnostic, MeasuredRecord, Measurement
+from actbench.report import render, store, tables
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[1] / "data"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.results.converted import folded, sites_table
-from actbench.results.records import Site, Unreached
+from actbench.model.records import Site, Unreached
+from actbench.tools.convert.report import folded, sites_table
 
 
 def site(path, **others):

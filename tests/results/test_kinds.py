@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from actbench.results import store
-from actbench.results.measured import FIRST_DIAGNOSTICS, Measurement
-from actbench.results.records import Failure
-from actbench.results.runs import Trained, TrainingRun
+from actbench.model.measured import FIRST_DIAGNOSTICS, Measurement
+from actbench.model.records import Failure
+from actbench.report import store
+from actbench.tools.train.records import Trained, TrainingRun
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.results.compare import Limit, parse_limit
+from actbench.report.compare import Limit, parse_limit
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actbench.results import machine
+from actbench import machine
 
 
 def test_the_machine_is_named_by_what_it_is_not_by_its_host():

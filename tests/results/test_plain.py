@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from markdown_it import MarkdownIt
 
-from actbench.experiments.runner.progress import shown
-from actbench.results import render
-from actbench.results.measured import MeasuredRecord
-from actbench.results.plain import csv_cell, markdown, plain
-from actbench.results.records import Case, Failure
-from actbench.results.render import page
-from actbench.results.tables import Table
-from actbench.results.tables.values import Column
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case, Failure
+from actbench.report import render
+from actbench.report.plain import csv_cell, markdown, plain
+from actbench.report.tables import Table
+from actbench.report.tables.values import Column
+from actbench.run.progress import shown
+from actbench.tools import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 
@@ -91,7 +90,7 @@ def test_numbers_and_names_in_csv_stay_as_they_are(text: str) -> None:
 
 
 def test_no_export_has_hidden_characters(make_record: MakeRecord) -> None:
-    from actbench.results import tables
+    from actbench.report import tables
 
     records = [make_record(label=EVIL, model=EVIL, machine=EVIL, failure=EVIL), make_record(warnings=(EVIL,))]
     table = tables.results_table(records, EVIL)

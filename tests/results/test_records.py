@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Case
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case
 
 
 def test_equal_cases_have_equal_keys_and_any_field_changes_the_key() -> None:

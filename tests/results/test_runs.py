@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from actbench.results.runs import Trained, TrainingCase
+from actbench.tools.train.records import Trained, TrainingCase
 
 # A case as files had it before runs could have several processes, parts of a batch, clipping or a tokenizer.
 OLD = {

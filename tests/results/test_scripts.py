@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from actbench.results import store
-from actbench.results.contents import Contents, content_of
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Built, Case, Script
-from actbench.results.render import markdown
-from actbench.results.scripts import file_of_module
-from actbench.results.sentences import name_of
-from actbench.results.tables import results_table
+from actbench.model.contents import Contents, content_of
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Built, Case, Script
+from actbench.model.scripts import file_of_module
+from actbench.report import store
+from actbench.report.render import markdown
+from actbench.report.sentences import name_of
+from actbench.report.tables import results_table
 
 DATA = Path(__file__).parents[1] / "data"
 MakeRecord = Callable[..., MeasuredRecord]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from actbench.results.advice import about_bounds
-from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
-from actbench.results.records import Script
-from actbench.results.render import markdown
-from actbench.results.suggestions import Suggestion, suggestions
-from actbench.results.tables.script import script_tables
-from actbench.results.tables.step import holders_table
-from actbench.results.timeline import Holder, Span, Timeline
-from actbench.results.verdict import verdict
+from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.records import Script
+from actbench.model.timeline import Holder, Span, Timeline
+from actbench.report.advice import about_bounds
+from actbench.report.render import markdown
+from actbench.report.tables.step import holders_table
+from actbench.tools.script.suggestions import Suggestion, suggestions
+from actbench.tools.script.tables import script_tables
+from actbench.tools.script.verdict import verdict
 
 GIB = 1024**3
 MakeRecord = Callable[..., MeasuredRecord]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor, nn
 
-from actbench import schemes, workloads
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.profiles import get
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.results.records import Case
-from actbench.setup import TrainStep
-from actbench.workloads.fake import shapes_only
+from actbench import scheme as schemes, workload as workloads
+from actbench.measure.meters.base import MemoryReading
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainStep
+from actbench.simulator.fake import shapes_only
+from actbench.simulator.profiles import get
+from actbench.simulator.simulated import SimulatedMeter
 
 Read = Callable[..., MemoryReading]
 Count = Callable[[str], Counter[str]]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.measuring.bench import Session, gradients_of
-from actbench.microbatches import cut
-from actbench.results.records import Case
-from actbench.results.runs import TrainingCase
-from actbench.setup import Batch, TrainingSetup, TrainStep
-from actbench.training.loop import TrainingLoop
-from actbench.workloads import losses
+from actbench.measure.bench import Session, gradients_of
+from actbench.model.records import Case
+from actbench.scheme.microbatches import cut
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.records import TrainingCase
+from actbench.workload import losses
 
 
 @functools.cache

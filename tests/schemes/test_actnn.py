@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.schemes.actnn import DEFAULTS, LEVELS
-from actbench.setup import TrainingSetup
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.methods.actnn.scheme import DEFAULTS, LEVELS
+from actbench.scheme.setup import TrainingSetup
 from actbench.units import GIB
 
 WORD = 4 / 256  # bytes an element of what a group of 256 has beside its codes

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes
-from actbench.nn.compressed import compressed
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.bitallocation import variance
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench import scheme as schemes
+from actbench.methods.actnn.bitallocation import variance
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
 from actbench.ops.noise import diverge
-from actbench.setup import TrainingSetup
+from actbench.packing import SavedTensors, SiteState
+from actbench.scheme.setup import TrainingSetup
 
 DRAWS = 200
 FAR = 4.5

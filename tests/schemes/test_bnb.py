@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
-from actbench.measuring.bench import failure_of, measure
-from actbench.measuring.meters import footprint
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.measure.bench import failure_of, measure
+from actbench.measure.meters import footprint
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
 
 WIDE = "tiny-llama@vocab_size=65536"  # of which the embedding decides in the optimizer's step
 PAGES_FROM = 100_000
@@ -191,7 +191,7 @@ def test_pages_are_of_bitsandbytes_alone() -> None:
 def test_without_bitsandbytes_a_row_is_unavailable_with_the_command(
     meter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actbench.optim import lowbitadam
+    from actbench.methods.lowbit import lowbitadam
 
     lowbitadam.bnb_adam.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)

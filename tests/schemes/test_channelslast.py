@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.measuring.bench import Session, gradients_of, measure, relative_error_and_cosine
-from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.measure.bench import Session, gradients_of, measure, relative_error_and_cosine
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="resnet-cifar", batch_size=8, gradient_quality=False)
 LAST = torch.channels_last

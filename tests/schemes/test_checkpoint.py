@@ -5,10 +5,10 @@ import torch
 import torchvision
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.schemes.checkpoint import Checkpoint
-from actbench.setup import TrainingSetup
+from actbench.methods.checkpointing.checkpoint import Checkpoint
+from actbench.scheme.setup import TrainingSetup
 
 
 def convert(model, text="checkpoint"):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import SpecError
-from actbench.measuring import inspection
-from actbench.nn.layout import Layout
-from actbench.nn.saved import SiteState
-from actbench.schemes.coat import MixedGranularity
-from actbench.setup import TrainingSetup
+from actbench.measure import inspection
+from actbench.methods.formats.coat import MixedGranularity
+from actbench.packing import SiteState
+from actbench.packing.layout import Layout
+from actbench.scheme.setup import TrainingSetup
 
 
 class Doubled(nn.Module):

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, IdleError, MeasurementError, NothingToConvertError, UntraceableError
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.nn import partition
-from actbench.nn.compiled import CompiledForward
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.methods.compile import partition
+from actbench.methods.compile.compiled import CompiledForward
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 EAGER = "backend=aot_eager_decomp_partition"
 

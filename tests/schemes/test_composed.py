@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import SpecError
-from actbench.schemes import Scheme
-from actbench.schemes.composed import at_parameters, at_placement
-from actbench.schemes.facets import Limits, Packs, Periodic, Spread
+from actbench.scheme import Scheme
+from actbench.scheme.composed import at_parameters, at_placement
+from actbench.scheme.facets import Limits, Packs, Periodic, Spread
 
 HOOKS = "both pack or move saved tensors by hooks"
 LAYERS = "both replace activation layers"

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measuring import inspection
-from actbench.nn.layout import Layout, flat_of
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.schemes.division import OfPictures, TwoFrequencies
-from actbench.setup import TrainingSetup
+from actbench.measure import inspection
+from actbench.methods.division import OfPictures, TwoFrequencies
+from actbench.packing import SavedTensors, SiteState
+from actbench.packing.layout import Layout, flat_of
+from actbench.scheme.setup import TrainingSetup
 
 DRAWS = 200
 FAR = 4.5

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measuring import inspection
-from actbench.nn.layout import Layout
-from actbench.schemes.dropit import Largest
-from actbench.setup import TrainingSetup
+from actbench.measure import inspection
+from actbench.methods.dropit import Largest
+from actbench.packing.layout import Layout
+from actbench.scheme.setup import TrainingSetup
 
 LAYERS = {
     "linear": (lambda: nn.Linear(40, 6), (5, 7, 40)),

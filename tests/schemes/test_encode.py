@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import SpecError
-from actbench.results.records import Case
-from actbench.setup import TrainStep
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainStep
 
 ALL = "weights/gradients/activations/maps/state"
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.codecs.activation import activation
-from actbench.codecs.tables import table
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.schemes.facets import Packs, RunsFiles
-from actbench.schemes.fewbit import FewBit
-from actbench.setup import TrainingSetup
+from actbench.methods.fewbit.activation import activation
+from actbench.methods.fewbit.scheme import FewBit
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.methods.fewbit.tables import table
+from actbench.scheme.facets import Packs, RunsFiles
+from actbench.scheme.setup import TrainingSetup
 
 
 def guises():
@@ -268,8 +268,8 @@ def test_what_cannot_be_converted_says_why():
     ],
 )
 def test_models_of_the_libraries(model, spec, count):
-    from actbench import workloads
-    from actbench.results.records import Case
+    from actbench import workload as workloads
+    from actbench.model.records import Case
 
     workload = workloads.load(Case(model=model, batch_size=1, weights="random"))
     setup = schemes.build(spec).apply(workload.setup(materialize=False, seed=0))

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.hooked import HookedForward
-from actbench.schemes.gact import IN_THE_PAPER, LEVELS
-from actbench.setup import TrainingSetup
+from actbench.methods.gact.scheme import IN_THE_PAPER, LEVELS
+from actbench.packing.hooked import HookedForward
+from actbench.scheme.setup import TrainingSetup
 
 WORD = 4 / 256  # bytes an element of what a group of 256 has beside its codes
 IMAGE = 3 * 224 * 224

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
-from actbench.results import interned, kinds, store
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.schemes import Scheme
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.report import interned, kinds, store
+from actbench.scheme import Scheme
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 RESULTS = Path(__file__).parents[2] / "results"
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes, workloads
-from actbench.measuring import bench
-from actbench.nn.frozenlinear import FrozenLinear
-from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup
-from actbench.workloads.optimizers import make_optimizer
+from actbench import scheme as schemes, workload as workloads
+from actbench.measure import bench
+from actbench.methods.lora.frozenlinear import FrozenLinear
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.workload.optimizers import make_optimizer
 
 BOTH = ("lora", "qlora")
 

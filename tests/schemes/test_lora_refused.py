@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import conversion, schemes, workloads
-from actbench.conversion.trainers.session import ConvertedRun
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError
-from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup, TrainStep
-from actbench.workloads.optimizers import make_optimizer
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.tools import convert as conversion
+from actbench.tools.trainers.session import ConvertedRun
+from actbench.workload.optimizers import make_optimizer
 
 BOTH = ("lora", "qlora")
 

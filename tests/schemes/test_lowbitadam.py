@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from actbench import conversion, schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, UsageError
-from actbench.measuring.bench import measure
-from actbench.measuring.meters import footprint
-from actbench.results.records import Case
-from actbench.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.measure.bench import measure
+from actbench.measure.meters import footprint
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.tools import convert as conversion
 
 
 def setup(make: MakeOptimizer, module: nn.Module | None = None) -> TrainingSetup:

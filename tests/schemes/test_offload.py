@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.setup import TrainingSetup
-from actbench.workloads import fake
+from actbench.scheme.setup import TrainingSetup
+from actbench.simulator import fake
+from actbench.simulator.tracker import StorageTracker
 
 
 def convert(model, text="offload"):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from actbench import Controller, conversion, schemes
+from actbench import Controller, scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.schemes.only import parts_of
-from actbench.setup import TrainingSetup
+from actbench.scheme.only import parts_of
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools import convert as conversion
 
 
 def block(width: int = 32) -> nn.Module:

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.measuring.meters.profiles import get
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator.profiles import get
+from actbench.simulator.simulated import SimulatedMeter
 
 WIDTH, BATCH = 256, 64
 

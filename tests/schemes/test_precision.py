@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import conversion, schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.measure.bench import Session
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.tools import convert as conversion
 
 
 def case_of(spec: str, **fields: Any) -> Case:

@@ -5,10 +5,10 @@ import torch
 import torchvision
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.sketched import Sketched
-from actbench.setup import TrainingSetup
+from actbench.methods.randomized.sketched import Sketched
+from actbench.scheme.setup import TrainingSetup
 
 
 def convert(model, text="randomized:0.5"):

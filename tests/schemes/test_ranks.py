@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import ranks
-from actbench.measuring.meters import MemoryReading, profiles
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import Processes, TrainingSetup, TrainStep
+from actbench.measure import world
+from actbench.measure.meters import MemoryReading
+from actbench.scheme.setup import Processes, TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT = 4
 WIDTH, BLOCKS = 128, 4
@@ -46,7 +47,7 @@ def even(bias: bool = False) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with world.left_after():
         yield
 
 
@@ -60,7 +61,7 @@ def read(
         make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
     )
     scheme = schemes.build(spec)
-    setup = replace(meter.adopt(setup), processes=Processes(ranks.mesh(scheme, meter)))
+    setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
     setup = scheme.apply(setup)
     with meter.active():
         step = TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from actbench import convert, schemes
+from actbench import convert, scheme as schemes
 from actbench.errors import ConversionError
-from actbench.nn import savedtensors
-from actbench.setup import TrainingSetup
+from actbench.packing import savedtensors
+from actbench.scheme.setup import TrainingSetup
 
 HOOKS = ["gact:L1", "gact:L2", "coat", "encode:int:8,on=activations", "smaq,on=activations", "offload"]
 WHOLE = ("0.0", "0.1", "1.0", "1.1")

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import SpecError
-from actbench.schemes.actnn import ActNN
-from actbench.schemes.checkpoint import Checkpoint
-from actbench.schemes.composed import Composed
-from actbench.schemes.encode import Encode
-from actbench.schemes.fewbit import FewBit
-from actbench.schemes.randomized import Randomized
-from actbench.schemes.smaq import Smaq
-from actbench.schemes.structurewords import STRUCTURES
+from actbench.methods.actnn.scheme import ActNN
+from actbench.methods.checkpointing.checkpoint import Checkpoint
+from actbench.methods.fewbit.scheme import FewBit
+from actbench.methods.formats.encode import Encode
+from actbench.methods.formats.smaq import Smaq
+from actbench.methods.formats.structurewords import STRUCTURES
+from actbench.methods.randomized.scheme import Randomized
+from actbench.scheme.composed import Composed
 
 _structures = st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True).map(tuple)
 _outliers = st.integers(0, 256).map(lambda count: count / 256)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import conversion, schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring.bench import Session
-from actbench.measuring.meters import footprint
-from actbench.results.records import Case
-from actbench.setup import TrainStep
+from actbench.measure.bench import Session
+from actbench.measure.meters import footprint
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainStep
+from actbench.tools import convert as conversion
 
 CASE = Case(model="tiny-llama@num_hidden_layers=6", batch_size=1, sequence_length=4, optimizer="adamw")
 

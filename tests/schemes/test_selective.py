@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import inspection
-from actbench.nn.blocks import blocks
-from actbench.nn.selective import SelectiveForward
-from actbench.setup import TrainingSetup
+from actbench.measure import inspection
+from actbench.methods.checkpointing.selective import SelectiveForward
+from actbench.packing.blocks import blocks
+from actbench.scheme.setup import TrainingSetup
 
 WIDTH, BATCH = 16, 6
 

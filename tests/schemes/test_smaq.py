@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn, optim
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, UsageError
-from actbench.measuring import bench, inspection
-from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.nn.encoded import EncodedOutputs, StepByParameter
-from actbench.nn.hooked import HookedForward
+from actbench.measure import bench, inspection
+from actbench.measure.gradients import gradients_of, relative_error_and_cosine
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.methods.formats.encoded import EncodedOutputs, StepByParameter
+from actbench.model.records import Case
 from actbench.optim import PackedOptimizer
-from actbench.results.records import Case
-from actbench.schemes.facets import Diagnosed, LossyForward
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.packing.hooked import HookedForward
+from actbench.scheme.facets import Diagnosed, LossyForward
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 ALL = "weights/gradients/activations/maps/state"
 SMALL = "resnet-cifar@depth=8,width=16"

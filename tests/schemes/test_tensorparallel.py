@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actbench import conversion, schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
-from actbench.measuring import bench, ranks
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.schemes.facets import Spread
-from actbench.setup import TrainingSetup
+from actbench.measure import bench, processes
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.scheme.facets import Spread
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools import convert as conversion
 
 FLOAT = 4
 HEADS, WIDTH, INNER, WORDS, LAYERS, ROWS = 64, 256, 512, 1024, 2, 2
@@ -26,7 +27,7 @@ WIDE = (
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with ranks.left_after():
+    with processes.left_after():
         yield
 
 

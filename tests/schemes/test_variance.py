@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from actbench import schemes
-from actbench.nn.saved.samplegradients import samples
-from actbench.nn.variance import rounding_variance
-from actbench.results.runs import TrainingCase
-from actbench.training.loop import TrainingLoop
+from actbench import scheme as schemes
+from actbench.methods.actnn.variance import rounding_variance
+from actbench.packing.samplegradients import samples
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.records import TrainingCase
 
 
 @pytest.fixture(autouse=True)

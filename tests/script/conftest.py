@@ -11,10 +11,10 @@ from cases import Folders, ScriptCase, Size
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.run.isolated import IsolatedSession
+from actbench.run.processes import ForkServer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
 CHAT_TEMPLATE = (
@@ -44,7 +44,7 @@ SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """Return the server that starts processes of scripts: autograd forbids forks of a process that it ran in."""
-    with ForkServer("actbench.script.bench") as found:
+    with ForkServer("actbench.tools.script.bench") as found:
         yield found
 
 

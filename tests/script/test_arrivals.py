@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from actbench.script.arrivals import changed, on_arrival
-from actbench.script.libraries import prepared
+from actbench.tools.script.arrivals import changed, on_arrival
+from actbench.tools.script.libraries import prepared
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_no_library_is_imported_by_preparing() -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom actbench.script.libraries import prepared\n"
+        "import sys\nfrom actbench.tools.script.libraries import prepared\n"
         "before = set(sys.modules)\nwith prepared(print): pass\n"
         "heavy = {'transformers', 'peft', 'accelerate', 'diffusers', 'bitsandbytes', 'lightning', 'timm', 'trl'}\n"
         "assert not heavy & (set(sys.modules) - before), heavy & (set(sys.modules) - before)"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from accelerate.utils import find_executable_batch_size
 
-from actbench.measuring.meters import profiles
-from actbench.script.simulation import Simulation
+from actbench.simulator import profiles
+from actbench.tools.script.simulation import Simulation
 from actbench.units import MIB
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure, Script
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure, Script
 from actbench.units import MIB
 
 TRAINING = """

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, set_device_states
 
 from actbench.errors import MeasurementError
-from actbench.script.card import believed
+from actbench.tools.script.card import believed
 
 GIB = 2**30
 OWNERS = (

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from actbench.script.libraries import prepared
-from actbench.workloads.fake import fake_mode, without_memory
+from actbench.simulator.fake import fake_mode, without_memory
+from actbench.tools.script.libraries import prepared
 
 
 class Rows(Dataset[Any]):

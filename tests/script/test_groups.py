@@ -24,14 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from actbench.errors import CodeError, MeasurementError, UntraceableError
-from actbench.measuring import bench, ranks
-from actbench.measuring.meters import profiles
-from actbench.results.measured import Measurement, Mesh
-from actbench.results.records import Case
-from actbench.results.scripts import Script
-from actbench.script import launching
-from actbench.script.groups import cards_of_machine, environment
-from actbench.script.simulation import Simulation
+from actbench.measure import bench, processes
+from actbench.model.measured import Measurement, Mesh
+from actbench.model.records import Case
+from actbench.model.scripts import Script
+from actbench.simulator import profiles
+from actbench.tools.script import launching
+from actbench.tools.script.groups import cards_of_machine, environment
+from actbench.tools.script.simulation import Simulation
 
 CARD = "h100-80gb"
 PROCESSES = 4
@@ -61,7 +61,7 @@ def trained(
 
 def measured(scheme: str) -> Measurement:
     case = Case(model=f"{MODEL}:build", scheme=scheme, batch_size=ROWS, meter="simulated", device_profile=CARD, seed=0)
-    with ranks.left_after():
+    with processes.left_after():
         return bench.Session(case).memory()
 
 
@@ -439,7 +439,7 @@ def test_a_script_of_eight_billion_parameters_needs_what_measure_says(tmp_path: 
         "    return model, batch, loss, lambda model: torch.optim.AdamW(model.parameters(), fused=True)\n"
     )
     case = Case(model=f"{own}:build", scheme="fsdp:8,mixed=bf16", batch_size=1, meter="simulated", device_profile=CARD)
-    with ranks.left_after():
+    with processes.left_after():
         expected = bench.Session(case).memory()
 
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]

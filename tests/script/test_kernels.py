@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.measuring.meters import profiles
-from actbench.script.libraries import prepared
-from actbench.script.simulation import Simulation
-from actbench.workloads.fake import fake_mode, without_memory
+from actbench.simulator import profiles
+from actbench.simulator.fake import fake_mode, without_memory
+from actbench.tools.script.libraries import prepared
+from actbench.tools.script.simulation import Simulation
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import MeasurementError
-from actbench.measuring.meters import profiles
-from actbench.script.libraries import prepared
-from actbench.script.simulation import Simulation
-from actbench.workloads.fake import fake_mode, without_memory
+from actbench.simulator import profiles
+from actbench.simulator.fake import fake_mode, without_memory
+from actbench.tools.script.libraries import prepared
+from actbench.tools.script.simulation import Simulation
 
 LLAMA = {
     "model_type": "llama",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.script.libraries import prepared
+from actbench.tools.script.libraries import prepared
 
 
 @pytest.fixture

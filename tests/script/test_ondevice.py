@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring.meters.cuda import CudaMeter
-from actbench.results.records import Case, Script
-from actbench.script.bench import Session
-from actbench.script.ondevice import CudaRun
+from actbench.measure.meters.cuda import CudaMeter
+from actbench.model.records import Case, Script
+from actbench.tools.script.bench import Session
+from actbench.tools.script.ondevice import CudaRun
 
 FORWARD, BACKWARD, OPTIMIZER = 500, 900, 600
 

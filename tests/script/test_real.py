@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure, Script
-from actbench.script.real import RealRun
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure, Script
+from actbench.tools.script.real import RealRun
 
 TRAINING = """
 import torch

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.script.libraries import prepared
-from actbench.script.saving import holds_fake
-from actbench.workloads.fake import fake_mode, without_memory
+from actbench.simulator.fake import fake_mode, without_memory
+from actbench.tools.script.libraries import prepared
+from actbench.tools.script.saving import holds_fake
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import actbench
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import MeasurementError, UsageError
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.results.measured import Measurement
-from actbench.script.simulation import Simulation
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.model.measured import Measurement
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
+from actbench.tools.script.simulation import Simulation
 from actbench.units import MIB
 
 WIDTH, ROWS = 512, 64

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from actbench.errors import UntraceableError
-from actbench.measuring.meters import profiles
-from actbench.script.simulation import Simulation
+from actbench.simulator import profiles
+from actbench.tools.script.simulation import Simulation
 
 
 def simulated() -> Simulation:

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import actbench
 from actbench.errors import MeasurementError, UntraceableError
-from actbench.schemes import build
-from actbench.script.simulation import Simulation
+from actbench.scheme import build
+from actbench.tools.script.simulation import Simulation
 
 WIDTH, ROWS = 512, 64
 FLOAT = 4

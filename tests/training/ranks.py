@@ -16,12 +16,12 @@ import torch
 from torch import distributed
 
 from actbench.errors import ActbenchError
-from actbench.measuring import bench
-from actbench.results.runs import TrainingCase
-from actbench.training import launch
-from actbench.training.checkpoint import CheckpointFolder
-from actbench.training.loop import TrainingLoop
-from actbench.training.processgroup import ProcessGroup, joined
+from actbench.measure import bench
+from actbench.tools.train import launch
+from actbench.tools.train.checkpoint import CheckpointFolder
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.processgroup import ProcessGroup, joined
+from actbench.tools.train.records import TrainingCase
 
 
 def run(job: dict[str, Any], group: ProcessGroup, folder: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.setup import TrainingSetup
-from actbench.training.step import check_acts
+from actbench import scheme as schemes
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.train.step import check_acts
 
 
 class Looking(nn.Module):

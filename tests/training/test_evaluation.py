@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.training.evaluation import evaluating
+from actbench.tools.train.evaluation import evaluating
 
 
 def test_random_numbers_modes_and_gradients_are_as_before() -> None:

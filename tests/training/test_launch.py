@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measuring.launch import is_first
-from actbench.training.launch import Launch, read
+from actbench.measure.place import is_first
+from actbench.tools.train.launch import Launch, read
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 FSDP = {**SECOND, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}

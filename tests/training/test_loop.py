@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actbench.errors import IdleError, StoreError, UsageError
-from actbench.results.runs import Trained, TrainingCase
-from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
-from actbench.training.loop import TrainingLoop
+from actbench.tools.train.checkpoint import FILE_NAME, CheckpointFolder
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.records import Trained, TrainingCase
 
 CASE = TrainingCase(
     model="resnet-cifar@depth=8,width=8,channels=1",

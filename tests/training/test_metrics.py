@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from actbench.training.evaluation import Tally, correlation, f1
+from actbench.tools.train.evaluation import Tally, correlation, f1
 
 
 def test_f1_is_that_of_scikit_learn() -> None:

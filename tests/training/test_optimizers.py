@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.results.runs import TrainingCase
-from actbench.training.step import rate_factor
+from actbench.tools.train.records import TrainingCase
+from actbench.tools.train.step import rate_factor
 
 CASE = TrainingCase(model="m", data="d", batch_size=1, steps=100, learning_rate=0.1)
 

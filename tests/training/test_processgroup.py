@@ -6,11 +6,11 @@ import pytest
 from torch import distributed
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.experiments.recipes.runs import load
-from actbench.training.comparison import run
-from actbench.training.launch import Launch
-from actbench.training.loop import seed_of
-from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
+from actbench.tools.train.comparison import run
+from actbench.tools.train.launch import Launch
+from actbench.tools.train.loop import seed_of
+from actbench.tools.train.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
+from actbench.tools.train.recipe import load
 
 FIRST = ProcessGroup(Launch(rank=0, size=2, strategy="ddp"))
 SECOND = ProcessGroup(Launch(rank=1, size=2, strategy="ddp"))

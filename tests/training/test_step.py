@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from actbench.errors import UsageError
-from actbench.results.runs import Trained, TrainingCase
-from actbench.training.loop import TrainingLoop
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.records import Trained, TrainingCase
 
 BASE = TrainingCase(
     model="tiny-gpt2@vocab_size=28,n_embd=16,n_layer=1,resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0",

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from actbench.errors import UsageError
-from actbench.results.runs import Trained, TrainingCase
-from actbench.training.launch import Launch
-from actbench.training.loop import TrainingLoop
-from actbench.training.processgroup import ProcessGroup
+from actbench.tools.train.launch import Launch
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.records import Trained, TrainingCase
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actbench.errors import StoreError
-from actbench.training.checkpoint import put_together, take_apart
+from actbench.tools.train.checkpoint import put_together, take_apart
 
 
 def test_a_tree_survives_json_exactly() -> None:

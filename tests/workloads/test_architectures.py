@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import UntraceableError
-from actbench.measuring.bench import measure
-from actbench.results.records import Built, Case
-from actbench.workloads.fake import fake_mode, to_fake
-from actbench.workloads.huggingface import HuggingFaceWorkload
+from actbench.measure.bench import measure
+from actbench.model.records import Built, Case
+from actbench.simulator.fake import fake_mode, to_fake
+from actbench.workload.huggingface import HuggingFaceWorkload
 
 # Of each class: its task, and what of its parameters no step reaches.
 CLASSES: dict[str, tuple[str, tuple[str, ...]]] = {

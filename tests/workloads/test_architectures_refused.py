@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads.huggingface import HuggingFaceWorkload
+from actbench.model.records import Case
+from actbench.workload.huggingface import HuggingFaceWorkload
 
 Write = Callable[..., Path]
 

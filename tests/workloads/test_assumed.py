@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
-from actbench.workloads.fake import fake_mode
-from actbench.workloads.losses import ForCtc
+from actbench.measure.bench import Session
+from actbench.model.records import Case
+from actbench.simulator.fake import fake_mode
+from actbench.workload.losses import ForCtc
 
 Write = Callable[..., Path]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from actbench import workloads
-from actbench.workloads import names
+from actbench import workload as workloads
+from actbench.workload import names
 
 
 def test_every_listed_model_is_understood_by_its_name() -> None:

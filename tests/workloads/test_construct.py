@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from actbench.workloads.base import construct, seeded
+from actbench.workload.base import construct, seeded
 
 
 class Computed(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.workloads.fake import fake_mode, faked, to_fake
+from actbench.simulator.fake import fake_mode, faked, to_fake
 
 
 class Tied(nn.Module):

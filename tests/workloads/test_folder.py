@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from actbench.errors import ModelError
-from actbench.workloads.folder import read_config, read_tensors, weight_files
+from actbench.workload.folder import read_config, read_tensors, weight_files
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError, UsageError
-from actbench.measuring.bench import Session
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.workloads.fake import fake_mode, to_fake
+from actbench.measure.bench import Session
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.simulator.fake import fake_mode, to_fake
 
 GOOD = """
     import torch

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import errors
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads import folder
+from actbench.model.records import Case
+from actbench.workload import folder
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads.fake import fake_mode, to_fake
-from actbench.workloads.huggingface import HuggingFaceWorkload
+from actbench.model.records import Case
+from actbench.simulator.fake import fake_mode, to_fake
+from actbench.workload.huggingface import HuggingFaceWorkload
 
 FAMILIES = {
     "tiny-bert": ("sequence-classification", "masked-lm", "causal-lm"),

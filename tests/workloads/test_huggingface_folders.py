@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads import folder
-from actbench.workloads.huggingface import HuggingFaceWorkload
+from actbench.model.records import Case
+from actbench.workload import folder
+from actbench.workload.huggingface import HuggingFaceWorkload
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from actbench.workloads import base
-from actbench.workloads.fake import fake_mode
+from actbench.simulator.fake import fake_mode
+from actbench.workload import base
 
 
 def test_tokens_cover_the_vocabulary_but_for_the_excluded_ids() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import ModelError
-from actbench.workloads.names import ModelName, parse
+from actbench.workload.names import ModelName, parse
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import UsageError
-from actbench.measuring.bench import Session
-from actbench.results.records import Case, Optimizer
-from actbench.workloads.optimizers import make_optimizer
+from actbench.measure.bench import Session
+from actbench.model.records import Case, Optimizer
+from actbench.workload.optimizers import make_optimizer
 
 
 @pytest.mark.parametrize(

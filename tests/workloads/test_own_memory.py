@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError, UntraceableError
-from actbench.measuring import bench
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.model.records import Case
 
 LARGE = """
     import torch

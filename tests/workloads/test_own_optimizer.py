@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import optim
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError, UsageError
-from actbench.measuring.bench import Session
-from actbench.measuring.failures import failure_of
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.setup import TrainStep
+from actbench.measure.bench import Session
+from actbench.measure.failures import failure_of
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainStep
 
 TEXT = """
     import torch

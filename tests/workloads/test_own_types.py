@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import actbench
-from actbench import workloads
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
-from actbench.results.runs import TrainingCase
+from actbench import workload as workloads
+from actbench.measure.bench import Session
+from actbench.model.records import Case
+from actbench.tools.train.records import TrainingCase
 
 MIXED = """
     import torch

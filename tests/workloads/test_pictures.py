@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.measuring.bench import Session
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.workloads.fake import fake_mode
+from actbench.measure.bench import Session
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.simulator.fake import fake_mode
 
 TEXT = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from actbench import workloads
-from actbench.measuring.bench import measure
-from actbench.results.records import Case
-from actbench.workloads.names import find_preset, presets
+from actbench import workload as workloads
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.workload.names import find_preset, presets
 
 HEAD = 768 * 2 + 2  # a linear classifier of two labels
 GROUPS = pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from actbench.errors import ModelError
 from actbench.ops import hostmemory
-from actbench.workloads.recalled import RecallingMode
+from actbench.simulator.recalled import RecallingMode
 
 
 @pytest.fixture

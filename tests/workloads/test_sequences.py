@@ -9,10 +9,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BartConfig, masking_utils
 
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
-from actbench.workloads import overrides
-from actbench.workloads.fake import fake_mode
+from actbench.measure.bench import Session
+from actbench.model.records import Case
+from actbench.simulator import overrides
+from actbench.simulator.fake import fake_mode
 
 
 @pytest.mark.parametrize("scheme", ["exact", pytest.param("smaq", marks=pytest.mark.slow)])

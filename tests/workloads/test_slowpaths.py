@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from actbench import workloads
-from actbench.measuring.bench import measure
-from actbench.results.records import Case
-from actbench.workloads.overrides import missing_kernels
+from actbench import workload as workloads
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.simulator.overrides import missing_kernels
 
 
 def test_a_mamba_without_its_kernels_is_measured_with_a_warning(write_config: Callable[..., Path]) -> None:

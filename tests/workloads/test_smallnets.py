@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads.base import Workload
+from actbench.model.records import Case
+from actbench.workload.base import Workload
 
 
 def load(model: str, **fields: object) -> Workload:

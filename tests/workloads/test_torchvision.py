@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads import folder
-from actbench.workloads.fake import fake_mode, to_fake
-from actbench.workloads.torchvision import TorchvisionWorkload, names
+from actbench.model.records import Case
+from actbench.simulator.fake import fake_mode, to_fake
+from actbench.workload import folder
+from actbench.workload.torchvision import TorchvisionWorkload, names
 
 
 def load(model: str, **options: object) -> TorchvisionWorkload:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.workloads.fake import LARGEST_REAL_BYTES, fake_mode, without_memory
+from actbench.simulator.fake import LARGEST_REAL_BYTES, fake_mode, without_memory
 
 WIDE = 512  # a square of it is large, a row is small
 

@@ -15,7 +15,7 @@ from actbench.caches import keep_compiled_code_private, own_temporary_folder
 from actbench.cli import together
 from actbench.errors import ActbenchError, shortened
 from actbench.plugins import TOLD_BY, PluginWarning
-from actbench.results.plain import plain
+from actbench.report.plain import plain
 
 
 def main() -> None:

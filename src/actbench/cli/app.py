@@ -232,7 +232,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 def _checked(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before any work begins."""
     if path not in (None, STDOUT):
-        from actbench.results.render.exports import check
+        from actbench.report.render.exports import check
 
         check(path)
     return path

@@ -1,21 +1,23 @@
-"""The flags that send cases and runs to a cluster."""
+"""The flags that send cases to a cluster."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import count_option, option, seconds_option
+from actbench import plugins
+from actbench.cli.app import option
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from actbench.experiments.cluster.cluster import Cluster
+    from actbench.run.executor import Machines
 
 
 _LEAST = 0.0001  # smallest amount that Ray counts
 _OTHERS = {
-    "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node; --cores-per-run is for training",
+    "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node",
     "GPU": "--gpus-per-case says how many GPUs a case asks for",
     "object_store_memory": "cases keep nothing in Ray's object store",
     "bundle": "cases stand in no placement group",
@@ -45,7 +47,7 @@ class ClusterFlags:
     ] = None
 
     @property
-    def chosen(self) -> Cluster | None:
+    def chosen(self) -> Machines | None:
         """The requested cluster, or None; a UsageError for other flags without --cluster, or wrong resources."""
         if self.cluster is not None:
             return self._on(self.cluster)
@@ -55,10 +57,17 @@ class ClusterFlags:
             raise UsageError(f"{names}: only with --cluster, which is not given; give it, or leave the others out")
         return None
 
-    def _on(self, address: str) -> Cluster:
-        from actbench.experiments.cluster.cluster import Cluster
+    def _on(self, address: str) -> Machines:
+        plugin = plugins.installed("executors").get("cluster")
+        if plugin is None:
+            raise UsageError("--cluster: no installed package measures on a cluster")
+        cluster: Callable[..., Machines] = plugin.load()
+        return cluster(address, self._gpus, _amounts(self.resources or ""))
 
-        return Cluster(address, resources=_amounts(self.resources or ""))
+    @property
+    def _gpus(self) -> float:
+        """How many GPUs a case asks for that runs on one."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -69,47 +78,12 @@ class GpuClusterFlags(ClusterFlags):
         float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)
     ] = None
 
-    def _on(self, address: str) -> Cluster:
+    @property
+    def _gpus(self) -> float:
         gpus = 1.0 if self.gpus_per_case is None else self.gpus_per_case
         if not 0 < gpus <= 1 and (gpus == 0 or not gpus.is_integer()):
             raise UsageError(f"--gpus-per-case {gpus:g}: give a part of one GPU, such as 0.5, or a whole number")
-        return replace(super()._on(address), gpus=gpus)
-
-
-@dataclass(frozen=True)
-class TrainClusterFlags(GpuClusterFlags):
-    """Where training runs run."""
-
-    cores_per_run: Annotated[
-        int | None,
-        count_option(
-            "--cores-per-run",
-            "With --cluster: cores of a run on the CPU (default: all of a node, so that nothing runs beside it).",
-        ),
-    ] = None
-    checkpoints: Annotated[
-        str | None,
-        option(
-            "--checkpoints",
-            "With --cluster: folder for checkpoints that all nodes share (default: each node has its own, in the user "
-            "cache).",
-            metavar="FOLDER",
-        ),
-    ] = None
-    timeout: Annotated[
-        float | None,
-        seconds_option(
-            "--timeout", "With --cluster: seconds after which a run is stopped, and is a row that failed.", least=1
-        ),
-    ] = None
-
-    def _on(self, address: str) -> Cluster:
-        if self.checkpoints is not None and not self.checkpoints.startswith("/"):
-            raise UsageError(
-                f"--checkpoints {self.checkpoints}: give the path from the root, as all nodes have it, such as "
-                "/shared/checkpoints"
-            )
-        return super()._on(address)
+        return gpus
 
 
 def _amounts(text: str) -> dict[str, float]:

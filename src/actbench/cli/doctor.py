@@ -15,7 +15,7 @@ from actbench import plugins
 from actbench.caches import user_cache
 from actbench.cli.app import Exit, Typer, command
 from actbench.cli.printing import console, plain_table
-from actbench.results.machine import CUPY, available_memory_bytes, machine, version_of
+from actbench.machine import CUPY, available_memory_bytes, machine, version_of
 from actbench.units import format_bytes
 
 Verdict = Literal["ok", "optional", "missing"]
@@ -109,8 +109,8 @@ def _disk() -> Check:
 
 def _plugins() -> Iterator[Check]:
     """Yield what each package brings to each group, and each plug-in that cannot be used."""
-    from actbench.results.exporting import ExportFormat
-    from actbench.results.kinds import Kind
+    from actbench.report.exporting import ExportFormat
+    from actbench.report.kinds import Kind
 
     kinds_of_object = {"kinds": Kind, "exports": ExportFormat, "commands": Typer}
     for group in get_args(plugins.Group):

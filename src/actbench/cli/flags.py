@@ -13,9 +13,9 @@ from actbench.cli.app import argument, count_option, named, one_of, option, path
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
-from actbench.declared import check_device_profile
 from actbench.errors import UsageError
-from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
+from actbench.model.declared import check_device_profile
+from actbench.model.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
 
 def _float_type(text: str) -> str:
@@ -233,7 +233,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
     @property
     def workload(self) -> dict[str, Any]:
         """The given flags, by field of a recipe's ``[workload]``."""
-        from actbench.experiments.recipes.sections import WorkloadGrid
+        from actbench.run.recipes.sections import WorkloadGrid
 
         return self.given(WorkloadGrid.model_fields)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actbench.declared import check_scheme
 from actbench.errors import SpecError
+from actbench.model.declared import check_scheme
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import count_option, option
 from actbench.cli.printing import ExportFlags, call_task, export, show
-from actbench.results.records import SCHEMA_VERSION, Case
-from actbench.results.tables import Table
+from actbench.model.records import SCHEMA_VERSION, Case
+from actbench.report.tables import Table
 
 if TYPE_CHECKING:
-    from actbench.experiments.recipes import Recipe
-    from actbench.results.ledger import Ledger
+    from actbench.model.ledger import Ledger
+    from actbench.run.recipes import Recipe
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
     Raises:
         ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
     """
-    from actbench.experiments import sweep
-    from actbench.results.ledger import LedgerLine, lines_table
+    from actbench.report.ledger import LedgerLine, lines_table
+    from actbench.run import sweep
 
     cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
     doing = f"listing what {recipe.name!r} keeps for backward"
@@ -57,9 +57,9 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
 def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from pydantic import TypeAdapter
 
-    from actbench.experiments.runner.runner import BENCH, PRELOAD
-    from actbench.experiments.runner.tasks import Tasks
-    from actbench.results.ledger import Ledger
+    from actbench.model.ledger import Ledger
+    from actbench.run.executor import BENCH, PRELOAD
+    from actbench.run.tasks import Tasks
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks(BENCH, PRELOAD) as tasks:
@@ -68,7 +68,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
 
 def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
-    from actbench.results.ledger import TOP, ledger_table, total_tables
+    from actbench.report.ledger import TOP, ledger_table, total_tables
 
     title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
     top = flags.top or (None if flags.everything else TOP)

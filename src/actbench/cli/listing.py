@@ -16,7 +16,7 @@ from actbench.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.schemes import Scheme
+    from actbench.scheme import Scheme
 
 
 @command()
@@ -27,7 +27,7 @@ def schemes(
 
     Examples: actbench schemes · actbench schemes fewbit
     """
-    from actbench import schemes as registry
+    from actbench import scheme as registry
 
     if name is None:
         found = registry.find()
@@ -53,7 +53,7 @@ def models(
 
     Examples: actbench models · actbench models resnet
     """
-    from actbench import workloads
+    from actbench import workload as workloads
 
     table = plain_table("model", "from", "trained for", "note")
     for entry in workloads.available():
@@ -72,16 +72,15 @@ def recipes(
 
     Examples: actbench recipes · actbench recipes quickstart > mine.toml
     """
-    from actbench.experiments import recipes
-    from actbench.experiments.recipes import runs
+    from actbench.run import recipes
 
     if name is not None:
-        print(runs.source(name) if name in runs.names() else recipes.source(name), end="")
+        print((recipes.files_of(name) or recipes.Recipe.files).source(name), end="")
         return
     table = plain_table("recipe", "run by", "question")
-    for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
-        for shipped, title in titles.items():
-            table.add_row(shipped, verb, title)
+    for kind in recipes.KINDS:
+        for shipped in kind.names():
+            table.add_row(shipped, kind.verb, kind.title(shipped))
     console().print(table)
 
 
@@ -97,7 +96,7 @@ def devices(
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """
-    from actbench.measuring.meters import profiles
+    from actbench.simulator import profiles
 
     table = plain_table("device profile", "memory", "compute capability", "operators of", "time")
     for profile in profiles.profiles():
@@ -159,8 +158,8 @@ def _changes(scheme: type[Scheme]) -> str:
 
 
 def _claims(scheme: type[Scheme]) -> dict[str, str]:
-    from actbench import schemes as registry
-    from actbench.schemes.facets import LossyForward, Packs
+    from actbench import scheme as registry
+    from actbench.scheme.facets import LossyForward, Packs
 
     needed = any(field.is_required() for field in scheme.model_fields.values())
     usual = registry.build(scheme.name + scheme.card.variants_for(1)[0]) if needed else scheme()
@@ -173,7 +172,7 @@ def _claims(scheme: type[Scheme]) -> dict[str, str]:
 
 
 def _keys(scheme: type[Scheme]) -> Any:
-    from actbench.schemes.base import OF_PARTS, Scheme
+    from actbench.scheme.base import OF_PARTS, Scheme
 
     table = plain_table("key", "type", "default", "allowed", "meaning", padding=_PADDING)
     meanings = _meanings(Scheme) | _meanings(scheme)

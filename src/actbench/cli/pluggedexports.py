@@ -13,10 +13,10 @@ from actbench import plugins
 from actbench.cli.app import file_option, panel_of
 from actbench.errors import ActbenchError, StoreError, told
 from actbench.plugins import Plugin
-from actbench.results.exporting import Exported, ExportFormat
+from actbench.report.exporting import Exported, ExportFormat
 
 if TYPE_CHECKING:
-    from actbench.results.render.exports import Text
+    from actbench.report.render.exports import Text
 
 _TAKEN = ("markdown", "csv", "json", "curves", "timeline", "snapshot")
 

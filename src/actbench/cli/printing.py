@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
-from actbench.measuring import launch
-from actbench.results.exporting import Exported
-from actbench.results.measured import Measurement
-from actbench.results.plain import plain
-from actbench.results.records import Failure, Record
-from actbench.results.tables import Table
-from actbench.results.tables.columns import CHOICES, names_in
+from actbench.measure.place import place as place_in
+from actbench.model.measured import Measurement
+from actbench.model.records import Failure, Record
+from actbench.report.exporting import Exported
+from actbench.report.plain import plain
+from actbench.report.tables import Table
+from actbench.report.tables.columns import CHOICES, names_in
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.experiments.experiment import ExperimentResult
-    from actbench.experiments.runner.progress import Progress
-    from actbench.experiments.runner.tasks import Tasks
-    from actbench.results.render.exports import Text
+    from actbench.report.render.exports import Text
+    from actbench.run.experiment import ExperimentResult
+    from actbench.run.progress import Progress
+    from actbench.run.tasks import Tasks
 
 JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
 
@@ -106,7 +106,7 @@ def plain_table(*titles: str, **details: Any) -> Any:
 
 def command_line() -> str:
     """Return what the user typed; of several processes, in the words of torchrun."""
-    found = launch.place(os.environ)
+    found = place_in(os.environ)
     start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
     return shlex.join([*start, *sys.argv[1:]])
 
@@ -134,7 +134,7 @@ def readers(flags: TableFlags) -> TextIO:
 
 def show(*tables: Table, beside: TableFlags) -> None:
     """Print tables; ``beside`` are the exports, one of which may take standard output."""
-    from actbench.results.render import screen
+    from actbench.report.render import screen
 
     for table in tables:
         screen.show(table, console(readers(beside)))
@@ -147,9 +147,9 @@ def progress_shown(
     """Show progress inside the block; if the user interrupts it, exit with status 130 and a remark.
 
     With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` and ``as_lines`` see
-    :func:`actbench.experiments.runner.progress.shown`.
+    :func:`actbench.run.progress.shown`.
     """
-    from actbench.experiments.runner.progress import Progress, shown
+    from actbench.run.progress import Progress, shown
 
     try:
         with nullcontext(Progress()) if silent else shown(as_bar=as_bar, as_lines=as_lines) as progress:
@@ -164,7 +164,7 @@ def check_exports(given: Mapping[str, Any]) -> None:
     """Refuse two exports to one file, before any work begins; ``given`` has the values of a verb's flags."""
     asked = [value for name, value in given.items() if name.startswith("export_") and value]
     if asked:
-        from actbench.results.render.exports import check_apart
+        from actbench.report.render.exports import check_apart
 
         check_apart(path for value in asked for path in (value if isinstance(value, list) else [value]))
 
@@ -188,7 +188,7 @@ def export(
         title: The heading above all tables; None for the first table's.
         records: The records that the first table shows, if it shows some.
     """
-    from actbench.results.render import formats
+    from actbench.report.render import formats
 
     def exported() -> Exported:
         return Exported(tables, title or tables[0].title, records, remark)
@@ -208,7 +208,7 @@ def export(
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
     """Write the texts of all requested files, or none; text for standard output comes last."""
-    from actbench.results.render import exports
+    from actbench.report.render import exports
 
     texts = {path: text for path, text in asked if path is not None}
     printed = texts.pop(STDOUT, None)

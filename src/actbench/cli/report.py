@@ -12,7 +12,7 @@ from actbench.cli.printing import ExportFlags, ResultFlags, export, remark, show
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from actbench.results.kinds import Kind
+    from actbench.report.kinds import Kind
 
 ResultsArgument = Annotated[
     list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.", path_named)
@@ -62,8 +62,8 @@ def report(
 
     actbench report results/accuracy --html accuracy.html
     """
-    from actbench.results import interned, kinds, store, tables
-    from actbench.results.render.formats import json_lines
+    from actbench.report import interned, kinds, store, tables
+    from actbench.report.render.formats import json_lines
 
     columns = exports.chosen
     kind, files = kinds.kind_in(results)
@@ -81,12 +81,12 @@ def report(
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
-    from actbench.results.kinds import read
-    from actbench.results.render.formats import json_lines
+    from actbench.report.render.formats import json_lines
+    from actbench.report.store import read_kind
 
     if exports.columns:
         raise UsageError(f"--columns is for measured cases, and {files[0]} holds other records: leave it out")
-    records, notices = read(kind, files)
+    records, notices = read_kind(files, kind.record)
     for notice in notices:
         remark(notice)
     shown = kind.tables(records, title)
@@ -125,9 +125,8 @@ def compare(
 
     actbench compare results-of-main results --html changes.html --export-json changes.json
     """
-    from actbench.results import interned, kinds, store
-    from actbench.results.compare import compare as compared
-    from actbench.results.compare import parse_limit
+    from actbench.report import interned, kinds, store
+    from actbench.report.compare import compare as compared, parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
     first, first_notices = store.read_all(kinds.files_in([before]), interned.UNCOMPARED)

@@ -22,16 +22,15 @@ from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
-from actbench.declared import check_model
 from actbench.errors import ModelError, UsageError
-from actbench.results.machine import find_gpu
-from actbench.results.measured import MeasuredRecord
-from actbench.results.tables import Table, report_tables
+from actbench.machine import find_gpu
+from actbench.model.declared import check_model
+from actbench.model.measured import MeasuredRecord
+from actbench.report.tables import Table, report_tables
 
 if TYPE_CHECKING:
-    from actbench.experiments.cluster.cluster import Cluster
-    from actbench.experiments.ranks.team import Team
-    from actbench.experiments.recipes import Recipe
+    from actbench.run.executor import Machines
+    from actbench.run.recipes import Recipe
 
 TimeByOption = Annotated[
     Literal["operator"] | None,
@@ -110,8 +109,7 @@ def sweep(
             force=force,
             retry_failed=retry_failed,
             require_fit=require_fit,
-            cluster=nodes.chosen,
-            team=context.obj,
+            machines=_machines(nodes, context.obj),
         )
 
 
@@ -188,7 +186,7 @@ def measure(
                 require_fit=require_fit,
                 by_operator=bool(time_by),
                 timeline=timeline,
-                team=context.obj,
+                machines=context.obj,
             )
 
 
@@ -203,13 +201,12 @@ def _compare(
     retry_failed: bool = False,
     require_fit: bool = False,
     by_operator: bool = False,
-    cluster: Cluster | None = None,
-    team: Team | None = None,
+    machines: Machines | None = None,
     timeline: TimelineFlags = TimelineFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
-    from actbench.experiments import sweep
-    from actbench.results.render.formats import json_lines
+    from actbench.report.render.formats import json_lines
+    from actbench.run import sweep
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -224,8 +221,7 @@ def _compare(
             retry_failed=retry_failed,
             timelines=timeline.wanted,
             progress=progress,
-            cluster=cluster,
-            team=team,
+            machines=machines,
         )
     shown = report_tables(comparison.records, recipe.title, columns)
     records = comparison.records
@@ -240,9 +236,17 @@ def _compare(
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 
+def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | None:
+    """Return what measures in place of this process alone: nodes of a cluster, or those launched together."""
+    cluster = nodes.chosen
+    if cluster is not None and launched is not None:
+        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
+    return launched or cluster
+
+
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return tables of the operators that take most time, for each case; a UsageError if no time was estimated."""
-    from actbench.results.tables.step import operator_tables
+    from actbench.report.tables.step import operator_tables
 
     tables = operator_tables(records)
     if not tables:
@@ -256,7 +260,7 @@ def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
 @contextmanager
 def _recipe_hint(target: str | None) -> Iterator[None]:
     """If a target is no model, add the recipe that may be meant to the error."""
-    from actbench.experiments.recipes import closest
+    from actbench.run.recipes import closest
 
     try:
         yield
@@ -268,10 +272,9 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    from actbench.experiments import recipes
-    from actbench.experiments.recipes import runs
+    from actbench.run import recipes
 
-    if target in (*recipes.names(), *runs.names()) or target.endswith(".toml"):
+    if recipes.files_of(target) is not None or target.endswith(".toml"):
         return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
             flags.workload, flags.measure, flags.schemes, cumulative=cumulative
         )
@@ -280,7 +283,7 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 
 def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
-    from actbench.experiments.recipes import Recipe
+    from actbench.run.recipes import Recipe
 
     check_model(model)
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from actbench import plugins
 from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.printing import ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
 from actbench.leftovers import temporary_folder
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.tables import Table
-from actbench.results.timeline import Timeline
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.timeline import Timeline
+from actbench.report.exporting import Curves, Exported, ExportFormat
+from actbench.report.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.results.render.exports import Text
-    from actbench.results.render.page.pictures import Picture
+    from actbench.report.render.exports import Text
 
 _TITLE = "Memory over a step"
-PICTURES = (".png", ".svg")
-EXPORTS = (*PICTURES, ".html", ".json")
+_JSON = ".json"
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,18 @@ class CurveFlags:
             UsageError: A file has another suffix, needs a library that is missing, or is standard output.
             StoreError: A file cannot be written.
         """
-        from actbench.results.render import exports
-        from actbench.results.render.page import library
+        from actbench.report.render import exports
 
-        picture = self.export_timeline
-        if picture is None:
+        file = self.export_timeline
+        if file is None:
             return
-        if picture.suffix not in EXPORTS:
-            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
-        if picture.suffix in PICTURES:
-            library.check()
-        exports.check(picture)
+        formats = _formats()
+        if file.suffix not in (*formats, _JSON):
+            names = ", ".join((*formats, _JSON))
+            raise UsageError(f"--export-timeline {file}: name a file that ends in {names}")
+        if file.suffix in formats:
+            formats[file.suffix].check(file.suffix)
+        exports.check(file)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class TimelineFlags(CurveFlags):
 
     def check(self) -> None:
         """Check the files before anything runs; see :meth:`CurveFlags.check`."""
-        from actbench.results.render import exports
+        from actbench.report.render import exports
 
         if self.export_snapshot == STDOUT:
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
@@ -108,14 +109,14 @@ class TimelineFlags(CurveFlags):
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return a table of the holders at the peak of each case."""
-    from actbench.results.tables.step import holders_table, with_timelines
+    from actbench.report.tables.step import holders_table, with_timelines
 
     return [holders_table(record, timeline) for record, timeline in with_timelines(records)]
 
 
 def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
     """Print the holders at the peak of each case, and its memory over the step as a line."""
-    from actbench.results.tables.step import holders_table, with_timelines
+    from actbench.report.tables.step import holders_table, with_timelines
 
     for record, timeline in with_timelines(records):
         show(holders_table(record, timeline), beside=exports)
@@ -127,7 +128,7 @@ def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> N
 
 def line_of(timeline: Timeline, printed: Console) -> list[str]:
     """Return a timeline as a line of text, in ASCII for pipes and terminals without block characters."""
-    from actbench.results.render.screen import sparkline
+    from actbench.report.render.screen import sparkline
 
     has_blocks = printed.is_terminal and not printed.is_dumb_terminal and not printed.options.ascii_only
     return sparkline(timeline, printed.width, ascii_only=not has_blocks)
@@ -135,7 +136,7 @@ def line_of(timeline: Timeline, printed: Console) -> list[str]:
 
 def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> None:
     """Write the timelines of measured cases, if requested."""
-    from actbench.results.tables.step import with_timelines
+    from actbench.report.tables.step import with_timelines
 
     if flags.export_timeline is None:
         return
@@ -145,22 +146,14 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
     write_files((flags.export_timeline, _writer(records, flags.export_timeline)))
 
 
+def _formats() -> dict[str, Curves]:
+    """Return what draws timelines, by the suffixes of its files."""
+    found = (each.curves for each in plugins.loaded("exports", ExportFormat).values())
+    return {suffix: curves for curves in found if curves is not None for suffix in curves.suffixes}
+
+
 def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]:
-    from actbench.results.render.page import html_lines, library
-    from actbench.results.render.page.pictures import Beside, Group
-    from actbench.results.render.page.timeline import memory_over_step
-    from actbench.results.tables.step import title_of, with_timelines
-
-    def pictures() -> tuple[Picture, ...]:
-        return tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(records))
-
-    def picture() -> Text:
-        return library.image(pictures(), "png" if file.suffix == ".png" else "svg")
-
-    def html() -> Text:
-        if not library.is_installed():
-            remark(f"{file} has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
-        return html_lines(tables_of(records), _TITLE, Beside((Group(_TITLE, pictures()),)))
+    from actbench.report.tables.step import with_timelines
 
     def as_json() -> Text:
         found = [
@@ -169,14 +162,18 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
         ]
         return json.dumps(found, indent=2) + "\n"
 
-    return {".html": html, ".json": as_json}.get(file.suffix, picture)
+    def drawn() -> Text:
+        shown = Exported(tables_of(records), _TITLE, records, lambda text: remark(f"{file}: {text}"))
+        return _formats()[file.suffix].text(file.suffix, shown)
+
+    return as_json if file.suffix == _JSON else drawn
 
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
     """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
-    from actbench.experiments.runner.runner import PRELOAD
-    from actbench.experiments.runner.tasks import Tasks
-    from actbench.measuring.timelines import SnapshotRequest
+    from actbench.measure.timelines import SnapshotRequest
+    from actbench.run.executor import PRELOAD
+    from actbench.run.tasks import Tasks
 
     if flags.export_snapshot is None:
         return
@@ -184,7 +181,7 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     if not measured:
         remark(f"{flags.export_snapshot} is not written: no case was measured")
         return
-    with temporary_folder() as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
+    with temporary_folder() as folder, Tasks("actbench.measure.timelines", PRELOAD) as tasks:
         made = folder / "snapshot.pickle"
         for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
             request = SnapshotRequest(case=record.case, path=made).model_dump_json()

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from actbench.schemes import Scheme
+from actbench.scheme import Scheme
 from actbench.testing import declared, model, step
 from actbench.testing.subject import Subject
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import SpecError
-from actbench.schemes.card import Card
+from actbench.scheme.card import Card
 from actbench.testing.subject import Subject
 
 _WRONG = "no-such-value"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import actbench
 from actbench.errors import ConversionError
-from actbench.measuring import inspection
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.nn import savedtensors
-from actbench.schemes.facets import LossyForward, Packs
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.measure import inspection
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.packing import savedtensors
+from actbench.scheme.facets import LossyForward, Packs
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 from actbench.testing.subject import (
     Subject,
     distance,

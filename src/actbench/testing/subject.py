@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import NothingToConvertError
-from actbench.measuring import inspection
-from actbench.results.records import Case
-from actbench.schemes import Scheme
-from actbench.schemes.facets import Limits
-from actbench.setup import Batch, TrainingSetup, TrainStep
-from actbench.workloads.base import Workload
-from actbench.workloads.overrides import without_dropout
+from actbench.measure import inspection
+from actbench.model.records import Case
+from actbench.scheme import Scheme
+from actbench.scheme.facets import Limits
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.workload.base import Workload
+from actbench.simulator.overrides import without_dropout
 
 OF_STEPS = frozenset(("optimizer", "gradients", "precision", "batch", "memory format", "placement over processes"))
 """Changes that a model alone cannot have, so that there is nothing to convert, undo or save."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
+from actbench.methods.formats.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
+from actbench.methods.formats.smaqops import reference as smaqblocks
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
-from actbench.ops.smaq import reference as smaqblocks
 
 SEED = torch.tensor(7)
 SPECS = (

@@ -7,8 +7,8 @@ S2FP8 on Student's t and on products, whose map follows from the largest of all 
 import pytest
 import torch
 
-from actbench.codecs.encodings import DISTRIBUTIONS, build, snr_db, snr_table
-from actbench.codecs.encodings.fp8 import S2fp8
+from actbench.methods.formats.encodings import DISTRIBUTIONS, build, snr_db, snr_table
+from actbench.methods.formats.encodings.fp8 import S2fp8
 
 NAMES = tuple(DISTRIBUTIONS)[:7]
 COUNT = 2**20

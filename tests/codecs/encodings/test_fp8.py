@@ -1,10 +1,9 @@
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
-from actbench.codecs import encodings
-from actbench.codecs.encodings import Fp8, S2fp8, fp8, snr_db
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encodings import Fp8, S2fp8, fp8, snr_db
 
 SEED = torch.tensor(7)
 FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)

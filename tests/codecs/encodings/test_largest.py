@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from actbench.codecs.encodings import COMPARED, ENCODINGS, build
-from actbench.codecs.encodings.encoding import at_most
+from actbench.methods.formats.encodings import COMPARED, ENCODINGS, build
+from actbench.methods.formats.encodings.encoding import at_most
 from actbench.ops.library import DTYPES
 
 SEED = torch.tensor(7)

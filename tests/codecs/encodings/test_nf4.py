@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.codecs import encodings
-from actbench.codecs.encodings import nf4
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encodings import nf4
 
 NF4 = encodings.build("nf4")
 SEED = torch.tensor(0)

@@ -3,12 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from actbench.codecs.encodings import NnwBdi, parts_bytes, snr_db
-from actbench.codecs.encodings.bdi import Configuration, compress, configurations, decompress
 from actbench.errors import UsageError
+from actbench.methods.formats.encodings import NnwBdi, parts_bytes, snr_db
+from actbench.methods.formats.encodings.bdi import Configuration, compress, configurations, decompress
 
 SEED = torch.tensor(7)
 CHOICES = ("random", "first", "smallest")

@@ -1,11 +1,20 @@
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from actbench.codecs.encodings import COMPARED, ENCODINGS, Fp8, IntGroups, NnwBdi, Rounding, Smaq, SmaqSimulated, build
 from actbench.errors import UsageError
+from actbench.methods.formats.encodings import (
+    COMPARED,
+    ENCODINGS,
+    Fp8,
+    IntGroups,
+    NnwBdi,
+    Rounding,
+    Smaq,
+    SmaqSimulated,
+    build,
+)
 
 
 @pytest.mark.parametrize(

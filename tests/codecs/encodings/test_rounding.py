@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.codecs.encodings import build
-from actbench.codecs.encodings.encoding import E4M3, E5M2, FP16, bf16_stochastic, lanes, stochastic
+from actbench.methods.formats.encodings import build
+from actbench.methods.formats.encodings.encoding import E4M3, E5M2, FP16, bf16_stochastic, lanes, stochastic
 from actbench.ops import noise
 
 SEED = torch.tensor(7)

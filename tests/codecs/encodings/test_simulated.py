@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actbench.codecs.encodings import SmaqSimulated, build, snr_db
-from actbench.codecs.encodings.simulated import moments
+from actbench.methods.formats.encodings import SmaqSimulated, build, snr_db
+from actbench.methods.formats.encodings.simulated import moments
 
 SEED = torch.tensor(7)
 COUNT = 2**20

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from actbench.codecs.encodings import DISTRIBUTIONS, Quality, build, snr_db, snr_table
-from actbench.codecs.encodings.snr import quality
+from actbench.methods.formats.encodings import DISTRIBUTIONS, Quality, build, snr_db, snr_table
+from actbench.methods.formats.encodings.snr import quality
 
 COUNT = 2**18
 

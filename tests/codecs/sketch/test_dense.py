@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from actbench.codecs.sketch import transforms
-from actbench.codecs.sketch.transforms import project
-from actbench.ops.sketch import KINDS, sketch_rows
+from actbench.methods.randomized.ops import KINDS, sketch_rows
+from actbench.methods.randomized.sketch import transforms
+from actbench.methods.randomized.sketch.transforms import project
 
 
 @pytest.mark.parametrize("kind", KINDS)

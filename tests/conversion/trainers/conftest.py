@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.conversion import conversion_of
-from actbench.nn.forwardwrapper import ReboundForward
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.tools.convert.model import conversion_of
 
 
 def _tables(model: nn.Module) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.conversion import convert
-from actbench.conversion.changes import Changes, noting
 from actbench.errors import ConversionError
-from actbench.nn.hooked import HookedForward
+from actbench.packing.hooked import HookedForward
+from actbench.tools.convert.changes import Changes, noting
+from actbench.tools.convert.model import convert
 
 SCHEMES = ["fewbit:3", "randomized:0.5", "actnn:L3", "gact:L2", "fewbit:3+randomized:0.5", "gact:L1+fewbit:2"]
 Tables = Callable[[nn.Module], list[dict[str, Any]]]

@@ -12,14 +12,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from actbench.conversion import conversion_of, convert
-from actbench.conversion.trainers.huggingface import ActbenchCallback
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.measuring.inspection import trace
-from actbench.nn.saved import samplegradients
-from actbench.results.records import Site
-from actbench.schemes import Scheme
-from actbench.setup import TrainingSetup
+from actbench.measure.inspection import trace
+from actbench.model.records import Site
+from actbench.packing import samplegradients
+from actbench.scheme import Scheme
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.convert.model import conversion_of, convert
+from actbench.tools.trainers.huggingface import ActbenchCallback
 
 TOKENS, BATCH = 16, 8
 SIZES = {

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from actbench.conversion import convert
-from actbench.conversion.trainers.lightning import ActbenchCallback
 from actbench.errors import UsageError
-from actbench.measuring.inspection import trace
-from actbench.setup import TrainingSetup
+from actbench.measure.inspection import trace
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.convert.model import convert
+from actbench.tools.trainers.lightning import ActbenchCallback
 
 WIDTH, ROWS, BATCH = 64, 64, 32
 NAMES = ["actbench/activation_bytes", "actbench/exact_bytes", "actbench/saved_bytes"]

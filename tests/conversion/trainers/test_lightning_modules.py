@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from actbench.conversion import convert
-from actbench.conversion.trainers import lightning
-from actbench.conversion.trainers.lightning import ActbenchCallback
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.nn.hooked import HookedForward
-from actbench.nn.saved import samplegradients
+from actbench.packing import samplegradients
+from actbench.packing.hooked import HookedForward
+from actbench.tools.convert.model import convert
+from actbench.tools.trainers import lightning
+from actbench.tools.trainers.lightning import ActbenchCallback
 
 WIDTH, BATCH = 64, 32
 ELEMENTS = BATCH * WIDTH

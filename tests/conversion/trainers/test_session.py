@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench import schemes
-from actbench.conversion import conversion_of, convert
-from actbench.conversion.trainers.session import ConvertedRun, SchemeCallback
+from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measuring.inspection import trace
-from actbench.measuring.meters.trace import AllocationTrace
-from actbench.results.records import Site, Unreached
-from actbench.schemes import Scheme
-from actbench.setup import TrainingSetup
+from actbench.measure.inspection import trace
+from actbench.measure.meters.trace import AllocationTrace
+from actbench.model.records import Site, Unreached
+from actbench.scheme import Scheme
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.convert.model import conversion_of, convert
+from actbench.tools.trainers.session import ConvertedRun, SchemeCallback
 
 WIDTH, ROWS = 64, 32
 Plain = Callable[[nn.Module], bool]

@@ -1,8 +1,7 @@
-"""Sweeps, runs and fits on a real cluster of several nodes on this machine."""
+"""Sweeps and fits on a real cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from actbench.results import kinds, store
-from actbench.results.fits import FitRecord
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Failure
-from actbench.results.runs import Trained, TrainingRun
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Failure
+from actbench.report import kinds, store
+from actbench.tools.fit.records import FitRecord
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")  # whose import takes a second
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), needs_ray]
@@ -83,11 +81,11 @@ def host() -> Any:
     made.close()
 
 
-def started(folder: Path, *arguments: object, verb: str = "sweep", **environment: str) -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: object, verb: str = "sweep") -> subprocess.Popen[str]:
     """Start a sweep, or what another verb does, in a folder."""
     command = [sys.executable, "-m", "actbench", verb, *map(str, arguments)]
     pipe: Any = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 
 
 def records_in(folder: Path) -> tuple[MeasuredRecord, ...]:
@@ -149,53 +147,6 @@ def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_
     assert "exit" in left.outcome.message
 
 
-RECIPE = """
-title = "Which?"
-[train]
-model = "resnet-cifar@depth=8,width=4,channels=1"
-data = "digits"
-image_size = 8
-batch_size = 32
-steps = 40
-optimizer = "sgd"
-learning_rate = 0.1
-seeds = [0, 1, 2]
-[[scheme]]
-spec = "exact"
-[[scheme]]
-spec = "fewbit:3"
-"""
-
-
-def test_runs_on_nodes_are_those_of_one_machine_and_survive_a_lost_node(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    there, here = tmp_path / "cluster.runs.jsonl", tmp_path / "alone.runs.jsonl"
-    flags = ("--cluster", host.address, "--checkpoints", tmp_path / "shared", "--checkpoint-seconds", 0)
-    train = started(tmp_path, "mine.toml", "-o", there, *flags, verb="train")
-    while rows_in(there) < 2 and train.poll() is None:
-        time.sleep(0.1)
-    host.remove_node()
-    out, err = train.communicate()
-    assert train.returncode == 0, out + err
-    again = started(tmp_path, "mine.toml", "-o", there, *flags, verb="train")
-    assert "6 taken from the results file" in again.communicate()[1]
-    alone = started(tmp_path, "mine.toml", "-o", here, verb="train", OMP_NUM_THREADS="1")  # as a node of one core
-    out, err = alone.communicate()
-    assert alone.returncode == 0, out + err
-
-    mine, others = ({run.case: run.outcome for run in store.read(file, TrainingRun).records} for file in (there, here))
-    assert rows_in(there) == len(mine) == 6
-    for case, outcome in others.items():
-        found = mine[case]
-        assert isinstance(outcome, Trained)
-        assert isinstance(found, Trained)
-        assert (found.losses, found.evaluations, found.peak_bytes) == (
-            outcome.losses,
-            outcome.evaluations,
-            outcome.peak_bytes,
-        )
-
-
 def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tmp_path: Path) -> None:
     among = [part for spec in ("checkpoint", "gact:L2", "chunked_loss:8", "adam8bit") for part in ("-s", spec)]
     step = ("tiny-llama", "--device-profile", "rtx-4090", "-b", 16, "--sequence-length", 64, "--memory-limit", "10MiB")
@@ -214,7 +165,6 @@ def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tm
 
 VERBS = {
     "sweep": ("sweep", "tiny-roberta", "-s", "exact", "-b", "1", "--sequence-length", "8", "-o", "out"),
-    "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
     "fit": (
         *("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "1", "--sequence-length", "16"),
         *("-s", "checkpoint", "--jobs", "1", "--budget", "10"),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.experiments.cluster import node
-from actbench.results.sources import sources
+from actbench.model.sources import sources
+from actbench.tools.cluster import node
 
 FILES = {"models/own.py": "# größer\n" * 1000, "card.toml": 'name = "card"\n'}
 
@@ -64,7 +64,7 @@ def test_what_is_missing_or_changed_in_the_folder_is_put_right(cache: Path) -> N
 def test_a_worker_that_is_killed_leaves_nothing_of_its_own(cache: Path, tmp_path: Path) -> None:
     shared = node.Shared(files=FILES, sources=sources()).model_dump_json()
     code = (
-        "import os, signal, sys; from actbench.experiments.cluster import node; node.prepare(sys.argv[1]); "
+        "import os, signal, sys; from actbench.tools.cluster import node; node.prepare(sys.argv[1]); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     temporary = tmp_path / "temporary"
@@ -91,3 +91,42 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path, monkeypatch: pytes
 
     with pytest.raises(MeasurementError, match=r"cannot make the folder .*let XDG_CACHE_HOME name one"):
         prepared(FILES)
+
+
+def test_a_node_with_another_actbench_refuses() -> None:
+    request = node.Request(cases=(), timeout_seconds=None)
+    shared = node.Shared(files={}, sources="other")
+
+    with pytest.raises(MeasurementError, match=r"another actbench .* install the same on all nodes"):
+        node.measure(request.model_dump_json(), shared.model_dump_json())
+
+
+def test_another_gpu_or_folder_or_number_of_threads_gets_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of Ray's does tasks that see different devices, and its server has the environment that it began in."""
+    made: list[str] = []
+
+    class Server:
+        def __init__(self, bench: str, preload: tuple[str, ...]) -> None:
+            self.name = bench
+            made.append(f"begin {bench}")
+
+        def close(self) -> None:
+            made.append(f"end {self.name}")
+
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(node, "ForkServer", Server)
+    serving = node._Serving()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    first = serving.server("a", ())
+    assert serving.server("a", ()) is first
+    for name, value in (("CUDA_VISIBLE_DEVICES", "1"), ("OMP_NUM_THREADS", "8")):
+        monkeypatch.setenv(name, value)
+        assert serving.server("a", ()) is not first
+    monkeypatch.chdir(tmp_path / "other")  # other files have come
+    assert serving.server("a", ()) is not first
+    assert serving.server("b", ()).name == "b"
+
+    assert made == ["begin a", *["end a", "begin a"] * 3, "end a", "begin b"]

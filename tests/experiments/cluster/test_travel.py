@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.experiments.cluster.node import files_of
-from actbench.results.records import Case
+from actbench.model.records import Case
+from actbench.tools.cluster.node import files_of
 
 
 @pytest.fixture(autouse=True)

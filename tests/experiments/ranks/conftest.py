@@ -19,16 +19,16 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from actbench.measuring import launch
+from actbench.measuring.place import place as place_of
 from actbench.experiments.ranks.follower import Follower
 from actbench.experiments.ranks.rendezvous import following, leading
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.runner import run
-from actbench.experiments.ranks.team import Launched
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 folder = Path(sys.argv[2])
-place, address = launch.place(os.environ), launch.address(os.environ)
+place, address = place_of(os.environ), launch.address(os.environ)
 if not place.is_first:
     with following(place, address) as frames, Follower(frames) as follower:
         follower.follow()
@@ -36,10 +36,10 @@ if not place.is_first:
 schemes = json.loads(sys.argv[3])
 plan = [Planned(Case(model=str(folder / "log"), scheme=s, batch_size=4, meter="cpu", min_seconds=0.0)) for s in schemes]
 needed = lambda case: 1 if case.scheme == "exact" else 3 if "three" in case.scheme else place.size
-with leading(place, address) as team, store.Store.opened(folder / "results.jsonl", MeasuredRecord) as results:
-    launched = Launched(team, needed)
+stored = store.Store.opened(folder / "results.jsonl", MeasuredRecord)
+with leading(place, address, "fakebench") as team, stored as results:
     settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": (), "timeout_seconds": 20}
-    run(plan, results, launched=launched, **settings)
+    run(plan, results, machines=team, needed=needed, **settings)
 """
 RUNNER = str(Path(__file__).parents[1] / "runner")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.experiments.ranks import rendezvous
-from actbench.experiments.ranks.follower import Hello
+from actbench.tools.ranks import rendezvous
+from actbench.tools.ranks.follower import Hello
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])  # without any time left accept() raises another error

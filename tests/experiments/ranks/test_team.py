@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actbench.results import store
-from actbench.results.measured import Measurement
-from actbench.results.records import Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Failure
+from actbench.report import store
 
 ENDINGS = {
     "at:1/kill": ("crash", "rank 1 of 2: the process of the case was killed by SIGKILL"),

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from actbench.errors import RecipeError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.base import BaseRecipe
+
+from actbench.errors import RecipeError
 
 SWEEP = """
 title = "?"

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-
-from actbench.errors import RecipeError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.base import SWEEPS, TRAININGS
+
+from actbench.errors import RecipeError
 
 
 @pytest.mark.parametrize(

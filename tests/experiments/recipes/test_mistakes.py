@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from actbench.errors import RecipeError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import Recipe
+
+from actbench.errors import RecipeError
 
 RECIPE = """
 title = "What does each scheme save?"

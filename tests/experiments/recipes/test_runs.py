@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from actbench.errors import RecipeError, UsageError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.runs import parse_seeds
+
+from actbench.errors import RecipeError, UsageError
 
 GOOD = """
 title = "Which?"
@@ -139,4 +139,4 @@ def test_seeds_are_read_as_lists_and_ranges() -> None:
 def test_shipped_recipes_of_both_kinds_are_kept_apart() -> None:
     assert "digits" in runs.names()
     assert not set(runs.names()) & set(recipes.names())
-    assert all(title.endswith("?") for title in runs.shipped().values())
+    assert all(runs.load(name).title.endswith("?") for name in runs.names())

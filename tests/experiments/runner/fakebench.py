@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.measuring.bench`` in the tests of the runner: what a case does is in its scheme, its log in
+"""Stands in for ``actbench.measure.bench`` in the tests of the runner: what a case does is in its scheme, its log in
 its model.
 
 A scheme is a ``+``-joined list of deeds, such as ``sleep:0.05+kill``; those after ``then`` are done when timing.
@@ -18,8 +18,9 @@ from unittest.mock import patch
 
 from actbench import longsteps
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.tools.ranks.launch import Meeting
 
 _SECOND = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)', sys.argv[1]]);"
 _FIRST = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
@@ -36,8 +37,8 @@ open(sys.argv[1], "w").write(" ".join(numbers))
 BASE_BYTES, SAMPLE_BYTES = 1000, 10
 
 
-def join(meeting, case: Case) -> None:
-    os.environ["FAKE_RANK"] = str(meeting.rank)
+def join(text: str, meter: str) -> None:
+    os.environ["FAKE_RANK"] = str(Meeting.model_validate_json(text).rank)
 
 
 def is_of_others(error: BaseException) -> bool:
@@ -45,7 +46,7 @@ def is_of_others(error: BaseException) -> bool:
 
 
 class Session:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, processes: None = None) -> None:
         self.case = case
         self.log = Path(case.model)
         first, _, second = case.scheme.partition("+then+")
@@ -197,7 +198,7 @@ class Session:
 
 
 class Trial(Session):
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, processes: None = None) -> None:
         super().__init__(case)
         self._write("trial")
 

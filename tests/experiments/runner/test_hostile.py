@@ -7,15 +7,15 @@ import struct
 
 import pytest
 
-from actbench.experiments.experiment import Summary
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import worker
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
-from actbench.experiments.runner.runner import run
-from actbench.experiments.runner.worker import Frames, GarbledError
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.run import worker
+from actbench.run.experiment import Summary
+from actbench.run.isolated import IsolatedSession
+from actbench.run.processes import ForkServer
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.run.worker import Frames, GarbledError
 
 
 def cases(log, *schemes, meter="simulated"):

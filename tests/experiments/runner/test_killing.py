@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actbench.results import store
-from actbench.results.measured import Measurement
+from actbench.model.measured import Measurement
+from actbench.report import store
 
 HERE = str(Path(__file__).parent)
 PROGRAM = """

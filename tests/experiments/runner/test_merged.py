@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from actbench.experiments.runner.isolated import merged, slowest
-from actbench.results.measured import Measurement
+from actbench.model.measured import Measurement
+from actbench.run.isolated import merged, slowest
 
 
 def measured(peak: int, **fields: object) -> Measurement:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.experiments.runner import pace
-from actbench.experiments.runner.pace import Pace
+from actbench.run import pace
+from actbench.run.pace import Pace
 
 
 class Clock:

@@ -8,7 +8,7 @@ import sys
 import time
 from io import StringIO
 
-from actbench.experiments.runner.printed import passed_on, printing_to
+from actbench.run.printed import passed_on, printing_to
 
 
 def test_what_a_process_and_its_children_print_is_passed_on_while_they_run(capfd):

@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from actbench.experiments.runner import progress
-from actbench.experiments.runner.progress import LiveTable, Progress, shown
-from actbench.results.data import CaseData, OutcomeData
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.data import CaseData, OutcomeData
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.run import progress
+from actbench.run.progress import LiveTable, Progress, shown
 from actbench.units import GIB
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3 * GIB)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.experiments.experiment import Summary
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import member
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import run
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Case, Published
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case, Published
+from actbench.report import store
+from actbench.run import member
+from actbench.run.experiment import Summary
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
 
 
 @dataclass

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from actbench.experiments.experiment import Summary
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import Trials, run
-from actbench.measuring import timelines
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.measure import timelines
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.run.experiment import Summary
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.run.trials import Trials
 
 
 @dataclass
@@ -141,7 +142,7 @@ def test_a_case_that_does_not_fit_says_why_its_largest_batch_is_unknown(log):
 
 
 def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(log, monkeypatch):
-    monkeypatch.setattr("actbench.experiments.runner.runner.available_memory_bytes", lambda: 1725)
+    monkeypatch.setattr("actbench.run.local.available_memory_bytes", lambda: 1725)
     rows, _ = sweep(cases(log, "exact", find_largest_batch=True))
     found = rows.outcome("exact").largest_batch_search
     assert (found.batch_size, found.memory_limit_bytes, found.next_outcome) == (72, 1725, "over-limit")

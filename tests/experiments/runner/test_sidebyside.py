@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import runner
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import chosen_gpus, run, side_by_side
-from actbench.results.machine import Gpu
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.machine import Gpu
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.run import local
+from actbench.run.local import ThisMachine, chosen_gpus
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
 
 SMALL, LARGE = ("NVIDIA T4", 16), ("NVIDIA A100", 80)
 
@@ -43,7 +44,7 @@ class Rows:
 def swept(log: Path, cases: list[Case], gpus: tuple[str | None, ...], rows: Rows | None = None) -> list[list[str]]:
     """Measure cases on GPUs, and return the events of the log: scheme, batch size, event and more."""
     settings: dict[str, Any] = {"recipe": "test", "command": "actbench sweep", "bench": "fakebench", "preload": ()}
-    run([Planned(case) for case in cases], rows or Rows(), gpus=gpus, **settings)
+    run([Planned(case) for case in cases], rows or Rows(), machines=ThisMachine(gpus), **settings)
     return [line.split() for line in log.read_text().splitlines()]
 
 
@@ -75,7 +76,7 @@ def test_gpus_of_the_first_one_s_kind_measure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpus = tuple(Gpu(name, memory, "580.1", f"GPU-{at}") for at, (name, memory) in enumerate(kinds))
-    monkeypatch.setattr(runner, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(local, "find_gpus", lambda: gpus)
     messages: list[str] = []
     progress = Progress()
     monkeypatch.setattr(progress, "message", messages.append)
@@ -87,7 +88,7 @@ def test_gpus_of_the_first_one_s_kind_measure(
 
 def test_a_parted_gpu_is_left_to_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu(*LARGE, "580.1", None), Gpu(*LARGE, "580.1", "GPU-1"))
-    monkeypatch.setattr(runner, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(local, "find_gpus", lambda: gpus)
 
     assert chosen_gpus(2, Progress()) == (None,)
 
@@ -166,16 +167,3 @@ def test_ctrl_c_ends_all_that_measures(log: Path, ends: Any, assert_no_process_i
 
     assert_no_process_is_left(log)
     assert " 3 begin" not in log.read_text()
-
-
-def test_an_error_of_one_gpu_ends_the_others() -> None:
-    stopped: list[bool] = []
-
-    def work(group: str, gpu: str | None) -> Any:
-        yield f"{group} on {gpu}"
-        if group == "bad":
-            raise OSError("a GPU fell off the bus")
-
-    with pytest.raises(OSError, match="fell off"):
-        list(side_by_side(work, ["good", "bad", "good", "good"], ("GPU-a", "GPU-b"), lambda: stopped.append(True)))
-    assert stopped == [True]

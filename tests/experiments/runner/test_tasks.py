@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import ConversionError, MeasurementError
-from actbench.experiments.runner.tasks import Tasks
+from actbench.run.tasks import Tasks
 from actbench.units import MIB
 
 
@@ -72,7 +72,7 @@ def test_a_task_that_takes_too_long_takes_back_what_it_began(tasks, tmp_path):
 
 
 def test_an_interrupted_task_takes_back_what_it_began(tasks, tmp_path, monkeypatch):
-    from actbench.experiments.runner.processes import Process
+    from actbench.run.processes import Process
 
     def interrupted(process, request, timeout_seconds):
         process._frames.send(request)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 
-from actbench.experiments.ranks.team import Sessions
-from actbench.experiments.runner.processes import ForkServer
-from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import MEMORY_SHARE, TimingGroup
-from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.run.isolated import IsolatedSession
+from actbench.run.processes import ForkServer
+from actbench.run.progress import Progress
+from actbench.run.timinggroup import MEMORY_SHARE, TimingGroup
 
 
 def cases(log, *schemes):
@@ -22,7 +23,9 @@ def events(log, kind):
 
 def measure(group, memory_bytes):
     with ForkServer("fakebench") as server:
-        return list(TimingGroup(Sessions(server, None), memory_bytes, Progress()).measure(group))
+        return list(
+            TimingGroup(partial(IsolatedSession, server, timeout_seconds=None), memory_bytes, Progress()).measure(group)
+        )
 
 
 def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):

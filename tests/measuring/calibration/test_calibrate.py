@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring import bench
-from actbench.measuring.calibration import calibrate
-from actbench.measuring.calibration.calibrate import Calibrated, _Bench, _notes
-from actbench.measuring.calibration.profile import toml
-from actbench.measuring.calibration.subjects import Call, Subject
-from actbench.measuring.meters import profiles
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.model.records import Case
+from actbench.simulator import profiles
+from actbench.tools.calibrate.calibrate import Calibrated, _Bench, _notes, calibrate
+from actbench.tools.calibrate.profile import toml
+from actbench.tools.calibrate.subjects import Call, Subject
 
 pytestmark = pytest.mark.slow
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")

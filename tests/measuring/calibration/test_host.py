@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring.calibration.host import host_of
-from actbench.measuring.calibration.profile import Found, Key, found_in
-from actbench.measuring.calibration.stopwatch import Stopwatch
-from actbench.measuring.calibration.subjects import STEPS, stepping
+from actbench.tools.calibrate.host import host_of
+from actbench.tools.calibrate.profile import Found, Key, found_in
+from actbench.tools.calibrate.stopwatch import Stopwatch
+from actbench.tools.calibrate.subjects import STEPS, stepping
 
 CPU = torch.device("cpu")
 

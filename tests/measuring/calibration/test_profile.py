@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.measuring.calibration.profile import by_kind, found_in, peaks
-from actbench.measuring.calibration.stopwatch import Sample, Stopwatch
-from actbench.measuring.cost.work import Work
+from actbench.simulator.cost.work import Work
+from actbench.tools.calibrate.profile import by_kind, found_in, peaks
+from actbench.tools.calibrate.stopwatch import Sample, Stopwatch
 
 CPU = torch.device("cpu")
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate, issuing
-from actbench.measuring.cost.links import Links, LinkShares
-from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates, Surface
-from actbench.measuring.cost.recorder import Done
-from actbench.measuring.cost.work import Work
-from actbench.results.measured import EstimatedTime
-from actbench.results.records import Phase
+from actbench.model.measured import EstimatedTime
+from actbench.model.records import Phase
+from actbench.simulator.cost.clock import COPYING, WAITING, computing, estimate, issuing
+from actbench.simulator.cost.links import Links, LinkShares
+from actbench.simulator.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates, Surface
+from actbench.simulator.cost.recorder import Done
+from actbench.simulator.cost.work import Work
 
 LINKS = Links(peer=1e10, network=1e10, devices=8)
 RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, links=LINKS, source="")

@@ -17,13 +17,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from actbench.measuring.cost.clock import communication, estimate
-from actbench.measuring.cost.collectives import Collective, CollectiveKind
-from actbench.measuring.cost.recorder import Done, Recorder
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.results.records import Phase
-from actbench.workloads.fake import fake_mode
+from actbench.model.records import Phase
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import communication, estimate
+from actbench.simulator.cost.collectives import Collective, CollectiveKind
+from actbench.simulator.cost.recorder import Done, Recorder
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.tracker import StorageTracker
 
 F32 = 4
 all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # its name in torch 2.11

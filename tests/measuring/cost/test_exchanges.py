@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from actbench.measuring.cost.clock import EXCHANGING, estimate
-from actbench.measuring.cost.collectives import Collective, CollectiveKind
-from actbench.measuring.cost.links import Links, LinkShares, exchanging
-from actbench.measuring.cost.queues import IN_ORDER, Turn
-from actbench.measuring.cost.rates import Efficiencies, Efficiency, Host, Rates
-from actbench.measuring.cost.recorder import Done
-from actbench.measuring.cost.work import Work, exchange
-from actbench.results.measured import EstimatedTime
-from actbench.results.records import Phase
+from actbench.model.measured import EstimatedTime
+from actbench.model.records import Phase
+from actbench.simulator.cost.clock import EXCHANGING, estimate
+from actbench.simulator.cost.collectives import Collective, CollectiveKind
+from actbench.simulator.cost.links import Links, LinkShares, exchanging
+from actbench.simulator.cost.queues import IN_ORDER, Turn
+from actbench.simulator.cost.rates import Efficiencies, Efficiency, Host, Rates
+from actbench.simulator.cost.recorder import Done
+from actbench.simulator.cost.work import Work, exchange
 
 LINKS = Links(peer=1e10, network=4e10, devices=8)
 PERFECT = LinkShares(bandwidth=1.0, start=0.0, peer_hop=0.0, network_hop=0.0)

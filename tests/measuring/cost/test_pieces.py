@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.codecs.sketch import samples, transforms
-from actbench.measuring.calibration.stopwatch import Stopwatch
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench import scheme as schemes
+from actbench.methods.formats.optim.storage import CHUNK
+from actbench.methods.randomized.sketch import samples, transforms
 from actbench.ops.simulation import few_for_all, one_for_all, repeated_by
-from actbench.optim.storage import CHUNK
-from actbench.setup import TrainingSetup, TrainStep
-from actbench.workloads.fake import fake_mode
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.simulated import SimulatedMeter
+from actbench.tools.calibrate.stopwatch import Stopwatch
 
 ROWS, WIDTH = 300, 4096
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measuring import bench
-from actbench.results.measured import EstimatedTime, Measurement
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.model.measured import EstimatedTime, Measurement
+from actbench.model.records import Case
 
 
 def estimated(**settings: object) -> EstimatedTime:

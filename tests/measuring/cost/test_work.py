@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.measuring.cost.recorder import Recorder
-from actbench.measuring.cost.work import Work
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.workloads.fake import fake_mode
+from actbench.simulator.cost.recorder import Recorder
+from actbench.simulator.cost.work import Work
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.tracker import StorageTracker
 
 F32 = 4
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ActbenchError, ConversionError, IdleError
-from actbench.measuring import bench, inspection
-from actbench.results.records import Case, Site
-from actbench.setup import Batch, TrainingSetup
+from actbench.measure import bench, inspection
+from actbench.model.records import Case, Site
+from actbench.scheme.setup import Batch, TrainingSetup
 
 WIDTH, ROWS = 64, 32
 

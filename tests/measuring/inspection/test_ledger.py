@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from actbench.measuring.inspection import itemize, trace
-from actbench.nn import savedtensors
+from actbench.measure.inspection import itemize, trace
+from actbench.model.ledger import OUTSIDE, Ledger, SavedTensor
 from actbench.ops import hostmemory
-from actbench.results.ledger import OUTSIDE, Ledger, SavedTensor
-from actbench.setup import Batch, TrainingSetup
+from actbench.packing import savedtensors
+from actbench.scheme.setup import Batch, TrainingSetup
 
 ROWS, WIDTH, HIDDEN, CLASSES = 10, 64, 256, 5
 FLOAT = 4

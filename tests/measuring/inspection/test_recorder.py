@@ -7,7 +7,7 @@ import threading
 import torch
 from torch import nn
 
-from actbench.measuring.inspection.recorder import RunningModules
+from actbench.measure.inspection.recorder import RunningModules
 
 
 def test_what_another_thread_recomputes_moves_no_node() -> None:

@@ -7,14 +7,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from actbench.errors import ConversionError
-from actbench.measuring.inspection import Trace, inspect, trace
-from actbench.measuring.inspection.recorder import SavedStorage
-from actbench.measuring.meters.tracker import StorageTracker
+from actbench.measure.inspection import Trace, inspect, trace
+from actbench.measure.inspection.recorder import SavedStorage
+from actbench.model.ledger import OUTSIDE
+from actbench.model.records import Site, Unreached
 from actbench.ops import hostmemory
-from actbench.results.ledger import OUTSIDE
-from actbench.results.records import Site, Unreached
-from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import fake
+from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.simulator import fake
+from actbench.simulator.tracker import StorageTracker
 
 ROWS, WIDTH, HIDDEN, CLASSES = 10, 64, 256, 5
 FLOAT, LONG = 4, 8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 ROWS, WIDTH, HIDDEN = 64, 128, 512
 

@@ -11,11 +11,11 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.base import Meter
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import Batch
+from actbench.measure.meters.base import Meter
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.scheme.setup import Batch
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 BATCH, ROWS, WORDS = 2, 32, 1000
 TOLERANCE = 0.02

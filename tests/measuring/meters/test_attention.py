@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.operators import choose
+from actbench.simulator import profiles
+from actbench.simulator.operators import choose
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 

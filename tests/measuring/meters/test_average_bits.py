@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench import schemes
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import TrainingSetup, TrainStep
+from actbench import scheme as schemes
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 QUICK = ["actnn:L3,bits=2.5", "gact:L2,probes=8,bits=1.4"]
 SLOW = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measuring.meters.caching import CachingAllocator, OutOfSegments
+from actbench.simulator.caching import CachingAllocator, OutOfSegments
 from actbench.units import GIB, MIB
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from actbench.measuring.meters import footprint, temporaries
-from actbench.measuring.meters.cpu import AllocationTrace
+from actbench.measure.meters import footprint
+from actbench.measure.meters.cpu import AllocationTrace
+from actbench.simulator import temporaries
 
 aten = torch.ops.aten
 

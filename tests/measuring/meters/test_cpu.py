@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import OutOfMemoryError
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
@@ -151,6 +151,6 @@ def test_without_a_limit_it_may_use_what_is_available() -> None:
 
 
 def test_what_is_available_is_what_its_container_leaves(monkeypatch) -> None:
-    monkeypatch.setattr("actbench.results.machine.memory_left_bytes", lambda: 12345)
+    monkeypatch.setattr("actbench.machine.memory_left_bytes", lambda: 12345)
 
     assert CpuMeter().memory_bytes == 12345

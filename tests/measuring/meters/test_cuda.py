@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
-from actbench.measuring.meters import cuda, profiles, tracedstep
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.cuda import CudaMeter, _set_allocator
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.measuring.meters.trace import UNSEEN, AllocationTrace
-from actbench.measuring.meters.watch import Watch
-from actbench.microbatches import MicroBatching
+from actbench.measure.meters import cuda, tracedstep
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cuda import CudaMeter, _set_allocator
+from actbench.measure.meters.trace import UNSEEN, AllocationTrace
+from actbench.measure.meters.watch import Watch
+from actbench.model.timeline import Timeline
 from actbench.ops import hostmemory
-from actbench.results.timeline import Timeline
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.scheme.microbatches import MicroBatching
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 from actbench.units import GIB, MIB
 
 FLOAT = 4

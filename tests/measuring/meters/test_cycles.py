@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
+from actbench.measure.bench import Session
+from actbench.model.records import Case
 
 OWN = """
 import torch

@@ -6,11 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from actbench.measuring.meters.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
-from actbench.measuring.meters.reserved import reserved_bytes
+from actbench.simulator.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
+from actbench.simulator.reserved import reserved_bytes
 from actbench.units import GIB, KIB, MIB
 
 PAGES = {True: 2 * MIB, False: 20 * MIB}

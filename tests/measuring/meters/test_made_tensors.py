@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 WIDTH = 300
 

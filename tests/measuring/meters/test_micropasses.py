@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from actbench.measuring import bench
-from actbench.measuring.meters import profiles, simulated
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.peak import Event
-from actbench.measuring.meters.simulatedstep import MicroPasses
-from actbench.microbatches import MicroBatching
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.setup import TrainingSetup, TrainStep
+from actbench.measure import bench
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.peak import Event
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.scheme.microbatches import MicroBatching
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator import profiles, simulated
+from actbench.simulator.simulatedstep import MicroPasses
 
 SLOW = pytest.mark.slow
 LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"

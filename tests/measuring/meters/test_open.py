@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.measuring.meters import check, open_meter
-from actbench.results.records import Case
+from actbench.measure.meters import check, open_meter
+from actbench.model.records import Case
 from actbench.units import GIB
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.operators import cuda_operators
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.workloads.fake import fake_mode
+from actbench.simulator import profiles
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.operators import cuda_operators
+from actbench.simulator.tracker import StorageTracker
 
 BATCH, HEADS, ROWS, WIDTH = 2, 4, 96, 64
 TENSOR = BATCH * HEADS * ROWS * WIDTH

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
+from actbench.measure.bench import Session
+from actbench.model.records import Case
 
 
 def peak(scheme: str, meter: str) -> int:

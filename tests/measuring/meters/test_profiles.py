@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measuring.cost.links import Links
-from actbench.measuring.cost.rates import published
-from actbench.measuring.meters import profiles
+from actbench.simulator import profiles
+from actbench.simulator.cost.links import Links
+from actbench.simulator.cost.rates import published
 from actbench.units import GIB
 
 
@@ -48,7 +48,7 @@ def test_a_name_like_no_other_is_answered_by_all() -> None:
 
 
 def test_the_cpu_has_the_memory_that_its_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actbench.results.machine.memory_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr("actbench.machine.memory_bytes", lambda: 3 * GIB)
 
     assert runpy.run_path(profiles.__file__)["get"]("cpu").memory_bytes == 3 * GIB
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring import bench
-from actbench.measuring.meters import simulated
-from actbench.measuring.meters.peak import Event
-from actbench.results.measured import Measurement
-from actbench.results.records import Case
+from actbench.measure import bench
+from actbench.measure.meters.peak import Event
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.simulator import simulated
 
 SLOW = pytest.mark.slow
 TINY: dict[str, dict[str, Any]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measuring.meters.peak import Event
-from actbench.measuring.meters.reserved import reserved_bytes
+from actbench.measure.meters.peak import Event
+from actbench.simulator.reserved import reserved_bytes
 from actbench.units import GIB, MIB
 
 BLOCK = 30 * MIB

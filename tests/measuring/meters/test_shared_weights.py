@@ -8,10 +8,10 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import Batch
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.scheme.setup import Batch
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 WORDS, WIDTH = 2000, 128
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import UntraceableError
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import Precision
+from actbench.scheme.setup import Precision
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from actbench.measuring.meters import pickled, profiles
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.peak import alive
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.measuring.meters.snapshot import snapshot_of
-from actbench.measuring.meters.stepevents import Origin, StepEvents
+from actbench.measure.meters import pickled
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.peak import alive
+from actbench.measure.meters.snapshot import snapshot_of
+from actbench.measure.meters.stepevents import Origin, StepEvents
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 # What the visualiser's own reader of pickles knows, beside numbers and texts: lists, dicts, tuples and its memory.
 KNOWN = {

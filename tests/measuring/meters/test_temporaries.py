@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring.meters import footprint, temporaries
-from actbench.measuring.meters.cpu import AllocationTrace
-from actbench.measuring.meters.tracker import StorageTracker
+from actbench.measure.meters import footprint
+from actbench.measure.meters.cpu import AllocationTrace
+from actbench.simulator import temporaries
+from actbench.simulator.tracker import StorageTracker
 
 aten = torch.ops.aten
 

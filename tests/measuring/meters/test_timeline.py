@@ -13,20 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench import schemes, workloads
-from actbench.measuring.meters import Meter, Watch, profiles
-from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.cpu import CpuMeter
-from actbench.measuring.meters.peak import alive
-from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.nn.saved.waiting import waiting
-from actbench.results.ledger import OUTSIDE
-from actbench.results.measured import PeakParts
-from actbench.results.records import Case
-from actbench.results.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
-from actbench.schemes.facets import Limits
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench import scheme as schemes, workload as workloads
+from actbench.measure.meters import Meter, Watch
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.peak import alive
+from actbench.measure.meters.stepevents import Origin, StepEvents
+from actbench.model.ledger import OUTSIDE
+from actbench.model.measured import PeakParts
+from actbench.model.records import Case
+from actbench.model.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
+from actbench.packing.waiting import waiting
+from actbench.scheme.facets import Limits
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT, BLOCK = 4, 512
 EXAMPLES = {

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
-from actbench.workloads.fake import fake_mode
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.tracker import StorageTracker
 
 FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512

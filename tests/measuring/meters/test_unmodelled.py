@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench.measuring.bench import Session
-from actbench.results.records import Case
+from actbench.measure.bench import Session
+from actbench.model.records import Case
 
 OWN = """
 import torch
@@ -34,14 +34,14 @@ def test_half_types_on_a_cpu_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scheme: str
 ) -> None:
     kinds = {torch.bfloat16: lambda: True, torch.float16: lambda: True}
-    monkeypatch.setattr("actbench.measuring.meters.unmodelled._SUPPORTED", kinds)
+    monkeypatch.setattr("actbench.simulator.unmodelled._SUPPORTED", kinds)
 
     named = f"convolutions in {dtype} and products in {dtype}"
     assert warned(tmp_path, scheme=f"{scheme}:{dtype}") == [SAID.format(named)]
 
 
 def test_products_that_the_library_does_not_multiply_are_not_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("actbench.measuring.meters.unmodelled._SUPPORTED", {torch.bfloat16: lambda: False})
+    monkeypatch.setattr("actbench.simulator.unmodelled._SUPPORTED", {torch.bfloat16: lambda: False})
 
     assert warned(tmp_path, scheme="pure:bfloat16") == [SAID.format("convolutions in bfloat16")]
 

@@ -6,13 +6,12 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn import functional as F
+from torch.nn import functional, functional as F
 from torch.nn.functional import silu as swish
 
-from actbench.nn.called.code import functions_called
-from actbench.nn.called.functions import ALIASES, FUNCTIONS, METHODS
-from actbench.nn.forwardwrapper import ReboundForward
+from actbench.methods.fewbit.called.code import functions_called
+from actbench.methods.fewbit.called.functions import ALIASES, FUNCTIONS, METHODS
+from actbench.packing.forwardwrapper import ReboundForward
 
 TABLE = {"gelu": F.gelu, "other": len}
 ORDERED = OrderedDict(TABLE)

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.called.functions import FUNCTIONS
-from actbench.nn.forwardwrapper import ReboundForward
-from actbench.nn.inverted import InvertedActivation
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.setup import TrainingSetup
+from actbench.methods.fewbit.called.functions import FUNCTIONS
+from actbench.methods.fewbit.inverted import InvertedActivation
+from actbench.methods.fewbit.stepwise import StepwiseActivation
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.scheme.setup import TrainingSetup
 
 SETTINGS = {
     "approximate": "tanh",

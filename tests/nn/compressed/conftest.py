@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from actbench.nn.compressed import compressed
-from actbench.nn.saved import SiteState
+from actbench.methods.actnn.layers import compressed
+from actbench.packing import SiteState
 
 LAYERS = {
     "conv1d": (lambda: nn.Conv1d(8, 6, 3, padding=1), (5, 8, 40)),

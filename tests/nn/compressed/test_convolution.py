@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.measuring.meters.trace import AllocationTrace
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.geometry import Geometry
-from actbench.nn.saved import Identity, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.measure.meters.trace import AllocationTrace
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.geometry import Geometry
+from actbench.packing import Identity, SavedTensors, SiteState
 
 LAYERS = {
     "same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (5, 4, 9, 8)),

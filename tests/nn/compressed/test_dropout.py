@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.measuring.meters import profiles
-from actbench.measuring.meters.operators import device_operators
-from actbench.nn.compressed import dropout as coded
-from actbench.nn.compressed import savedinput
-from actbench.nn.compressed.dropout import FusedDropout
+from actbench.methods.actnn.layers import dropout as coded, savedinput
+from actbench.methods.actnn.layers.dropout import FusedDropout
 from actbench.ops import hostmemory
-from actbench.workloads.fake import fake_mode
+from actbench.simulator import profiles
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.operators import device_operators
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 KINDS = {"dropout": (3, 5, 7), "dropout1d": (3, 5, 7), "dropout2d": (3, 5, 4, 3), "dropout3d": (3, 5, 4, 3, 2)}

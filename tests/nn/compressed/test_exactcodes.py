@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn import savedtensors
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.layers import CODED, coded, small_codes
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.nn.wrapped import Intercepted
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import CODED, coded, small_codes
+from actbench.packing import SavedTensors, SiteState, savedtensors
+from actbench.packing.wrapped import Intercepted
 
 X = torch.linspace(-3, 3, 2 * 4 * 6 * 6).view(2, 4, 6, 6)
 

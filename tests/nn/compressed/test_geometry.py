@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.compressed.geometry import Geometry
+from actbench.methods.actnn.layers.geometry import Geometry
 
 LAYERS = [
     (nn.Conv1d(1, 1, 3), (9,)),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.compressed import compressed
-from actbench.nn.saved import Identity, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.packing import Identity, SavedTensors, SiteState
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 TRIALS = 200

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.linear import Product
-from actbench.nn.saved import Identity, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.linear import Product
+from actbench.packing import Identity, SavedTensors, SiteState
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

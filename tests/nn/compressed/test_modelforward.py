@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.bitallocation import BitAllocation
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.bitallocation import BitAllocation
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.packing import SavedTensors, SiteState
 
 
 def model():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.compressed import compressed
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.packing import SavedTensors, SiteState
 
 LAYERS = {
     "no rows": (lambda: nn.LayerNorm((4, 64)), (4, 64)),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.nn.compressed import pool, savedinput
-from actbench.workloads.fake import fake_mode
+from actbench.methods.actnn.layers import pool, savedinput
+from actbench.simulator.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 # kernel, stride, padding, dilation, ceil_mode

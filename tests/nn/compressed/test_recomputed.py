@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.hooked import HookedForward
-from actbench.nn.saved.samplegradients import samples
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.packing.hooked import HookedForward
+from actbench.packing.samplegradients import samples
+from actbench.scheme.setup import TrainingSetup
 
 ROWS, LENGTH = 8, 32
 

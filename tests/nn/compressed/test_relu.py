@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.compressed import relu
-from actbench.workloads.fake import fake_mode
+from actbench.methods.actnn.layers import relu
+from actbench.simulator.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 CALLS = {

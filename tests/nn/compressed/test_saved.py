@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench.nn.compressed import compressed
-from actbench.nn.saved import Identity, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.ops import groupquant
-from actbench.workloads import fake
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.packing import Identity, SavedTensors, SiteState
+from actbench.simulator import fake
 
 
 @pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm2d", "evaluated", "layernorm", "groupnorm"])

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.savedinput import RowByRow, SavedInput, summed
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.ops import groupquant
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.savedinput import RowByRow, SavedInput, summed
+from actbench.packing import SavedTensors, SiteState
 
 FEW = GroupQuantization(32)
 

@@ -8,10 +8,10 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.batchnorm import SyncBatchNormalization
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.batchnorm import SyncBatchNormalization
+from actbench.packing import SavedTensors, SiteState
 
 EPS, MOMENTUM = 1e-5, 0.3
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn, optim
 
-from actbench.codecs import encodings
-from actbench.nn.encoded import RoundedState, RoundedWeights
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encoded import RoundedState, RoundedWeights
 
 INT3 = encodings.build("int:3,group_size=32")
 

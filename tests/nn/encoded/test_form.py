@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.codecs import encodings
-from actbench.nn import savedtensors
-from actbench.nn.compressed.layers import small_codes
-from actbench.nn.encoded import Encoded
-from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.saved import SavedTensors, SiteState
+from actbench.methods.actnn.layers.layers import small_codes
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encoded import Encoded
+from actbench.packing import SavedTensors, SiteState, savedtensors
+from actbench.packing.hooked import HookedForward, Hooks
+from actbench.packing.hooked.hooks import PackedAtSite
 
 BATCH, WIDTH = 8, 256
 SMAQ_BLOCK = 8 + 256 * 6 // 8 + 64 // 8  # header, 6 bits each, 1 bit more for each of 64 outliers

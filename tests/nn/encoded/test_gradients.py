@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from actbench.codecs import encodings
 from actbench.errors import ConversionError
-from actbench.nn.encoded import PackedGradients, StepByParameter, through
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encoded import PackedGradients, StepByParameter, through
 
 INT8 = encodings.build("int:8")  # to the nearest: no noise
 OPTIMIZERS = {

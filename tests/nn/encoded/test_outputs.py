@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench.codecs import encodings
 from actbench.errors import ConversionError
-from actbench.nn.encoded import EncodedOutputs, quantized_modules, through
-from actbench.nn.encoded.form import Encoded
-from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.saved import SavedTensors
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encoded import EncodedOutputs, quantized_modules, through
+from actbench.methods.formats.encoded.form import Encoded
+from actbench.packing import SavedTensors
+from actbench.packing.hooked import HookedForward, Hooks
+from actbench.packing.hooked.hooks import PackedAtSite
 
 INT4 = encodings.build("int:4")  # to the nearest: no noise
 

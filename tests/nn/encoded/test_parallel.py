@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from actbench.errors import ConversionError
-from actbench.nn.refusals import NotInParallel, refuse_sharded
+from actbench.packing.refusals import NotInParallel, refuse_sharded
 
 
 @pytest.fixture

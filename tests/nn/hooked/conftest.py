@@ -5,11 +5,11 @@ import weakref
 import pytest
 import torch
 
-from actbench.nn.compressed.layers import small_codes
-from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.hooks import active
-from actbench.nn.saved import SavedTensors
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers.layers import small_codes
+from actbench.packing import SavedTensors
+from actbench.packing.hooked import HookedForward, Hooks
+from actbench.packing.hooked.hooks import active
 
 
 @pytest.fixture(autouse=True)

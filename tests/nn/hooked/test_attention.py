@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.ops import groupquant
+from actbench.methods.actnn import groupquant
 
 BATCH, ROWS, HEADS, WIDTH = 4, 32, 4, 16
 SHAPE = (BATCH, HEADS, ROWS, WIDTH)
@@ -149,7 +149,7 @@ def test_a_parameter_in_autocasts_type_stays_whole(hook, packed):
 
 
 def test_truth_values_are_no_part_of_what_is_shared_out(hook):
-    from actbench.nn.hooked.sensitivity import Probing
+    from actbench.methods.gact.sensitivity import Probing
 
     class Masked(nn.Module):
         def __init__(self):
@@ -167,7 +167,7 @@ def test_truth_values_are_no_part_of_what_is_shared_out(hook):
 
 
 def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
-    from actbench.nn.hooked.sensitivity import Probing
+    from actbench.methods.gact.sensitivity import Probing
 
     class Graph(nn.Module):
         def __init__(self):
@@ -186,7 +186,7 @@ def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
 
 def test_fused_attention_in_a_recomputed_block(hook):
     """Its second run is packed as the first would be: saved as they are, packed scores would not go with their sums."""
-    from actbench.nn.recomputed import RecomputedForward
+    from actbench.methods.checkpointing.recomputed import RecomputedForward
 
     class Around(nn.Module):
         def __init__(self, scale):

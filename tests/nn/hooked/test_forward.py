@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.hooked import HookedForward, hooks
-from actbench.nn.hooked.sensitivity import Probing
+from actbench.methods.gact.sensitivity import Probing
+from actbench.packing.hooked import HookedForward, hooks
 
 
 def plain():

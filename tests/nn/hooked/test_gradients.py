@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.sensitivity import Probing
+from actbench.methods.gact.sensitivity import Probing
+from actbench.packing.hooked import HookedForward
 
 
 class Block(nn.Module):

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.hooked import HookedForward, hooks
-from actbench.nn.hooked.forward import StaysHere
-from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.saved.codecs import Flags, Repeated
-from actbench.ops import groupquant
-from actbench.workloads.fake import fake_mode, faked
+from actbench.methods.actnn import groupquant
+from actbench.packing.codecs import Flags, Repeated
+from actbench.packing.hooked import HookedForward, hooks
+from actbench.packing.hooked.forward import StaysHere
+from actbench.packing.hooked.hooks import PackedAtSite
+from actbench.simulator.fake import fake_mode, faked
 
 
 class Function(nn.Module):

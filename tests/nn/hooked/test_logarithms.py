@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.forward import StaysHere
-from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.saved.codecs import Logarithms
-from actbench.ops import groupquant
+from actbench.methods.actnn import groupquant
+from actbench.methods.gact.sensitivity import Probing
+from actbench.packing.codecs import Logarithms
+from actbench.packing.hooked import HookedForward
+from actbench.packing.hooked.forward import StaysHere
+from actbench.packing.hooked.hooks import PackedAtSite
 
 ROWS, CLASSES = 32, 80
 MASKED = torch.arange(CLASSES) % 5 == 0

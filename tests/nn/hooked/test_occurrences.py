@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.occurrences import MOST_LATE, Occurrences
-from actbench.nn.hooked.sensitivity import Probing
+from actbench.methods.gact.sensitivity import Probing
+from actbench.packing.hooked import HookedForward
+from actbench.packing.hooked.occurrences import MOST_LATE, Occurrences
 
 
 def made(function, rows=8):

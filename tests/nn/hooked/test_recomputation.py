@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.compressed import compressed
-from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.recomputed import RecomputedForward
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.ops import groupquant
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.checkpointing.recomputed import RecomputedForward
+from actbench.methods.gact.sensitivity import Probing
+from actbench.packing import SavedTensors, SiteState
+from actbench.packing.hooked import HookedForward
 
 
 class Block(nn.Module):

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench.nn.hooked import HookedForward, sensitivity
-from actbench.nn.hooked.sensitivity import Probing, _rows
-from actbench.nn.saved import SiteState
-from actbench.workloads import fake
+from actbench.methods.gact import sensitivity
+from actbench.methods.gact.sensitivity import Probing, _rows
+from actbench.packing import SiteState
+from actbench.packing.hooked import HookedForward
+from actbench.simulator import fake
 
 
 class Uneven(nn.Module):

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.hooked.forward import StaysHere
-from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.layout import without_repeats
-from actbench.nn.saved.codecs import Repeated
+from actbench.packing.codecs import Repeated
+from actbench.packing.hooked.forward import StaysHere
+from actbench.packing.hooked.hooks import PackedAtSite
+from actbench.packing.layout import without_repeats
 
 
 class Normed(nn.Module):
@@ -56,9 +56,9 @@ def test_a_large_batch_norm_keeps_its_statistics(hook, packed):
 
 def test_statistics_of_compressed_layers_inside_of_hooks_are_whole():
     """As in the attention blocks of LeViT, under ``actnn``."""
-    from actbench import schemes
-    from actbench.nn.hooked import HookedForward
-    from actbench.setup import TrainingSetup
+    from actbench import scheme as schemes
+    from actbench.packing.hooked import HookedForward
+    from actbench.scheme.setup import TrainingSetup
 
     class SomeAttention(nn.Sequential):
         pass

@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 import actbench
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 ROWS, STEPS = 6, 3
 

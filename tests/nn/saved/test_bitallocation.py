@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.nn.saved import bitallocation
-from actbench.nn.saved.bitallocation import BitAllocation, variance
-from actbench.nn.saved.samplegradients import SampleGradients, samples
-from actbench.nn.saved.sitestate import SiteState
-from actbench.nn.saved.solver import error_of, least_variance
+from actbench.methods.actnn import bitallocation
+from actbench.methods.actnn.bitallocation import BitAllocation, variance
+from actbench.methods.actnn.solver import error_of, least_variance
+from actbench.packing.samplegradients import SampleGradients, samples
+from actbench.packing.sitestate import SiteState
 
 
 def sites(count, **fields):

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.codecs import encodings
-from actbench.nn.encoded.form import Encoded
-from actbench.nn.layout import Layout, flat_of
-from actbench.nn.saved import Identity, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.formats import encodings
+from actbench.methods.formats.encoded.form import Encoded
+from actbench.packing import Identity, SavedTensors, SiteState
+from actbench.packing.layout import Layout, flat_of
 
 CODECS = {
     "identity": (Identity(), {}),

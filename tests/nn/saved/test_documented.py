@@ -18,8 +18,8 @@ from actbench.nn.saved.sitestate import SiteState
 
 
 def test_the_codec_of_the_documentation_packs_a_model_of_any_layout() -> None:
-    from actbench.nn.saved import SavedTensors
-    from actbench.nn.saved.sitestate import SiteState
+    from actbench.packing import SavedTensors
+    from actbench.packing.sitestate import SiteState
 
     (source,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "Codec" in block]
     names: dict[str, type] = {}

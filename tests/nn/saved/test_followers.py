@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import schemes
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.saved.bitallocation import BitAllocation
-from actbench.nn.saved.sitestate import SiteState
-from actbench.nn.saved.solver import least_variance
-from actbench.setup import TrainingSetup
+from actbench import scheme as schemes
+from actbench.methods.actnn.bitallocation import BitAllocation
+from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.methods.actnn.solver import least_variance
+from actbench.packing.sitestate import SiteState
+from actbench.scheme.setup import TrainingSetup
 
 
 def seen(site, ranges, gradients, elements=100):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.nn.layout import Layout
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization, groups_of
-from actbench.nn.saved.groups import Groups
-from actbench.ops import groupquant
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquantization import GroupQuantization, groups_of
+from actbench.methods.actnn.groups import Groups
+from actbench.packing import SavedTensors, SiteState
+from actbench.packing.layout import Layout
+from actbench.simulator.tracker import StorageTracker
 
 GROUP = 64
 

@@ -7,14 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.layers import small_codes
-from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.layout import Layout
-from actbench.nn.saved import Packed, SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization, RowGroups, RowWidths, groups_of, size_within
-from actbench.nn.saved.groups import Groups
-from actbench.ops import bitpack, groupquant
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquantization import GroupQuantization, RowGroups, RowWidths, groups_of, size_within
+from actbench.methods.actnn.groups import Groups
+from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import small_codes
+from actbench.ops import bitpack
+from actbench.packing import Packed, SavedTensors, SiteState
+from actbench.packing.hooked import HookedForward, Hooks
+from actbench.packing.layout import Layout
 
 ROWS = 64
 

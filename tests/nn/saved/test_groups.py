@@ -4,10 +4,10 @@ import pickle
 import pytest
 import torch
 
-from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.nn.saved.groups import OneGroup
+from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.groups import OneGroup
 from actbench.ops import bitpack
+from actbench.packing import SavedTensors, SiteState
 
 LAYOUTS = {
     "contiguous": lambda: torch.randn(6, 4, 5, 7),

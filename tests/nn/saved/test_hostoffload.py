@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring.meters.tracker import StorageTracker
-from actbench.nn.saved import HostOffload, Identity, SavedTensors, SiteState
-from actbench.nn.saved.codecs import OnHost
-from actbench.nn.saved.groupquantization import GroupQuantization
-from actbench.nn.saved.hostoffload import AtOnce, Copied, Lane
+from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.ops import hostmemory
+from actbench.packing import HostOffload, Identity, SavedTensors, SiteState
+from actbench.packing.codecs import OnHost
+from actbench.packing.hostoffload import AtOnce, Copied, Lane
+from actbench.simulator.tracker import StorageTracker
 from actbench.units import MIB
 
 CPU = torch.device("cpu")
@@ -206,7 +206,7 @@ def test_nothing_moves_where_host_memory_is_the_memory():
 @pytest.mark.parametrize("per_sample", [True, False])
 @pytest.mark.parametrize("compress", [True, False])
 def test_what_was_moved_is_what_would_have_been_kept(monkeypatch, compress, per_sample):
-    monkeypatch.setattr("actbench.nn.saved.packer.is_elsewhere", lambda x: True)
+    monkeypatch.setattr("actbench.packing.packer.is_elsewhere", lambda x: True)
     x, found = torch.randn(8, 4, 8, 8).to(memory_format=torch.channels_last), []
     for placement in (HostOffload(), None):
         torch.manual_seed(1)

@@ -5,14 +5,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.nn.layout import in_order, memory_order
-from actbench.nn.saved import SavedTensors, SiteState, samplegradients
-from actbench.nn.saved.groupquantization import GroupQuantization, RowWidths
-from actbench.nn.saved.groups import Groups
-from actbench.nn.saved.samplegradients import SampleGradients, samples
-from actbench.nn.saved.solver import row_widths
-from actbench.ops import groupquant
-from actbench.ops.groupquant import group_ranges
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquant import group_ranges
+from actbench.methods.actnn.groupquantization import GroupQuantization, RowWidths
+from actbench.methods.actnn.groups import Groups
+from actbench.methods.actnn.solver import row_widths
+from actbench.packing import SavedTensors, SiteState, samplegradients
+from actbench.packing.layout import in_order, memory_order
+from actbench.packing.samplegradients import SampleGradients, samples
 
 GROUP = 32
 LAYOUTS = {

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.errors import UsageError
-from actbench.nn.saved import samplegradients
-from actbench.nn.saved.samplegradients import SampleGradients, samples
+from actbench.packing import samplegradients
+from actbench.packing.samplegradients import SampleGradients, samples
 
 CPU = torch.device("cpu")
 

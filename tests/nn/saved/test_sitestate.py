@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.nn.saved import samplegradients
-from actbench.nn.saved.bitallocation import variance
-from actbench.nn.saved.samplegradients import SampleGradients
-from actbench.nn.saved.sitestate import SiteState
+from actbench.methods.actnn.bitallocation import variance
+from actbench.packing import samplegradients
+from actbench.packing.samplegradients import SampleGradients
+from actbench.packing.sitestate import SiteState
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.nn.saved.solver import UNSPENT, WIDTHS, all_spent, error_of, least_variance, row_widths
+from actbench.methods.actnn.solver import UNSPENT, WIDTHS, all_spent, error_of, least_variance, row_widths
 
 GACT = (1, 2, 4, 8)
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.item.default}

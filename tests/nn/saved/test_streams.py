@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 
-from actbench.nn.saved import hostoffload as ours
-from actbench.nn.saved.hostoffload import AtOnce, OnTheSide
 from actbench.ops import hostmemory
+from actbench.packing import hostoffload as ours
+from actbench.packing.hostoffload import AtOnce, OnTheSide
 
 CPU = torch.device("cpu")
 

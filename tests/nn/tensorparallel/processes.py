@@ -18,11 +18,11 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from actbench import schemes, workloads
+from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError
-from actbench.results.records import Case
-from actbench.setup import Batch, Processes, TrainingSetup, TrainStep
-from actbench.workloads.overrides import without_dropout
+from actbench.model.records import Case
+from actbench.scheme.setup import Batch, Processes, TrainingSetup, TrainStep
+from actbench.simulator.overrides import without_dropout
 
 STEPS = 3
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PretrainedConfig
 
 from actbench import optim
-from actbench.nn.tensorparallel.cutting import share_layers
-from actbench.nn.tensorparallel.plan import plan_of
-from actbench.nn.tensorparallel.ranks import Ranks
-from actbench.nn.tensorparallel.vocabulary import vocabulary_of
+from actbench.methods.parallel.tensor.cutting import share_layers
+from actbench.methods.parallel.tensor.plan import plan_of
+from actbench.methods.parallel.tensor.ranks import Ranks
+from actbench.methods.parallel.tensor.vocabulary import vocabulary_of
 
 WIDTH = 64
 BERT = BertConfig(

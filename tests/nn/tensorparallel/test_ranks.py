@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 
-from actbench.nn.tensorparallel.ranks import OwnNumbers, Ranks
+from actbench.methods.parallel.tensor.ranks import OwnNumbers, Ranks
 
 
 @pytest.fixture(autouse=True)

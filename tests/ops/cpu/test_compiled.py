@@ -8,7 +8,7 @@ import pytest
 def test_importing_starts_no_thread_pool_and_leaves_numba_alone_and_the_pool_leaves_torchs_threads():
     code = (
         "import numba; before = numba.config.THREADING_LAYER, numba.config.CACHE_DIR\n"
-        "import actbench.ops.stepwise\n"
+        "import actbench.methods.fewbit.ops.stepwise\n"
         "assert (numba.config.THREADING_LAYER, numba.config.CACHE_DIR) == before\n"
         "try: numba.threading_layer()\n"
         "except ValueError: print('not started')\n"
@@ -25,7 +25,7 @@ def test_a_read_only_home_costs_the_cache_and_nothing_else(tmp_path):
         "import pathlib, torch\n"
         "from actbench.ops import rawkernel\n"
         "assert rawkernel.folder('x', []) is None\n"
-        "import actbench.ops.stepwise\n"
+        "import actbench.methods.fewbit.ops.stepwise\n"
         "print(torch.ops.actbench.stepwise_encode(torch.ones(8), torch.zeros(1), 1, False).tolist())"
     )
     (tmp_path / "file").write_text("a file where a folder should be")
@@ -41,7 +41,7 @@ def test_a_read_only_home_costs_the_cache_and_nothing_else(tmp_path):
 def test_threads_of_the_caller_are_restored():
     import torch
 
-    import actbench.ops.stepwise  # noqa: F401
+    import actbench.methods.fewbit.ops.stepwise  # noqa: F401
 
     numba.set_num_threads(1)
     try:

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from actbench.ops import cpu, groupquant
-from actbench.ops.groupquant import reference as groups
+from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.groupquant import reference as groups
+from actbench.ops import cpu
 
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 2047, 2049, 7003)
 HALVES = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.ops import sketch
-from actbench.ops.sketch import gaussian_table
+from actbench.methods.randomized import ops as sketch
+from actbench.methods.randomized.ops import gaussian_table
 
 TABLES = {"gaussian": gaussian_table(), "rademacher": None}
 

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from actbench.ops import cpu, stepwise
-from actbench.ops.stepwise import decode_reference, encode_reference
+from actbench.methods.fewbit.ops import stepwise
+from actbench.methods.fewbit.ops.stepwise import decode_reference, encode_reference
+from actbench.ops import cpu
 
 SIZES = (0, 1, 7, 8, 15, 16, 17, 31, 33, 255, 256, 257, 2047, 2049, 5000)
 HALVES = (torch.float32, torch.float16, torch.bfloat16)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from actbench.results import store, tables
-from actbench.results.compare import compare
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render.page import html_page, library, memory
+from actbench.model.measured import MeasuredRecord
+from actbench.report import store, tables
+from actbench.report.compare import compare
+from actbench.tools.html import html_page, library, memory
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[2] / "data"

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from actbench.errors import UsageError
-from actbench.results.render import charts
-from actbench.results.render.charts import Chart, Curve
+from actbench.tools.train import charts
+from actbench.tools.train.charts import Chart, Curve
 
 CHART = Chart(
     "a title",

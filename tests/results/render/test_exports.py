@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import StoreError, UsageError
-from actbench.results.render.exports import check, export
+from actbench.report.render.exports import check, export
 
 
 def files(folder: Path) -> set[str]:

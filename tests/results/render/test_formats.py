@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench.results import render, tables
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Published
-from actbench.results.render import page
-from actbench.results.tables import Table
-from actbench.results.tables.values import Column
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Published
+from actbench.report import render, tables
+from actbench.report.tables import Table
+from actbench.report.tables.values import Column
+from actbench.tools import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 

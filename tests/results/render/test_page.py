@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from actbench.results import kinds, render, store, tables
-from actbench.results.measured import EstimatedTime, MeasuredRecord, PeakParts
-from actbench.results.render.page import html_page, library, memory, pictures, training
-from actbench.results.render.page.pictures import MOST_GROUPS, Beside, Group, Picture, shown
-from actbench.results.runs import TrainingRun
-from actbench.results.tables import Table
-from actbench.results.tables.computed import step_time_of
-from actbench.results.tables.training import accuracy_table
+from actbench.model.measured import EstimatedTime, MeasuredRecord, PeakParts
+from actbench.report import kinds, render, store, tables
+from actbench.report.tables import Table
+from actbench.report.tables.computed import step_time_of
+from actbench.tools.html import html_page, library, memory, pictures, training
+from actbench.tools.html.pictures import MOST_GROUPS, Beside, Group, Picture, shown
+from actbench.tools.train.records import TrainingRun
+from actbench.tools.train.tables import accuracy_table
 
 MakeRecord = Callable[..., MeasuredRecord]
 MakeRun = Callable[..., TrainingRun]

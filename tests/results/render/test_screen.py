@@ -4,16 +4,15 @@ import io
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
-from actbench.results import tables
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render import formats, screen
-from actbench.results.render.widths import fitted
-from actbench.results.tables import Table
-from actbench.results.tables.values import Column
+from actbench.model.measured import MeasuredRecord
+from actbench.report import tables
+from actbench.report.render import formats, screen
+from actbench.report.render.widths import fitted
+from actbench.report.tables import Table
+from actbench.report.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]
 

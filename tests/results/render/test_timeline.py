@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from actbench.errors import UsageError
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render.page import html_page, library, memory
-from actbench.results.render.page.timeline import memory_over_step
-from actbench.results.render.screen import NARROWEST, WIDEST, sparkline
-from actbench.results.tables import report_tables
-from actbench.results.tables.entries import join
-from actbench.results.tables.step import LARGEST, holders_table
-from actbench.results.timeline import OTHER, Holder, Span, Timeline
+from actbench.model.measured import MeasuredRecord
+from actbench.model.timeline import OTHER, Holder, Span, Timeline
+from actbench.report.render.screen import NARROWEST, WIDEST, sparkline
+from actbench.report.tables import report_tables
+from actbench.report.tables.entries import join
+from actbench.report.tables.step import LARGEST, holders_table
+from actbench.tools.html import html_page, library, memory
+from actbench.tools.html.timeline import memory_over_step
 from actbench.units import MIB
 
 MakeRecord = Callable[..., MeasuredRecord]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from actbench.errors import StoreError
-from actbench.results.linefile import locked
-from actbench.results.measured import MeasuredRecord
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord
+from actbench.report.linefile import locked
+from actbench.report.store import Store
 
 
 def test_a_sweep_leaves_no_lock_file(tmp_path: Path, make_record: Any) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from actbench.results import interned, lines, store
-from actbench.results.linefile import LineFile
-from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
-from actbench.results.records import Site
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.records import Site
+from actbench.report import interned, lines, store
+from actbench.report.linefile import LineFile
+from actbench.report.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import StoreError
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord
+from actbench.report import store
+from actbench.report.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from actbench.errors import StoreError
-from actbench.results import kinds
-from actbench.results.render import json_text
-from actbench.results.runs import TrainingRun
-from actbench.results.store import Store, read, results_path
+from actbench.report import kinds
+from actbench.report.render import json_text
+from actbench.report.store import Store, read, results_path
+from actbench.tools.train.records import TrainingRun
 
 MakeRun = Any
 

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from actbench.errors import StoreError
-from actbench.results import kinds, lines, store
-from actbench.results.linefile import LineFile, torn_path
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.records import Failure
-from actbench.results.store import Store
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Failure
+from actbench.report import kinds, lines, store
+from actbench.report.linefile import LineFile, torn_path
+from actbench.report.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[2] / "data"

@@ -3,9 +3,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from actbench.results import tables
-from actbench.results.measured import MeasuredRecord, Measurement
-from actbench.results.tables.entries import Entry, join
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.report import tables
+from actbench.report.tables.entries import Entry, join
 
 MakeRecord = Callable[..., MeasuredRecord]
 

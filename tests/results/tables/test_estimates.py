@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.results.measured import (
+from actbench.model.measured import (
     Communication,
     EstimatedTime,
     LargestBatch,
@@ -16,10 +16,10 @@ from actbench.results.measured import (
     Measurement,
     OperatorTime,
 )
-from actbench.results.records import Case, Machine, Versions
-from actbench.results.render import csv_text, markdown
-from actbench.results.tables import results_table
-from actbench.results.tables.step import DEAREST, operator_tables
+from actbench.model.records import Case, Machine, Versions
+from actbench.report.render import csv_text, markdown
+from actbench.report.tables import results_table
+from actbench.report.tables.step import DEAREST, operator_tables
 
 
 def time(seconds: float, **operators: float) -> EstimatedTime:

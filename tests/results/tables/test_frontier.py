@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from actbench.results.tables.groups import Costs, unbeaten
+from actbench.report.tables.groups import Costs, unbeaten
 
 COSTS = st.one_of(st.integers(0, 4), st.floats(-3, 3).map(round), st.sampled_from([math.inf, -math.inf, math.nan]))
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from actbench.results.ledger import Ledger, LedgerLine, SavedTensor, ledger_table, lines_table, total_tables
-from actbench.results.records import Case
+from actbench.model.ledger import Ledger, SavedTensor
+from actbench.model.records import Case
+from actbench.report.ledger import LedgerLine, ledger_table, lines_table, total_tables
 
 KEPT = SavedTensor(
     module="a",

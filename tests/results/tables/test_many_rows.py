@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from actbench.results import store, tables
-from actbench.results.compare import compare
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render import csv_text, formats, json_text, markdown
-from actbench.results.render.page import html_page
-from actbench.results.tables.values import Column
+from actbench.model.measured import MeasuredRecord
+from actbench.report import store, tables
+from actbench.report.compare import compare
+from actbench.report.render import csv_text, formats, json_text, markdown
+from actbench.report.tables.values import Column
+from actbench.tools.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
 Made = Callable[[int], list[MeasuredRecord]]

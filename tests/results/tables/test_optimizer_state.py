@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from actbench.results import render, tables
-from actbench.results.measured import MeasuredRecord
-from actbench.results.render import page, screen
+from actbench.model.measured import MeasuredRecord
+from actbench.report import render, tables
+from actbench.report.render import screen
+from actbench.tools import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 EXACT, PACKED = 8_000, 1_625

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from actbench.results import tables
-from actbench.results.advice import about_limit, about_peak, advice
-from actbench.results.compare import compare, parse_limit
-from actbench.results.measured import EstimatedTime, LargestBatch, MeasuredRecord, Measurement, PeakParts
-from actbench.results.records import Failure, Unreached
-from actbench.results.render import csv_text, markdown
+from actbench.model.advice import advice
+from actbench.model.measured import EstimatedTime, LargestBatch, MeasuredRecord, Measurement, PeakParts
+from actbench.model.records import Failure, Unreached
+from actbench.report import tables
+from actbench.report.advice import about_limit, about_peak
+from actbench.report.compare import compare, parse_limit
+from actbench.report.render import csv_text, markdown
 from actbench.units import GIB, MIB
 
 MakeRecord = Callable[..., MeasuredRecord]

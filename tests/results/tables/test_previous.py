@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from actbench.results import tables
-from actbench.results.measured import MeasuredRecord
-from actbench.results.tables.values import Value
+from actbench.model.measured import MeasuredRecord
+from actbench.report import tables
+from actbench.report.tables.values import Value
 
 MakeRecord = Callable[..., MeasuredRecord]
 KEYS = ("peak_vs_previous", "step_vs_previous", "gradient_error_vs_previous")

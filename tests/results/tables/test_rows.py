@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.results.tables.values import Rows, blocks
+from actbench.report.tables.values import Rows, blocks
 
 ROWS = Rows({"a": [1, 2, 3], "b": ["x", None, "z"]}, 3)
 

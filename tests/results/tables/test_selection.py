@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.results import tables
-from actbench.results.measured import MeasuredRecord, PeakParts
-from actbench.results.render import csv_text, markdown
-from actbench.results.render.page import html_page
-from actbench.results.render.widths import fitted
-from actbench.results.tables.columns import CHOICES, RESULTS, names_in
+from actbench.model.measured import MeasuredRecord, PeakParts
+from actbench.report import tables
+from actbench.report.render import csv_text, markdown
+from actbench.report.render.widths import fitted
+from actbench.report.tables.columns import CHOICES, RESULTS, names_in
+from actbench.tools.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
 PARTS = PeakParts(weights_bytes=400, temporary_bytes=600)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 import pytest
 from rich.console import Console
 
-from actbench.results import tables
-from actbench.results.measured import EstimatedTime, MeasuredRecord
-from actbench.results.records import Built, Published
-from actbench.results.render import formats, page, screen
-from actbench.results.tables import Table
-from actbench.results.tables.columns import change, quotient
-from actbench.results.tables.values import Value
+from actbench.model.measured import EstimatedTime, MeasuredRecord
+from actbench.model.records import Built, Published
+from actbench.report import tables
+from actbench.report.render import formats, screen
+from actbench.report.tables import Table
+from actbench.report.tables.columns import change, quotient
+from actbench.report.tables.values import Value
+from actbench.tools import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 PUBLISHED = (Published(quantity="peak_saving", value=0.138, setting="batch 128", source="table 4"),)

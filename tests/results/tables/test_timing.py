@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from actbench.results.tables.values import Spread, ratio, step_time, throughput
+from actbench.report.tables.values import Spread, ratio, step_time, throughput
 
 _seconds = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2, max_size=20)
 

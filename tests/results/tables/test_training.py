@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from actbench.results import render
-from actbench.results.render.charts import curves_of
-from actbench.results.runs import Evaluation
-from actbench.results.tables.training import accuracy_table
+from actbench.report import render
+from actbench.tools.train.charts import curves_of
+from actbench.tools.train.records import Evaluation
+from actbench.tools.train.tables import accuracy_table
 
 MakeRun = Any
 MIXED = [("T4", "exact", 0.9), ("T4", "smaq", 0.8), ("H200", "exact", 0.7), ("H200", "smaq", 0.4)]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from actbench.results.tables.values import Unit, Value, write
+from actbench.report.tables.values import Unit, Value, write
 
 
 @pytest.mark.parametrize(

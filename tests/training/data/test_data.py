@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actbench.errors import UsageError
-from actbench.results.runs import TrainingCase
-from actbench.training import data
-from actbench.training.data import generated, pictures
+from actbench.tools.train import data
+from actbench.tools.train.data import generated, pictures
+from actbench.tools.train.records import TrainingCase
 
 
 def loaded(name: str, length: int) -> data.DataSet:

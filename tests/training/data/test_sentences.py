@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from actbench.errors import UsageError
-from actbench.results.runs import TrainingCase
-from actbench.training import data
-from actbench.training.data import sentences
-from actbench.training.loop import TrainingLoop
+from actbench.tools.train import data
+from actbench.tools.train.data import sentences
+from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.records import TrainingCase
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "a", "good", "bad", "film", "story", "is", "not"]
 TEXTS = ["a good film", "a bad story", "a film is not bad", "is a story not good"]

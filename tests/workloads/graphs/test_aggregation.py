@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from actbench.workloads.graphs import aggregation
-from actbench.workloads.graphs.aggregation import Graph, aggregate, softmax_over_edges
-from actbench.workloads.graphs.generated import adjacency, citations
+from actbench.tools.gnn import aggregation
+from actbench.tools.gnn.aggregation import Graph, aggregate, softmax_over_edges
+from actbench.tools.gnn.generated import adjacency, citations
 
 NODES, PAIRS = 12, 25
 
@@ -125,7 +125,7 @@ def test_features_of_other_nodes_are_refused() -> None:
 
 def test_torch_does_not_warn_of_its_sparse_matrices() -> None:
     code = (
-        "import torch\nfrom actbench.workloads.graphs.aggregation import Graph, aggregate\n"
+        "import torch\nfrom actbench.tools.gnn.aggregation import Graph, aggregate\n"
         "graph = Graph(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([1, 0]))\n"
         "print(aggregate(torch.tensor([[[1.0]], [[2.0]]]), torch.ones(2, 1), graph).flatten().tolist())"
     )

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.workloads.fake import fake_mode
-from actbench.workloads.graphs import generated
-from actbench.workloads.graphs.aggregation import Graph
+from actbench.simulator.fake import fake_mode
+from actbench.tools.gnn import generated
+from actbench.tools.gnn.aggregation import Graph
 
 
 def drawn(nodes: int, edges: int, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from actbench import workloads
+from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.results.records import Case
-from actbench.workloads.graphs.settings import ARXIV_PAIRS, GraphWorkload
-from actbench.workloads.names import ModelName, is_own, parse
+from actbench.model.records import Case
+from actbench.tools.gnn.settings import ARXIV_PAIRS, GraphWorkload
+from actbench.workload.names import ModelName, is_own, parse
 
 
 def load(model: str, **options: object) -> GraphWorkload:

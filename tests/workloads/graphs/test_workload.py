@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import convert, workloads
-from actbench.conversion.folders import load_converted, save_converted
+from actbench import convert, workload as workloads
 from actbench.errors import ModelError
-from actbench.measuring import bench
-from actbench.results.records import Case
-from actbench.workloads.graphs.settings import _loss
+from actbench.measure import bench
+from actbench.model.records import Case
+from actbench.tools.convert.folders import load_converted, save_converted
+from actbench.tools.gnn.settings import _loss
 
 NODES, PAIRS, FEATURES, CLASSES, HIDDEN = 240, 900, 16, 4, 32
 SMALL = f"@num_nodes={NODES},num_edges={PAIRS},num_features={FEATURES},num_classes={CLASSES},hidden_size={HIDDEN}"

@@ -111,4 +111,6 @@ def _parallel() -> bool:
 @functools.cache
 def _cache_folder() -> Path | None:
     """Return the folder for machine code of these sources; Numba's own cache checks one file, not what it calls."""
-    return rawkernel.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))
+    root = Path(__file__).parents[2]  # methods have kernels too, in files of these names
+    sources = [*Path(__file__).parent.glob("*.py"), *root.rglob("cpu*.py")]
+    return rawkernel.folder("parallel" if _parallel() else "serial", sources)

@@ -1,0 +1,109 @@
+"""The tensors that a training step holds between its operators, and their bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from actbench.ops.simulation import plain_tensors
+from actbench.scheme.setup import HoldsGradients, TrainStep
+
+_REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def made_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the fake tensors that modules hold as plain attributes after the pass.
+
+    Examples are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a stored last output.
+    """
+    found: list[Tensor] = []
+    for part in module.modules():
+        own = [value for name, value in vars(part).items() if name not in _REGISTERED and _may_hold_tensors(value)]
+        found += [tensor for tensor in tensors_in(own) if isinstance(tensor, FakeTensor)]
+    return found
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    is_empty = isinstance(value, dict | list | tuple) and not value
+    return not (is_empty or isinstance(value, str | int | float | type | None))
+
+
+def types(module: nn.Module) -> str | None:
+    """Return the dtypes of a module's parameters, the one with the most bytes first: ``bfloat16+float32``."""
+    held: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        held[parameter.dtype] += parameter.nbytes
+    return "+".join(str(dtype).removeprefix("torch.") for dtype, _ in held.most_common()) or None
+
+
+def gradients(step: TrainStep) -> list[Tensor]:
+    """Return the gradients of parameters, and those that the optimizer stores in another form."""
+    found = [parameter.grad for parameter in step.setup.module.parameters() if parameter.grad is not None]
+    return [*found, *step.optimizer.gradient_parts()] if isinstance(step.optimizer, HoldsGradients) else found
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors of an optimizer's state."""
+    return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in plain_tensors(tensor)]
+
+
+def model_bytes(step: TrainStep) -> int:
+    """Return the bytes of weights, gradients and optimizer state, which no batch changes."""
+    module = step.setup.module
+    return stored_bytes([*weights(module), *gradients(step), *optimizer_state(step.optimizer)])
+
+
+def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights that a model shared out over processes has of the others just now, after its forward pass.
+
+    ``before`` are its :func:`own_weights` from before that.
+    """
+    known = {id(storage) for storage in map(Tensor.untyped_storage, before)}
+    held = own_weights(module)
+    return [tensor for tensor in held if id(tensor.untyped_storage()) not in known] if before else []
+
+
+def own_weights(module: nn.Module) -> list[Tensor]:
+    """Return the plain tensors that hold the weights of a model shared out by FSDP2; none of another model."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return []
+    return [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+
+
+def everything(step: TrainStep) -> list[Tensor]:
+    """Return what is alive before a step: weights, batch, optimizer state and buckets of gradients."""
+    held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
+    return [*held, *step.setup.processes.gradient_buckets]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
+    """Yield the storages behind tensors; for a DTensor, of this process's share."""
+    return (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+
+
+def stored_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the distinct storages of tensors."""
+    return sum(storage.nbytes() for storage in {id(storage): storage for storage in storages(tensors)}.values())
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the addresses of the storages of real tensors."""
+    return {storage.data_ptr() for storage in storages(tensors)}

@@ -1,0 +1,29 @@
+"""The tasks of separate processes for ``measure --timeline`` and ``--export-snapshot``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from actbench.measure import bench
+from actbench.measure.bench import failure_of as failure_of
+from actbench.model.records import Case, Data
+
+Session = partial(bench.Session, timeline=True)
+"""A case whose measurement also has a timeline."""
+Trial = bench.Trial
+"""A trial for the largest batch, without a timeline, which nobody would see."""
+
+
+class SnapshotRequest(Data):
+    """A case, and the file for its snapshot."""
+
+    case: Case
+    path: Path
+
+
+def write_snapshot(text: str) -> str:
+    """Call :func:`actbench.measure.bench.snapshot` as a task: from a request in JSON to an empty answer."""
+    asked = SnapshotRequest.model_validate_json(text)
+    asked.path.write_bytes(bench.snapshot(asked.case))
+    return ""

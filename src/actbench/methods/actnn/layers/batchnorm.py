@@ -1,0 +1,262 @@
+"""Batch norm that packs its input, in one or several processes.
+
+With xhat = (x - mean) * invstd over M values of a channel, and y = weight * xhat + bias, in training
+
+    dx = weight * invstd * (dy - sum(dy) / M - xhat * sum(dy * xhat) / M)
+
+(Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so each piece is decoded
+twice: once for the sums, once for dx. In evaluation, with running statistics, the terms of the sums vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.modules._functions import SyncBatchNorm as Exact
+
+from actbench.methods.actnn.layers.savedinput import (
+    Compressed,
+    RowByRow,
+    SavedInput,
+    is_differentiated,
+    load,
+    save,
+    summed,
+)
+from actbench.packing.precision import cast, cast_all, dtypes_of, wide
+from actbench.packing.refusals import first_order
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The mean, 1 / deviation and weight (None for ones) of each channel that a batch was normalised with."""
+
+    mean: Tensor
+    invstd: Tensor
+    weight: Tensor | None
+
+    def deviation(self, x: Tensor) -> Tensor:
+        """Return ``x - mean``, in float32 for halves."""
+        return x.to(wide(x.dtype)) - _over_channels(self.mean, x)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Return ``weight * invstd``, to be multiplied with x."""
+        return _over_channels(
+            self.invstd if self.weight is None else self.invstd * self.weight.to(self.invstd.dtype), x
+        )
+
+
+def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
+    """Return the sums over each channel of dy and of dy (x - mean), in float32 for half types."""
+
+    def of(piece: slice) -> tuple[Tensor, Tensor]:
+        part = grad[piece].to(wide(grad.dtype))
+        return sum_of(part), sum_of(statistics.deviation(saved.rows(piece)).mul_(part))
+
+    found: Any = summed(saved.pieces(), of)
+    return found[0], found[1]
+
+
+def sum_of(grad: Tensor) -> Tensor:
+    """Return the sum over each channel of dy, in float32 for halves."""
+    return grad.sum([dim for dim in range(grad.dim()) if dim != 1], dtype=wide(grad.dtype))
+
+
+def input_gradient(
+    saved: SavedInput, grad: Tensor, statistics: Statistics, mean_dy: Tensor, mean_dy_deviation: Tensor
+) -> Tensor | None:
+    """Return dx in training, given both sums over M; the second is of dy (x - mean)."""
+    found = RowByRow(grad.shape[0])
+    inclination = mean_dy_deviation * statistics.invstd.to(mean_dy.dtype).square()
+
+    def write(piece: slice) -> None:
+        x, part = saved.rows(piece), grad[piece]
+        room = found.room(piece, x)
+        work = room if room.dtype == wide(room.dtype) else torch.empty_like(room, dtype=wide(room.dtype))
+        torch.sub(x, _over_channels(statistics.mean, x), out=work).mul_(_over_channels(inclination, x))
+        torch.sub(part, work, out=work).sub_(_over_channels(mean_dy, part)).mul_(statistics.slope(part))
+        room.copy_(work)
+
+    for piece in saved.pieces():
+        write(piece)
+    return found.whole
+
+
+def _over_channels(values: Tensor, x: Tensor) -> Tensor:
+    """Return a number for each channel, in a shape to combine with x, in float32 for half types."""
+    return values.to(wide(x.dtype)).view(-1, *(1 for _ in range(x.dim() - 2)))
+
+
+class BatchNormalization(torch.autograd.Function):
+    """Batch norm by the operator that torch would choose, cuDNN's or its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any) -> Tensor:
+        """Return the normalised batch; update the running statistics in training."""
+        (mean_now, variance_now), (training, momentum) = layer.running(), layer.mode()
+        ctx.training, ctx.eps = training, layer.eps
+        ctx.dtypes = dtypes_of(x, weight, bias)
+        for_x, for_weight, _ = ctx.needs_input_grad[:3]
+        packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
+        output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
+            x, weight, bias, mean_now, variance_now, training, momentum, layer.eps, torch.backends.cudnn.enabled
+        )
+        used = (None, None) if training else (mean_now, variance_now)
+        save(ctx, packed, layer, weight, *used, mean, invstd, reserve)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are wanted."""
+        ctx.site.see_gradient(grad)
+        saved, others = load(ctx, grad)
+        if saved.packed is not None and len(saved.pieces()) == 1:
+            found = _at_once(ctx, grad, saved, others)
+        else:
+            found = _in_pieces(ctx, grad, saved, others)
+        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
+        return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
+
+
+def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
+    weight, running_mean, running_var, mean, invstd, reserve = others
+    x = saved.rows(saved.pieces()[0])
+    wanted = list(ctx.needs_input_grad[:3])
+    return torch.ops.aten._batch_norm_impl_index_backward(
+        ctx.backend, x, grad, weight, running_mean, running_var, mean, invstd, ctx.training, ctx.eps, wanted, reserve
+    )
+
+
+def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[Tensor | None, ...]:
+    weight, running_mean, running_var, mean, invstd, _ = others
+    if not ctx.training:
+        wide_var = running_var.to(wide(running_var.dtype))
+        mean, invstd = running_mean, (wide_var + ctx.eps).rsqrt()
+    statistics = Statistics(mean, invstd, weight)
+    if saved.packed is None:
+        return grad * statistics.slope(grad) if ctx.needs_input_grad[0] else None, None, sum_of(grad)
+    sum_dy, sum_dy_deviation = sums(saved, grad, statistics)
+    for_x = None
+    if ctx.needs_input_grad[0] and ctx.training:
+        count = grad.numel() // grad.shape[1]
+        for_x = input_gradient(saved, grad, statistics, sum_dy / count, sum_dy_deviation / count)
+    elif ctx.needs_input_grad[0]:
+        for_x = grad * statistics.slope(grad)
+    return for_x, sum_dy_deviation * invstd, sum_dy
+
+
+class BatchNorm(Compressed):
+    """The forward of a batch norm layer that packs its input."""
+
+    weight: Any
+    bias: Any
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit, with the same update of running statistics."""
+        if not self.is_worth(input):
+            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            return exact
+        layer: Any = self
+        layer._check_input_dim(input)
+        output: Tensor = BatchNormalization.apply(input, self.weight, self.bias, self)
+        return output
+
+    def is_worth(self, x: Tensor) -> bool:
+        """Return whether a gradient is needed, and each channel has more than one number."""
+        return x.dim() > 1 and x.numel() > x.shape[1] and is_differentiated(x, self.weight, self.bias)
+
+    def running(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the running statistics to use or update."""
+        layer: Any = self
+        is_used = not layer.training or layer.track_running_stats
+        return (layer.running_mean, layer.running_var) if is_used else (None, None)
+
+    def mode(self) -> tuple[bool, float]:
+        """Count the batch; return whether its statistics are used, and its share in the running statistics."""
+        layer: Any = self
+        momentum = 0.0 if layer.momentum is None else layer.momentum
+        if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(1)
+            if layer.momentum is None:
+                momentum = 1.0 / float(layer.num_batches_tracked)
+        return layer.training or (layer.running_mean is None and layer.running_var is None), momentum
+
+
+class CompressedBatchNorm1d(BatchNorm, nn.BatchNorm1d):
+    """``nn.BatchNorm1d``."""
+
+
+class CompressedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
+    """``nn.BatchNorm2d``."""
+
+
+class CompressedBatchNorm3d(BatchNorm, nn.BatchNorm3d):
+    """``nn.BatchNorm3d``."""
+
+
+class SyncBatchNormalization(torch.autograd.Function):
+    """Torch's own function, with a backward pass in pieces of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, group: Any) -> Tensor:
+        """Return the normalised batch; update the running statistics."""
+        (mean_now, variance_now), (_, momentum) = layer.running(), layer.mode()
+        ctx.group, ctx.dtypes = group, dtypes_of(x, weight, bias)
+        packed = layer.packer.pack(x, layer.site) if any(ctx.needs_input_grad[:2]) else None
+        exact = _Context()
+        size = distributed.get_world_size(group)
+        output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
+            exact, x, weight, bias, mean_now, variance_now, layer.eps, momentum, group, size
+        )
+        _, _, mean, invstd, counts = exact.load
+        save(ctx, packed, layer, weight, mean, invstd, counts)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias that are needed; the last two for this process only."""
+        ctx.site.see_gradient(grad)
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        saved, (weight, mean, invstd, counts) = load(ctx, grad)
+        found: list[Tensor | None] = [None, None, None]
+        if saved.packed is None:
+            found[2] = sum_of(grad)
+        else:
+            statistics = Statistics(mean, invstd, weight)
+            sum_dy, sum_dy_deviation = sums(saved, grad, statistics)
+            found[1:] = sum_dy_deviation * invstd if for_weight else None, sum_dy if for_bias else None
+            if for_x:
+                both = torch.stack([sum_dy, sum_dy_deviation])
+                distributed.all_reduce(both, group=ctx.group)
+                found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
+        return *cast_all(found, ctx.dtypes), None, None
+
+
+class _Context(SimpleNamespace):
+    load: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.load = tensors
+
+
+class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
+    """``nn.SyncBatchNorm``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit; without a process group, what batch norm returns."""
+        if not (self.training and distributed.is_available() and distributed.is_initialized()):
+            return super().forward(input)
+        group = self.process_group or distributed.group.WORLD
+        if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
+            return super().forward(input)
+        if input.device.type == "cpu" or not self.is_worth(input):
+            return nn.SyncBatchNorm.forward(self, input)  # which refuses a CPU
+        self._check_input_dim(input)
+        output: Tensor = SyncBatchNormalization.apply(input, self.weight, self.bias, self, group)
+        return output

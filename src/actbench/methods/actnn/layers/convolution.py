@@ -1,0 +1,151 @@
+"""Convolutions and transposed convolutions that pack their input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actbench.methods.actnn.layers.geometry import Geometry, channels_last
+from actbench.methods.actnn.layers.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
+from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.refusals import first_order
+
+
+class Convolution(torch.autograd.Function):
+    """A convolution that computes the gradient of its weight from the packed input.
+
+    It computes this gradient first, and frees the decoded input before it computes the gradient of the input, which
+    needs no values: so only one of these two exists beside the gradient of the output.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        layer: Compressed,
+    ) -> Tensor:
+        """Return the convolution in autocast's type, where it is on."""
+        ctx.geometry, ctx.shape = geometry, x.shape
+        ctx.dtypes = dtypes_of(x, weight, bias)
+        ctx.format = channels_last(x)
+        packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
+        if layer.site.watched:
+            layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
+        save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
+        dtype = product_dtype(x)
+        with no_autocast(x):
+            return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are wanted."""
+        ctx.site.see_gradient(grad)
+        saved, (weight,) = load(ctx, grad)
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        found: list[Tensor | None] = [None, None, None]
+        with no_autocast(grad):
+            weight = weight.to(grad.dtype)
+            if for_weight:
+                found[1:] = _weight_gradients(ctx.geometry, saved, grad, weight, for_bias)
+            elif for_bias:
+                found[2] = grad.sum(
+                    [dim for dim in range(grad.dim()) if dim != grad.dim() - len(ctx.geometry.stride) - 1]
+                )
+            if for_x:
+                found[0] = _input_gradient(ctx, grad, weight)
+        return *cast_all(found, ctx.dtypes), None, None
+
+
+def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
+    """Return the gradients of the weight and, where it is wanted, of the bias."""
+
+    def of(piece: slice) -> Sums:
+        x = saved.rows(piece).to(grad.dtype)
+        x, part = (x, grad[piece]) if geometry.has_batch(x) else (x.unsqueeze(0), grad.unsqueeze(0))
+        found = geometry.backward(part, geometry.padded(x), weight, (False, True, for_bias))
+        return found[1], found[2] if for_bias else None
+
+    return summed(saved.pieces(), of)
+
+
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of x, which needs no values of x."""
+    geometry: Geometry = ctx.geometry
+    has_batch = len(ctx.shape) == len(geometry.stride) + 2
+    shape = ctx.shape if has_batch else (1, *ctx.shape)
+    batch = grad if has_batch else grad.unsqueeze(0)
+    found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
+    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape))
+    return for_x if has_batch else for_x.squeeze(0)
+
+
+class Direct(Compressed):
+    """The forward of a convolution that packs its input."""
+
+    weight: Tensor
+    bias: Any
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit."""
+        geometry = Geometry.of(self)
+        if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
+            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            return exact
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
+        return output
+
+
+class Transposed(Compressed):
+    """The forward of a transposed convolution that packs its input."""
+
+    groups: int
+    stride: tuple[int, ...]
+    weight: Tensor
+    bias: Any
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
+        """Return what the exact layer returns, bit for bit."""
+        if not (_is_worth(input, self.weight, self.bias) and Geometry.of(self).takes(input)):
+            exact: Tensor = super().forward(input, output_size)  # type: ignore[misc]
+            return exact
+        layer: Any = self
+        padding = layer._output_padding(
+            input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
+        )
+        geometry = Geometry.of(self, padding)
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
+        return output
+
+
+def _is_worth(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return x.numel() > 0 and is_differentiated(x, weight, bias)
+
+
+class CompressedConv1d(Direct, nn.Conv1d):
+    """``nn.Conv1d``."""
+
+
+class CompressedConv2d(Direct, nn.Conv2d):
+    """``nn.Conv2d``."""
+
+
+class CompressedConv3d(Direct, nn.Conv3d):
+    """``nn.Conv3d``."""
+
+
+class CompressedConvTranspose1d(Transposed, nn.ConvTranspose1d):
+    """``nn.ConvTranspose1d``."""
+
+
+class CompressedConvTranspose2d(Transposed, nn.ConvTranspose2d):
+    """``nn.ConvTranspose2d``."""
+
+
+class CompressedConvTranspose3d(Transposed, nn.ConvTranspose3d):
+    """``nn.ConvTranspose3d``."""

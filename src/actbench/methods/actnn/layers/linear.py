@@ -1,0 +1,92 @@
+"""Linear layers, and transformers' ``Conv1D``, that pack their input."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actbench.methods.actnn.layers.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
+from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.refusals import first_order
+
+
+class Product(torch.autograd.Function):
+    """x W^T + b; the gradient of W is computed from the packed x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
+        """Return the product in autocast's type, where it is on."""
+        ctx.transposed, ctx.shape, ctx.dtypes = layer.transposed, x.shape, dtypes_of(x, weight, bias)
+        packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
+        save(ctx, packed, layer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
+        return product(x, weight, bias, product_dtype(x), layer.transposed)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, W and b, where they are wanted."""
+        ctx.site.see_gradient(grad)
+        saved, (weight,) = load(ctx, grad)
+        for_x, for_weight, for_bias = None, None, None
+        with no_autocast(grad):
+            if ctx.needs_input_grad[1]:
+                for_weight = _weight_gradient(saved, grad, ctx.transposed)
+            rows = rows_of(grad)
+            if ctx.needs_input_grad[0]:
+                for_x = input_gradient(ctx, rows, weight)
+            if ctx.needs_input_grad[2]:
+                for_bias = rows.sum(0)
+        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, transposed: bool) -> Tensor:
+    """Return x W^T + b in ``dtype``: (..., d_out) of (..., d_in); ``transposed`` for a weight of (d_in, d_out)."""
+    with no_autocast(x):
+        x, weight, bias = x.to(dtype), weight.to(dtype), cast(bias, dtype)
+        if not transposed:
+            return F.linear(x, weight, bias)
+        out = rows_of(x) @ weight if bias is None else torch.addmm(bias, rows_of(x), weight)
+        return out.view(*x.shape[:-1], -1)
+
+
+def input_gradient(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of x, of ``ctx.shape``, from the rows (N, d_out) of the output's gradient."""
+    weight = weight.to(rows.dtype)
+    return (rows @ (weight.t() if ctx.transposed else weight)).view(ctx.shape)
+
+
+def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tensor | None:
+    def of(piece: slice) -> Sums:
+        x = saved.rows(piece).to(grad.dtype)
+        part = rows_of(grad[piece] if x.dim() > 1 else grad)
+        return (rows_of(x).t() @ part if transposed else part.t() @ rows_of(x),)
+
+    return summed(saved.pieces(), of)[0]
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Return a tensor of features as its rows, (N, d)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+class Linear(Compressed):
+    """The forward of a linear layer that packs its input."""
+
+    weight: Tensor
+    bias: Any
+    transposed: ClassVar[bool] = False
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
+        if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
+            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            return exact
+        output: Tensor = Product.apply(input, self.weight, self.bias, self)
+        return output
+
+
+class CompressedLinear(Linear, nn.Linear):
+    """``nn.Linear``."""

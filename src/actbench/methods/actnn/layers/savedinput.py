@@ -1,0 +1,165 @@
+"""Saves the packed input of a layer, and decodes it in the backward pass, whole or in pieces of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
+from actbench.ops.library import DTYPES
+from actbench.packing import Packed, SavedTensors, SiteState
+from actbench.packing.layout import as_it_lay, in_order, memory_order
+from actbench.packing.precision import wide
+
+PIECE = 2**21
+"""The approximate number of elements of a piece."""
+
+
+def needs_codes(x: Tensor, inplace: bool = False) -> bool:
+    """Return whether a function must pack a code of x; else torch's own function will do.
+
+    A leaf that would be overwritten in place is left to torch, which refuses it.
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad) or (inplace and x.is_leaf):
+        return False
+    return x.layout == torch.strided and x.dtype in DTYPES and not x.is_nested
+
+
+def packed(values: Tensor, bits: int, order: list[int] | None) -> Tensor:
+    """Return small numbers as packed codes, uint8 ``(ceil(values.numel() * bits / 8),)``.
+
+    Args:
+        values: uint8 below ``2**bits``, or bool with one bit.
+        bits: 1 to 8.
+        order: The order in which the dimensions are packed; None for their own order.
+    """
+    codes: Tensor = pack_codes(in_order(values, order).view(-1).view(torch.uint8), bits)
+    return codes
+
+
+def unpacked(codes: Tensor, bits: int, first: int, last: int) -> Tensor:
+    """Return codes ``first`` to ``last - 1`` as uint8; ``first`` must begin at a whole byte."""
+    start = first * bits // 8
+    found: Tensor = unpack_codes(codes[start : start + packed_bytes(last - first, bits)], bits, last - first)
+    return found
+
+
+def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield first and past-last row of each piece; its codes begin at a whole byte, whatever their bits."""
+    aligned = 8 // math.gcd(8, row_size)
+    step = max(1, PIECE // max(1, row_size * aligned)) * aligned
+    for first in range(0, rows, step):
+        yield first, min(rows, first + step)
+
+
+class Compressed:
+    """A layer that packs its input at a site, with the packer of the whole model."""
+
+    packer: SavedTensors
+    site: SiteState
+
+    def extra_repr(self) -> str:
+        """Add the bits of the input to the layer's own text."""
+        said: str = super().extra_repr()  # type: ignore[misc]
+        return f"{said}, kept in {self.site.bits:g} bits" if not self.packer.codec.exact else said
+
+
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Return whether a gradient of any tensor is needed; complex tensors are left to torch."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return wanted and not any(tensor.is_complex() for tensor in given)
+
+
+Sums = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class SavedInput:
+    """The packed input of a layer, or None, and the most pieces of the batch that it may be cut into."""
+
+    packed: Packed | None
+    chunk: int
+
+    def pieces(self) -> list[slice]:
+        """Return the rows (entries of dimension 0) of each piece; one piece if single rows cannot be decoded."""
+        assert self.packed is not None
+        rows = self.packed.layout.shape[0]
+        count = min(self.chunk, rows) if self.packed.divisible else 1
+        return [slice(rows * i // count, rows * (i + 1) // count) for i in range(max(count, 1))]
+
+    def rows(self, piece: slice) -> Tensor:
+        """Return the input's rows of a piece."""
+        assert self.packed is not None
+        if piece == slice(0, self.packed.layout.shape[0]):
+            return self.packed.unpack()
+        return self.packed.rows(piece.start, piece.stop)
+
+
+def save(ctx: Any, packed: Packed | None, layer: Compressed, *others: Tensor | None, by_row: bool = True) -> None:
+    """Save other tensors and the packed input of a layer, or None if the backward pass does not need it.
+
+    Parts are saved, not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing they
+    come from the recomputation. Hooks around the layer do not pack the ``others``: weights and statistics. With
+    ``by_row`` the backward pass can be cut into pieces of the batch.
+    """
+    site = layer.site
+    if packed is None:
+        site.owner, site.elements = None, 0
+    ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
+    ctx.others = len(others)
+    layer.packer.exclude.add(tensor for tensor in others if tensor is not None)
+    ctx.save_for_backward(*others, *(() if packed is None else packed.parts))
+
+
+def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
+    """Return the saved input and the other saved tensors, for the gradient of the output."""
+    tensors, packed, size_bytes = ctx.saved_tensors, None, grad.nbytes
+    if ctx.packed is not None:
+        packed = ctx.packed._replace(parts=tensors[ctx.others :]).fetched()  # once, for all pieces
+        size_bytes += packed.layout.elements * packed.layout.dtype.itemsize
+    return SavedInput(packed, ctx.site.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
+
+
+def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
+    """Return the sums of ``compute`` over all pieces; half types are summed in float32.
+
+    All but the sums is freed before the next piece is computed.
+    """
+    first = compute(pieces[0])
+    if len(pieces) == 1:
+        return first
+    sums = [None if each is None else each.to(wide(each.dtype)) for each in first]
+    types = [None if each is None else each.dtype for each in first]
+    del first
+    for piece in pieces[1:]:
+        for total, each in zip(sums, compute(piece), strict=True):
+            if total is not None and each is not None:
+                total.add_(each)
+    return tuple(None if total is None else total.to(dtype) for total, dtype in zip(sums, types, strict=True))
+
+
+class RowByRow:
+    """A tensor that is written piece by piece, with the memory layout of its first piece."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.whole: Tensor | None = None
+
+    def write(self, piece: slice, values: Tensor) -> None:
+        """Write the rows of a piece."""
+        self.room(piece, values)[:] = values
+
+    def room(self, piece: slice, like: Tensor) -> Tensor:
+        """Return the memory for the rows of a piece, with type and row shape of ``like``."""
+        if self.whole is None:
+            order = memory_order(like)
+            shape = (self._rows, *like.shape[1:])
+            dims = range(len(shape)) if order is None else order
+            self.whole = as_it_lay(like.new_empty([shape[dim] for dim in dims]), order)
+        return self.whole[piece]

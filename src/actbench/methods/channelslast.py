@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from actbench.errors import NothingToConvertError
+from actbench.model.gradient import Gradient
+from actbench.model.records import Site
+from actbench.scheme.base import Change, Scheme
+from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, Limits, LossyForward
+from actbench.scheme.setup import TrainingSetup
+
+
+class ChannelsLast(Scheme):
+    """Weights of convolutions and images lie in memory with their channels last: ``torch.channels_last``.
+
+    Kept for backward: the same bytes, with the channels of a pixel side by side. Convolutions hand the format on, so
+    that all of a network has it. In float16 and bfloat16 tensor cores read this format alone: in the default one cuDNN
+    copies each tensor of a convolution into it and back. The forward pass and gradients equal those of the default
+    format to rounding. The parameters stay the same objects; a checkpoint does not hold the format, so that no
+    converted model carries it. It needs two-dimensional convolutions, pays beside ``autocast`` or ``pure``, and does
+    not go with ``fsdp``.
+    """
+
+    name: ClassVar[str] = "channels_last"
+    card: ClassVar[Card] = Card(
+        summary="weights and images with their channels last in memory, which half types convolve faster",
+        rank=3,  # before other layers copy a weight
+        quickens=True,
+        of_operators=("convolution", "convolution_backward"),
+    )
+    changes: ClassVar[tuple[Change, ...]] = ("memory format",)
+    gradient: ClassVar[Gradient] = "exact"  # kernels of another memory format only round differently
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Kernels round otherwise, and FSDP2 shares out nothing else than the default format."""
+        yield LossyForward()
+        yield Limits(unsharded="channels_last: it shares out parameters in the default memory format alone")
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Convert the weights of convolutions, in place, and make steps convert their images.
+
+        Raises:
+            NothingToConvertError: The model has no two-dimensional convolution.
+        """
+        found = _convolutions(setup.module)
+        if not found:
+            raise NothingToConvertError(
+                f"{self.spec}: {type(setup.module).__name__} has no two-dimensional convolution; leave it out"
+            )
+        _convert(found)
+        site = Site(path="(parameters)", was="default memory format", becomes="channels last")
+        changed = setup.changed(setup.module, (site,))
+        return replace(changed, precision=replace(setup.precision, memory_format=torch.channels_last))
+
+
+def _convolutions(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of convolutions once each, or what their weights are computed from, as with weight_norm."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
+    return list(dict.fromkeys(weight for layer in layers for weight in layer.parameters() if weight.dim() == 4))
+
+
+@torch.no_grad()
+def _convert(weights: Sequence[nn.Parameter]) -> None:
+    for weight in weights:
+        gradient, weight.grad = weight.grad, None
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        weight.grad = None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from actbench.methods.actnn.packedinputs import with_packed_inputs
+from actbench.ops import bitpack
+from actbench.packing import Codec, Parts, SiteState
+from actbench.packing.layout import Layout
+from actbench.scheme.base import Scheme
+from actbench.scheme.card import Card
+from actbench.scheme.setup import TrainingSetup
+
+
+@dataclass(frozen=True)
+class Largest(Codec):
+    """The elements of largest magnitude, the others become zeros; parts are values, and 1 bit an element for places."""
+
+    share: float
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return (ceil(share elements),) of the tensor's type and uint8 (ceil(elements / 8),)."""
+        count, flags = math.ceil(self.share * layout.elements), torch.zeros_like(flat, dtype=torch.uint8)
+        flags.index_fill_(0, flat.abs().topk(count, sorted=False).indices, 1)
+        return flat[torch.nonzero_static(flags, size=count)[:, 0]], bitpack.pack_codes(flags, 1)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor with zeros where elements were dropped."""
+        flags = bitpack.unpack_codes(parts[1], 1, layout.elements).view(torch.bool)
+        return layout.laid_out(parts[0].new_zeros(layout.elements).masked_scatter_(flags, parts[0]))
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the values, and ``ceil(elements / 8)``."""
+        values = math.ceil(self.share * layout.elements) * layout.dtype.itemsize
+        return values + bitpack.packed_bytes(layout.elements, 1)
+
+
+class DropIT(Scheme):
+    """Linear layers and convolutions save the elements of largest magnitude of their inputs, and drop the others.
+
+    Paper: Chen et al., "DropIT: Dropping Intermediate Tensors for Memory-Efficient DNN Training", arXiv 2202.13808.
+    Kept for backward: for each input ``ceil(share elements)`` values in its type, and ``ceil(elements / 8)`` bytes for
+    their places; for ReLU, dropout and pools, which may save the same tensor, an exact small code. The forward pass and
+    the gradients of inputs and biases are exact; those of weights are biased: dropped elements count as zero.
+    Not reproduced: places as 32-bit numbers, which take more bytes for shares above 1/32.
+
+    Attributes:
+        share: Share of an input's elements to save, up to 0.9; the paper saves 0.1 and more.
+    """
+
+    name: ClassVar[str] = "dropit"
+    positional: ClassVar[str | None] = "share"
+    card: ClassVar[Card] = Card(
+        summary="inputs of linear layers and convolutions without their small elements",
+        paper="Chen et al. 2022, arXiv 2202.13808",
+        variants=(":0.25", ":0.1"),
+        quickens=True,
+    )
+
+    share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace layers by ones that drop, or save a small code; see :mod:`actbench.methods.actnn.packedinputs`."""
+        codec, becomes, bits = Largest(self.share), f"input, {self.share:.0%} of it", 32 * self.share + 1
+        return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, bits), becomes, norms=False)

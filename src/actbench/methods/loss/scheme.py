@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import PositiveInt, ValidationError, WrapValidator
+from torch import nn
+
+from actbench.errors import ConversionError, IdleError, NothingToConvertError
+from actbench.methods.loss.chunkedloss import UNCOMPILABLE, DeferredHead
+from actbench.methods.loss.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
+from actbench.model.records import Site
+from actbench.packing.refusals import refuse_compiled
+from actbench.packing.replacement import census
+from actbench.scheme.base import Change, Scheme
+from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, Limits
+from actbench.scheme.setup import Part, TrainingSetup
+
+_IDLE = (
+    "no cross entropy is computed of the head's output alone; name another layer by head=, or leave chunked_loss out"
+)
+
+
+def _number_or_liger(value: Any, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is neither a number of pieces, at least 1, nor liger") from None
+
+
+class ChunkedLoss(Scheme):
+    """The cross entropy of a language model, a piece of the tokens at a time: the logits never all exist.
+
+    Paper: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv 2410.10989, section 3.2.
+    Kept for backward: the input of the head, (tokens, width), in place of the logits, their float32 copy and their
+    softmax, (tokens, classes) each. A piece has ``ceil(tokens / pieces)`` rows; the backward pass computes its logits
+    again, one matrix product more than the three of the plain head. Loss and gradients equal those of the plain head to
+    rounding, with ignored labels, label smoothing, soft caps and tied heads too. Outside of training the head is
+    unchanged; in training the model's ``logits`` are computed only if something other than cross entropy reads them.
+    Not reproduced: fused kernels, and gradients in the forward pass, which save that product but hold the gradient of
+    the head's weight, in its type, through the whole backward pass. ``chunked_loss:liger`` has both.
+
+    Attributes:
+        pieces: How many pieces the tokens of a batch are cut into; or liger for the authors' kernels, which choose the
+            number, run only on CUDA, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
+        head: Path of the linear layer that makes the logits, if the model does not name it.
+    """
+
+    name: ClassVar[str] = "chunked_loss"
+    positional: ClassVar[str | None] = "pieces"
+    card: ClassVar[Card] = Card(
+        summary="cross entropy a piece of the tokens at a time; the loss is the same to rounding",
+        paper="Hsu et al. 2024, arXiv 2410.10989",
+        rank=5,
+        variants=(":8", ":32"),
+    )
+    changes: ClassVar[tuple[Change, ...]] = ("loss",)
+
+    pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
+    head: str = ""
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Fake tensors do not show what Liger's kernels do."""
+        return (Limits(untraceable=UNTRACEABLE),) if self.pieces == "liger" else ()
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a forward on the layer that makes the logits.
+
+        Raises:
+            NothingToConvertError: The model does not name the layer, or the layer is no ``nn.Linear``.
+            ConversionError: The model is compiled, or its loss is computed in pieces already.
+            MeasurementError: Liger's kernels are not installed, or do not run on the model's device.
+        """
+        refuse_compiled(setup.module, *UNCOMPILABLE)
+        path, layer = self._layer(setup.module)
+        if DeferredHead.of(layer) is not None:
+            raise ConversionError(
+                f"chunked_loss: {path} makes its logits in pieces already; convert the original model"
+            )
+        if self.pieces == "liger":
+            check(next(layer.parameters()).device)
+            bound, how = DeferredHead(layer, kind=LigerCrossEntropy), "by Liger's kernels"
+        else:
+            bound, how = DeferredHead(layer, self.pieces), f"in {self.pieces} pieces"
+        bound.bind()
+        site = Site(path=path, was=f"nn.{type(layer).__name__}", becomes=f"cross entropy {how}")
+        part = Part(self.spec, acts=bound, idle=_IDLE, after=lambda: self._seen(bound))
+        return setup.changed(setup.module, (site,), by=part)
+
+    def _seen(self, bound: DeferredHead) -> tuple[str, ...]:
+        """Return no warnings for a step that has run; raise an IdleError if it computed no loss in pieces."""
+        if not bound.losses:
+            raise IdleError(f"{self.spec} does nothing in a training step: {_IDLE}")
+        return ()
+
+    def _layer(self, module: nn.Module) -> tuple[str, nn.Module]:
+        found: Any = None
+        if self.head:
+            found = dict(module.named_modules()).get(self.head)
+        elif callable(own := getattr(module, "get_output_embeddings", None)):
+            found = own()
+        if type(found) is not nn.Linear or "forward" in vars(found):
+            what = "no layer" if found is None else f"a {type(found).__name__}"
+            which = f"head={self.head}" if self.head else "its output embeddings"
+            raise NothingToConvertError(
+                f"chunked_loss: {type(module).__name__} has {what} as {which}; name the nn.Linear that makes the "
+                f"logits, such as chunked_loss,head=lm_head; it holds {census(module)}"
+            )
+        return next(path for path, each in module.named_modules() if each is found), found

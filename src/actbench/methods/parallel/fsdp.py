@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from actbench.errors import ConversionError
+from actbench.methods.parallel.ddp import DataParallel
+from actbench.model.records import Site
+from actbench.packing.blocks import blocks, repeated
+from actbench.packing.refusals import refuse_compiled_here
+from actbench.scheme.base import PRECISION, Change, refuse_untrained
+from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, LossyForward, LowPrecision
+from actbench.scheme.setup import Part, TrainingSetup
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Fsdp(DataParallel):
+    """Each process holds a share of parameters, gradients and optimizer state, and gathers a block where it runs.
+
+    Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277, after
+    Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054 (stage
+    3); by torch's ``fully_shard`` (FSDP2).
+    Kept by each process: of each parameter the rows of ``ceil(rows / ranks)``, gradients and state the same. A block's
+    parameters are gathered before its forward pass, freed after it and gathered again for its backward pass; what is in
+    no block (embeddings, the last norm, the head) is gathered from the first forward pass to the end of the backward
+    pass. Beside them lie the buffers of the gathering and of the reduction that are under way.
+    The batch size is that of one process. Gradients are the mean over processes, exact to rounding; with ``mixed``
+    weights are rounded to a half type as they are gathered.
+
+    Attributes:
+        ranks: How many processes there are.
+        reshard: Whether a block's parameters are freed between forward and backward pass; a number gathers them again
+            among so many processes only, which keep larger shares in between.
+        mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
+        reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+    """
+
+    name: ClassVar[str] = "fsdp"
+    card: ClassVar[Card] = Card(
+        summary="shares of parameters, gradients and optimizer state; blocks are gathered as they run",
+        paper="Zhao et al. 2023, arXiv 2304.11277",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
+
+    reshard: bool | Annotated[int, Field(ge=2)] = True
+    mixed: Literal["none", "bf16", "fp16"] = "none"
+    reduce: Literal["fp32", "same"] = "fp32"
+
+    @field_validator("reshard", mode="before")
+    @classmethod
+    def _no_digit_for_a_word(cls, reshard: Any) -> Any:
+        if reshard in ("0", "1"):
+            raise ValueError("say true or false, or a number of at least 2 processes that divides the ranks")
+        return reshard
+
+    @model_validator(mode="after")
+    def _reduces_what_is_mixed(self) -> Self:
+        if self.reduce == "same" and self.mixed == "none":
+            raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
+        return self
+
+    @model_validator(mode="after")
+    def _reshards_among_equal_groups(self) -> Self:
+        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
+            raise ValueError(f"{self.ranks} ranks are no multiple of reshard={self.reshard}")
+        return self
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Where parameters are, and with ``mixed`` in which type is computed."""
+        return super().changes if self.mixed == "none" else (*super().changes, "precision")
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """One scheme shares the model out over batches, and one says in which type is computed."""
+        return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """With ``mixed``, weights are rounded where they are gathered; gradients of float16 vanish unscaled."""
+        yield from super().facets
+        if self.mixed != "none":
+            yield LossyForward()
+            yield LowPrecision("bfloat16" if self.mixed == "bf16" else "float16", scales_loss=self.mixed == "fp16")
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Share out the parameters of the model, block by block.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There are not as many processes, torch cannot share out a parameter, or another scheme
+                does not go with it.
+        """
+        from actbench.methods.parallel.sharded import ShardedModel, on_local_shards  # imports as much as all of torch
+
+        module = setup.module
+        refuse_untrained(self.name, module)
+        if setup.limits.unsharded:
+            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
+        refuse_compiled_here(module, f"{self.spec} (FSDP2)")
+        if self.mixed != "none" and setup.precision.autocast is not None:
+            raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
+        mesh = self._mesh(setup)
+        units = [unit for _, unit in blocks(module) or repeated(module)]
+        names = sorted({type(unit).__name__ for unit in units})
+        was = type(module).__name__
+        ShardedModel(module, units, mesh, reshard=self.reshard, policy=self._policy)
+        of = f", gathered by {' and '.join(names)}" if names else ", gathered as one"
+        site = Site(path="(parameters)", was=was, becomes=f"shares of {self.ranks} processes{of}")
+        make = setup.make_optimizer and on_local_shards(setup.make_optimizer)
+        return replace(setup.changed(module, (site,), by=Part(self.spec)), make_optimizer=make)
+
+    @property
+    def _policy(self) -> MixedPrecisionPolicy:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        if self.mixed == "none":
+            return MixedPrecisionPolicy()
+        half = _HALVES[self.mixed]
+        return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half if self.reduce == "same" else torch.float32)

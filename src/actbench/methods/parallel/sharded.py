@@ -1,0 +1,130 @@
+"""A model of whose parameters each process holds a share, gathered unit by unit where they are used (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, distributed, nn, optim
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from actbench.errors import ConversionError
+from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, by_element
+from actbench.packing import SavedTensors
+from actbench.packing.hooked import HookedForward
+from actbench.packing.packer import own_tensors
+from actbench.scheme.wrapped import StepsInBackward
+
+
+class ShardedModel:
+    """A model, changed in place, whose parameters are shared out by torch's ``fully_shard``.
+
+    Each unit is gathered as a whole before it runs forward and backward; what is in no unit is gathered with the model
+    itself, and stays so until the end of its backward pass.
+
+    Args:
+        module: The model; all schemes but those of the optimizer were applied before.
+        units: Modules inside it, the blocks.
+        mesh: The processes.
+        reshard: Whether a unit's shares of other processes are freed after its forward pass; a number keeps shares of
+            that many processes.
+        policy: In which types parameters are gathered and gradients reduced.
+
+    Raises:
+        ConversionError: Hooks run backward passes of their own, or torch cannot share out a parameter.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Sequence[nn.Module],
+        mesh: DeviceMesh,
+        *,
+        reshard: bool | int = True,
+        policy: MixedPrecisionPolicy | None = None,
+    ) -> None:
+        bound = HookedForward.of(module)
+        if bound is not None and bound.probing is not None:
+            raise ConversionError(
+                "gact finds out how many bits each tensor needs by backward passes of its own, which FSDP2 does not "
+                "gather the parameters for: give it auto_prec=false, as gact:L1 does, or take DDP"
+            )
+        policy = policy or MixedPrecisionPolicy()
+        units = [unit for unit in units if unit is not module]
+        try:
+            for unit in units:
+                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy)
+        except (NotImplementedError, ValueError) as error:
+            raise ConversionError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
+        self._module = module
+        if distributed.get_backend(mesh.get_group()) == "gloo":  # adds up, and averages nothing
+            for part in self._parts():
+                part.set_force_sum_reduction_for_comms(True)
+        if bound is not None:
+            _leave_gathered(bound.hooks.packer, units)
+
+    def reduce_gradients(self, wanted: bool) -> None:
+        """Say whether the next backward pass reduces gradients, or adds whole ones to those of this process."""
+        self.root.set_requires_gradient_sync(wanted)
+
+    def reshard(self) -> None:
+        """Free the shares of the others, which a pass without a backward one leaves gathered."""
+        for part in self._parts():
+            part.reshard()
+
+    def _parts(self) -> list[FSDPModule]:
+        return [part for part in self._module.modules() if isinstance(part, FSDPModule)]
+
+
+def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
+    """Let ``packer`` leave out the parameters that are gathered for a unit.
+
+    When the model begins to run, hooks know only the parameters that are there already.
+    """
+
+    def leave(unit: nn.Module, _: Any) -> None:
+        packer.exclude.add(own_tensors(unit))
+
+    for unit in units:
+        unit.register_forward_pre_hook(leave)
+
+
+class _LocalShards:
+    """The tensors of this process that DTensors are made of."""
+
+    def of(self, parameter: nn.Parameter) -> Tensor:
+        return _local(parameter.detach())
+
+    def of_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        return None if parameter.grad is None else _local(parameter.grad)
+
+    def stepped(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass
+
+
+def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[nn.Module], optim.Optimizer]:
+    """Return what makes optimizers that step fake shares as the plain tensors they are.
+
+    What is allocated is the same. The updates of a DTensor are decided on operator by operator, which takes most of the
+    time of a simulated step. Real parameters stay DTensors, which torch's distributed checkpoints know; and so do those
+    of an optimizer that needs whole matrices, or that steps when FSDP2 has averaged the gradient of a DTensor.
+    """
+
+    def made(module: nn.Module) -> optim.Optimizer:
+        shared = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+        if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
+            return make(module)
+        optimizer = ShardOptimizer(make, module, _LocalShards())
+        if by_element(optimizer) and not isinstance(optimizer.inner, StepsInBackward):
+            return optimizer
+        return make(module)
+
+    return made
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

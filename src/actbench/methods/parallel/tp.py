@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from torch import nn
+
+from actbench.methods.parallel.ddp import Count, OverProcesses
+from actbench.methods.parallel.tensor.crossings import Entry
+from actbench.methods.parallel.tensor.cutting import check, share_layers
+from actbench.methods.parallel.tensor.plan import Plan, plan_of
+from actbench.methods.parallel.tensor.ranks import Ranks
+from actbench.methods.parallel.tensor.vocabulary import Vocabulary, share, vocabulary_of
+from actbench.model.records import Site, Unreached
+from actbench.ops.noise import draw_as
+from actbench.packing.refusals import refuse_compiled
+from actbench.scheme.axes import DATA, TENSOR, rank_along
+from actbench.scheme.base import TENSOR_PARALLEL
+from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, Spread
+from actbench.scheme.setup import TrainingSetup
+
+
+class TensorParallel(OverProcesses):
+    """Processes share the layers of one batch: each has some attention heads and a part of every MLP's width.
+
+    Paper: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+    arXiv 1909.08053; ``sequence`` is of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models", arXiv 2205.05198.
+    Queries, keys, values and what widens in an MLP are cut by outputs, what follows by inputs; embedding and head of a
+    language model by words, where these divide. Each process keeps its parts of weights, gradients and optimizer state;
+    all of norms, other embeddings and classifiers. Kept for backward are parts of what is inside of attention and MLP,
+    and all of what is around them; with ``sequence`` a part of the tokens of that too. Gradients are exact to the
+    rounding of sums over processes. A bias that is added to such a sum is with the first process alone.
+    What is dropped in parts is drawn by each process for itself, all else is drawn alike.
+    Known are models of transformers whose configs say how they are cut (``base_model_tp_plan``: Llama, Qwen, Mistral,
+    Gemma and more), BERT, RoBERTa, DistilBERT, GPT-2 and ViT. What is cut is not saved: a process has its part only.
+    Not reproduced: the cross entropy of parts of the logits (here all processes gather the logits), and communication
+    that runs beside computing.
+
+    Attributes:
+        ranks: How many processes share the layers.
+        sequence: Whether norms, dropout and residuals are shared, too, by tokens.
+    """
+
+    name: ClassVar[str] = "tp"
+    card: ClassVar[Card] = Card(
+        summary="processes share each layer: attention heads, MLP widths and words of one batch",
+        paper="Shoeybi et al. 2019, arXiv 1909.08053",
+        rank=8,  # after adapters and types of parameters, before layers are replaced
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
+    axis: ClassVar[str] = TENSOR
+    claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
+
+    ranks: Count = 2
+    sequence: bool = False
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Each process has parts of layers."""
+        return (Spread({self.axis: self.ranks}, of_layers=True),)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Cut the layers of the model down to this process's part.
+
+        Raises:
+            NothingToConvertError: Nobody says how the model's layers are to be cut.
+            ConversionError: They do not divide, or there is no mesh with as many processes.
+        """
+        module = setup.module
+        ranks = Ranks.of(self._mesh(setup), TENSOR)
+        refuse_compiled(module, *Entry.uncompilable)
+        plan = plan_of(module, self.spec)
+        check(module, plan, self.ranks, self.spec)
+        vocabulary = vocabulary_of(module, self.ranks)
+        sites = tuple(self._sites(module, plan, vocabulary))
+        left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
+        draw_as(rank_along(setup.processes.mesh, DATA))
+        share_layers(module, plan, ranks, of_sequence=self.sequence)
+        share(vocabulary, ranks)
+        return setup.changed(module, sites, left)
+
+    def _sites(self, module: nn.Module, plan: Plan, vocabulary: Vocabulary) -> Iterator[Site]:
+        for place in plan.places:
+            was = type(module.get_submodule(place.path)).__name__
+            yield Site(path=place.path, was=was, becomes=f"1/{self.ranks} of its {place.cut}")
+        for found in (vocabulary.embedding, vocabulary.head):
+            if found is not None:
+                layer: Any = found[1]
+                yield Site(path=found[0], was=type(layer).__name__, becomes=f"1/{self.ranks} of its words")

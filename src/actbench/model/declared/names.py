@@ -1,0 +1,93 @@
+"""The names of models and devices, read from the files that they are declared in."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from actbench import plugins
+from actbench.errors import ModelError, UsageError
+
+_PACKAGE = Path(__file__).parents[2]
+_CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")
+_REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+
+
+def check_model(spec: str) -> None:
+    """Check a model's name, if it is one of actbench's own or torchvision's.
+
+    Folders, files and names on the hub are not looked at.
+
+    Raises:
+        ModelError: There is no such model; the message has the closest names.
+    """
+    bare, at, changes = spec.rpartition("@") if "@" in spec else (spec, "", "")
+    if at and not _CHANGES.fullmatch(changes):
+        return  # which is said when the name is read
+    known, hidden = _models()
+    if re.fullmatch(r"[\w-]+", bare) and not os.path.exists(bare) and bare not in (*known, *hidden):
+        raise unknown_model(bare, known)
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ModelError:
+    """Return the error about a bare name that is not among the known ones."""
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return ModelError(
+        f"there is no model {name!r}; {hint}see 'actbench models' for the shipped names; others are written "
+        "hf:org/name (the hub), ./folder (a local folder) or file.py:function (your own code)"
+    )
+
+
+def check_device_profile(name: str) -> None:
+    """Check the name of a device profile; a file is not looked at.
+
+    Raises:
+        UsageError: There is no such profile; the message has the closest names.
+    """
+    known = ["cpu", *_table("simulator/devices.toml")]
+    if not name.endswith(".toml") and name not in known:
+        raise unknown_device_profile(name, known)
+
+
+def unknown_device_profile(name: str, known: Sequence[str]) -> UsageError:
+    """Return the error about a device profile that is not among the known ones."""
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    return UsageError(f"--device-profile {name!r}: there is no such device profile; {hint}")
+
+
+def _table(file: str) -> dict[str, dict[str, list[str]]]:
+    return tomllib.loads((_PACKAGE / file).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _models() -> tuple[list[str], list[str]]:
+    """Return the names of models, and those of repositories of the hub that stand for some."""
+    presets = _table("workload/presets.toml")
+    own = [*_literal("names.py", "SMALL_NETS"), *plugins.installed("workloads")]
+    also, hub = ([name for each in presets.values() for name in each.get(key, ())] for key in ("also", "hub"))
+    return [*own, *presets, *also, *_of_torchvision()], hub
+
+
+def _literal(file: str, name: str) -> list[str]:
+    """Return the texts of a tuple that a file of workloads gives a name."""
+    for node in ast.parse((_PACKAGE / "workload" / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return list(ast.literal_eval(node.value))
+    raise LookupError(f"{file} gives nothing the name {name}")
+
+
+def _of_torchvision() -> list[str]:
+    """Return the names of torchvision's classification models, read from its files."""
+    found = importlib.util.find_spec("torchvision")
+    places = [] if found is None else found.submodule_search_locations or []
+    files = [file for place in places for file in Path(place).glob("models/*.py")]
+    return sorted(name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8")))

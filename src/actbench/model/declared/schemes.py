@@ -1,0 +1,151 @@
+"""What the files of the schemes declare, read without importing them, since they import torch, which takes seconds.
+
+So a wrong name or key, and most wrong values, are refused at once. Values that only torch's half of the package can
+judge are refused when the scheme is built.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, create_model
+
+from actbench import plugins
+from actbench.model import spec
+from actbench.plugins import Plugin
+
+_WITHOUT_TORCH = ("typing", "collections", "functools", "math", "re", "pydantic", "actbench.model", "actbench.units")
+_ROOT = "Data"  # the base of the first class, without fields
+_ANNOTATIONS = __future__.annotations.compiler_flag
+
+
+@dataclass
+class _Class:
+    """A class of a file: its bases, its texts such as ``name``, and the types of its fields."""
+
+    bases: list[str]
+    texts: dict[str, str] = field(default_factory=dict)
+    types: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """The fields of a scheme as a model, and the one that the value after the colon fills.
+
+    The model is None if some of the fields are declared elsewhere.
+    """
+
+    model: type[BaseModel] | None
+    positional: str | None
+
+
+def check_scheme(text: str) -> None:
+    """Check a specification of schemes, as far as can be known without torch.
+
+    Raises:
+        SpecError: A name, key or value is wrong; the message is the one of building the scheme.
+    """
+    for part in spec.parse(text):
+        found = spec.find(part.name, _schemes(), "scheme", text)
+        if found.model is None:
+            continue
+        about = f"scheme {text!r}"
+        try:
+            built = spec.build(found.model, found.positional, part, about, f" (see 'actbench schemes {part.name}')")
+        except NameError:  # of a validator that reads what was not imported
+            continue
+        spec.check_sizes(built, about)
+
+
+@functools.cache
+def _schemes() -> dict[str, _Scheme]:
+    found = {name: _declared(plugin) for name, plugin in plugins.installed("schemes").items()}
+    return {name: scheme for name, scheme in found.items() if scheme is not None}
+
+
+def _declared(plugin: Plugin) -> _Scheme | None:
+    """Return what the file of a scheme declares; None without a file, or for one that Python cannot read."""
+    file = plugin.source()
+    try:
+        family = None if file is None else _family(file, plugin.entry.attr)
+    except (OSError, ValueError, SyntaxError):
+        return None
+    if family is None:
+        return _Scheme(None, None)
+    types: dict[str, Any] = {key: (kind, None) for each in family for key, kind in each.types.items()}
+    texts = {key: text for each in family for key, text in each.texts.items()}
+    return _Scheme(create_model(plugin.name, **types), texts.get("positional"))
+
+
+def _family(file: Path, name: str) -> list[_Class] | None:
+    """Return a class and those it is derived from, the first ones first; None if one is declared out of sight."""
+    classes, imported = _read(file)
+    if name in classes:
+        found = classes[name]
+        # pydantic takes the fields of the last base first
+        above = [[] if base == _ROOT else _family(file, base) for base in reversed(found.bases)]
+        return None if None in above else [*(each for family in above for each in family or ()), found]
+    home = plugins.source_of(imported[name]) if name in imported else None
+    return None if home is None or home == file else _family(home, name)
+
+
+@functools.cache
+def _read(file: Path) -> tuple[dict[str, _Class], dict[str, str]]:
+    """Return the classes of a file, and the module of each name that it imports."""
+    names: dict[str, Any] = {}
+    found: dict[str, _Class] = {}
+    imported: dict[str, str] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = _class_of(node, names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported |= {each.asname or each.name: node.module for each in node.names}
+            if node.module.startswith(_WITHOUT_TORCH):
+                module = importlib.import_module(node.module)
+                names |= {each.asname or each.name: getattr(module, each.name) for each in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef):
+            _run(node, names)
+    return found, imported
+
+
+def _run(node: ast.stmt, names: dict[str, Any]) -> None:
+    """Run a statement of a file; one that reads what was not imported is left out."""
+    try:
+        exec(compile(ast.Module([node], []), "schemes", "exec", _ANNOTATIONS), names)
+    except (NameError, AttributeError):
+        return
+
+
+def _class_of(node: ast.ClassDef, names: dict[str, Any]) -> _Class:
+    found = _Class([base.id for base in node.bases if isinstance(base, ast.Name)])
+    converted = {key for function in node.body if isinstance(function, ast.FunctionDef) for key in _converted(function)}
+    for statement in node.body:
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        key, annotation = statement.target.id, ast.unparse(statement.annotation)
+        if not annotation.startswith("ClassVar"):
+            found.types[key] = Any if key in converted else _type(annotation, names)
+        elif isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
+            found.texts[key] = statement.value.value
+    return found
+
+
+def _type(annotation: str, names: dict[str, Any]) -> Any:
+    try:
+        return eval(annotation, names)
+    except (NameError, AttributeError):
+        return Any
+
+
+def _converted(function: ast.FunctionDef) -> set[str]:
+    """Return the fields that a validator may convert before their types are checked."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and any(keyword.arg == "mode" for keyword in decorator.keywords):
+            return {str(argument.value) for argument in decorator.args if isinstance(argument, ast.Constant)}
+    return set()

@@ -1,0 +1,256 @@
+"""What a meter reads of a case. A field is ``None`` if the meter did not, or cannot, read it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from actbench.model.data import OutcomeData
+from actbench.model.estimated import (
+    OTHERS as OTHERS,
+    Communication as Communication,
+    EstimatedTime as EstimatedTime,
+    OperatorTime as OperatorTime,
+)
+from actbench.model.records import Built, Case, Data, Failure, Migrations, Phase, Record, Site, Unreached
+from actbench.model.timeline import Timeline
+from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt, format_bytes
+
+
+class LargestBatch(Data):
+    """How the largest batch was found and proved.
+
+    Attributes:
+        batch_size: The largest batch that fits; 0 if not even one sample does.
+        predicted: The prediction of the simulation, before any trial.
+        fits_peak_bytes: Peak of the step at ``batch_size``.
+        next_peak_bytes: Peak of the step at ``batch_size + 1``, if the meter could still read it.
+        next_outcome: What happened at ``batch_size + 1``.
+        trials: How many batch sizes were run or simulated, without those of the prediction.
+        estimated_step_seconds: Estimated time of a simulated step of ``batch_size``.
+    """
+
+    batch_size: NonNegativeInt
+    predicted: NonNegativeInt | None
+    memory_limit_bytes: PositiveInt
+    fits_peak_bytes: NonNegativeInt | None
+    next_peak_bytes: NonNegativeInt | None = None
+    next_outcome: Literal["out-of-memory", "over-limit", "not-tried"] = "out-of-memory"
+    trials: NonNegativeInt
+    estimated_step_seconds: NonNegativeFloat | None = None
+
+
+class Mesh(Data):
+    """How many processes train together along each axis.
+
+    Attributes:
+        dp: Data parallel: each has batches of its own.
+        tp: Tensor parallel: they share the layers of one batch.
+    """
+
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+
+    @property
+    def size(self) -> int:
+        """How many there are in all."""
+        return self.dp * self.tp
+
+
+class PeakParts(Data):
+    """What the peak is made of; the parts add up to it.
+
+    Attributes:
+        activation_bytes: Made in the forward pass and alive at its end: what is saved for backward, and the loss.
+        batch_bytes: The batch, and what modules hold from one step to the next.
+        communication_bytes: Parameters gathered from other processes, and the buffers of what is gathered and reduced.
+        temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
+            what is recomputed.
+    """
+
+    weights_bytes: NonNegativeInt = 0
+    gradients_bytes: NonNegativeInt = 0
+    optimizer_bytes: NonNegativeInt = 0
+    activation_bytes: NonNegativeInt = 0
+    batch_bytes: NonNegativeInt = 0
+    communication_bytes: NonNegativeInt = 0
+    temporary_bytes: NonNegativeInt = 0
+
+
+class PhasePeaks(Data):
+    """The peak of each part of a step; the largest is the peak of the step."""
+
+    forward_bytes: NonNegativeInt
+    backward_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt
+
+
+class Diagnostic(Data):
+    """A number that a scheme reports beyond the common fields; tables show it in its own column.
+
+    Attributes:
+        name: Name of the column in CSV, data frames and ``--columns``.
+        title: Heading of the column.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,60}$")]
+    title: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 ,/-]{0,60}$")]
+    value: float
+
+
+FIRST_DIAGNOSTICS = {
+    "sketch_variance_predicted": "Variance, predicted",
+    "sketch_variance_observed": "Variance, observed",
+    "quantization_variance_observed": "Variance, rounding",
+    "sgd_variance": "Variance, SGD",
+}
+"""Titles of the diagnostics that older records have as fields of the measurement."""
+
+
+class Measurement(OutcomeData):
+    """What a meter read of one case.
+
+    Attributes:
+        weights_bytes: Parameters and buffers.
+        gradients_bytes: Gradients of the parameters at the end of backward.
+        optimizer_bytes: Optimizer state.
+        activation_bytes: Bytes live after forward minus bytes live before it.
+        peak_bytes: Peak allocated in one training step, everything included. The headline.
+        rank_peak_bytes: The peak of each process, by rank, where several trained together: the largest is
+            ``peak_bytes``, and all other bytes are those of its process; empty for one process.
+        at_most: Why the peak may be less, each reason with its line of the script; empty where it is what it is.
+        peak_phase: Part of the step in which the peak is reached.
+        peak_parts: What the peak is made of.
+        phase_peaks: The peak of each part of the step (simulated); None in older records.
+        memory_limit_bytes: Memory that a step may use: the limit of the case, or the memory of the device.
+        over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
+            exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
+        reserved_bytes: Peak reserved by the allocator's pool (CUDA).
+        process_bytes: Memory of the process by the driver (CUDA, by NVML).
+        step_seconds: Seconds of each timed step.
+        estimated: Estimated time of a simulated step; None for other meters and devices without rates.
+        communication: What one process of several sends in a simulated step; None for one alone and other meters.
+        untimed: Why the time of a simulated step is not estimated.
+        simulated: Kind of the simulated device; None for other meters and in older records.
+        timing_round: Name of the group of cases that took turns with this one; None in older records.
+        exact_step_seconds: Seconds of the exact model's steps in the same rounds, if its own record has other rounds.
+        gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
+        diagnostics: What the scheme reports of itself.
+        mesh: The processes that train together; bytes are those of one of them, of a rank with the largest peak
+            where all were measured, and the first where it is simulated. None for one alone.
+        dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
+        optimizer: Class of the optimizer; None in older records.
+        built: What was measured; None in older records.
+        timeline: The memory over the step, if requested.
+    """
+
+    model_config = ConfigDict(extra="allow")  # _diagnosed refuses extra fields, except those of older records
+
+    kind: Literal["measured"] = "measured"
+    weights_bytes: NonNegativeInt
+    gradients_bytes: NonNegativeInt | None = None
+    optimizer_bytes: NonNegativeInt | None = None
+    activation_bytes: SignedInt
+    peak_bytes: NonNegativeInt
+    rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
+    at_most: tuple[str, ...] = ()
+    peak_phase: Phase | None = None
+    peak_parts: PeakParts | None = None
+    phase_peaks: PhasePeaks | None = None
+    memory_limit_bytes: PositiveInt | None = None
+    over_limit_bytes: PositiveInt | None = None
+    reserved_bytes: NonNegativeInt | None = None
+    process_bytes: NonNegativeInt | None = None
+    step_seconds: tuple[float, ...] | None = None
+    estimated: EstimatedTime | None = None
+    communication: tuple[Communication, ...] | None = None
+    untimed: str | None = None
+    simulated: Literal["cpu", "cuda"] | None = None
+    timing_round: str | None = None
+    exact_step_seconds: tuple[float, ...] | None = None
+    largest_batch: NonNegativeInt | None = None
+    largest_batch_search: LargestBatch | None = None
+    gradient_error: float | None = None
+    gradient_cosine: float | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    loss: float | None = None
+    mesh: Mesh | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    weights_origin: str = "random"
+    built: Built | None = None
+    sites: tuple[Site, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+    warnings: tuple[str, ...] = ()
+    timeline: Timeline | None = None
+
+    @model_validator(mode="after")  # mode="before" takes a third of the time of reading
+    def _diagnosed(self) -> Self:
+        others = self.__pydantic_extra__
+        if others:
+            if unknown := others.keys() - FIRST_DIAGNOSTICS.keys():
+                raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}")
+            moved = (_moved(name, value) for name, value in others.items() if value is not None)
+            self.__dict__["diagnostics"] = (*self.diagnostics, *moved)
+            others.clear()
+        return self
+
+    def diagnostic(self, name: str) -> float | None:
+        """Return a number that the scheme reports, or None."""
+        return next((each.value for each in self.diagnostics if each.name == name), None)
+
+    @property
+    def batches(self) -> int:
+        """How many batches a step takes at once: each data-parallel process has its own."""
+        return self.mesh.dp if self.mesh else 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits into its memory limit."""
+        return self.over_limit_bytes is None
+
+    @property
+    def state(self) -> str:
+        """Whether the step fits."""
+        return "measured" if self.fits else OVER_THE_LIMIT
+
+    @property
+    def ending(self) -> str:
+        """The peak, by how much it is over the limit, and the largest batch."""
+        largest = "" if self.largest_batch is None else f", largest batch {self.largest_batch}"
+        over = f", over the limit by {format_bytes(self.over_limit_bytes)}" if self.over_limit_bytes else ""
+        return f"peak {format_bytes(self.peak_bytes)}{over}{largest}"
+
+
+OVER_THE_LIMIT = "over the limit"
+
+
+def _moved(name: str, value: Any) -> Diagnostic:
+    try:
+        return Diagnostic(name=name, title=FIRST_DIAGNOSTICS[name], value=value)
+    except ValidationError:
+        raise ValueError(f"{name}: {value!r:.40} is no number") from None
+
+
+Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
+
+
+LARGEST_THAT_FITS, UNKNOWN_LARGEST = "the largest batch that fits is", "the largest batch is unknown"
+"""How a warning, or the message of a row that ran out of memory, says what came of the search for its largest batch."""
+
+
+class MeasuredRecord(Record[Case, Outcome]):
+    """One line of the results file of a sweep."""
+
+    migrations: ClassVar[Migrations] = {}
+
+    @property
+    def awaits_search(self) -> bool:
+        """Whether all is known but the largest batch: its search was still to come, or was interrupted."""
+        found = self.outcome
+        if isinstance(found, Failure):
+            told, is_open = found.message, found.reason == "out-of-memory" and self.case.meter != "simulated"
+        else:
+            told, is_open = "; ".join(found.warnings), found.largest_batch is None
+        return self.case.find_largest_batch and is_open and not (LARGEST_THAT_FITS in told or UNKNOWN_LARGEST in told)

@@ -1,0 +1,290 @@
+"""The record of an experiment: one line of JSON, where measuring and reporting meet.
+
+Nothing in this file, or in what it imports, imports torch. All amounts are in base units: bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Set
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import to_json
+
+from actbench.model.data import CaseData, Data as Data, OutcomeData
+from actbench.model.modelspecs import dtype_for, optimizer_for
+from actbench.model.provenance import Machine as Machine, Published as Published, Versions as Versions
+from actbench.model.scripts import Script as Script
+from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
+
+SCHEMA_VERSION: Final = 1
+SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # a Literal accepts true for 1
+
+Task = Literal[
+    "auto",
+    "sequence-classification",
+    "masked-lm",
+    "causal-lm",
+    "seq2seq-lm",
+    "image-classification",
+    "node-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "pretraining",
+    "masked-image-modeling",
+    "semantic-segmentation",
+    "depth-estimation",
+    "object-detection",
+    "audio-classification",
+    "ctc",
+    "speech-seq2seq",
+    "image-text-contrastive",
+    "image-text-to-text",
+]
+Attention = Literal["sdpa", "eager"]
+FloatName = Literal["float32", "bfloat16", "float16"]
+_SHORT: Final[dict[Any, FloatName]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def whole_name(value: Any) -> Any:
+    """Return the full name of a dtype that is written ``fp32``, ``bf16`` or ``fp16``; else the value."""
+    return _SHORT.get(value, value) if isinstance(value, str) else value
+
+
+FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
+HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
+Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
+MeterName = Literal["simulated", "cpu", "cuda"]
+WeightsChoice = Literal["auto", "pretrained", "random"]
+Phase = Literal["forward", "backward", "optimizer"]
+"""Part of a training step; ``optimizer`` is the optimizer's step."""
+FailureReason = Literal[
+    "out-of-memory",  # the step did not fit
+    "timeout",  # the case took longer than --timeout
+    "crash",  # the process of the case died or raised an unexpected error
+    "nothing-converted",  # the scheme found nothing to work on
+    "unsupported",  # the meter, model and scheme do not go together
+    "unavailable",  # the device or a library is missing on this machine
+]
+
+
+class WorkloadSettings(CaseData):
+    """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes."""
+
+    task: Task = "auto"
+    sequence_length: Count | None = None
+    image_size: Count | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType | None = None
+
+    def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
+        """Return a hash of the fields, in the order of the oldest files: the fields in ``first``, then the settings."""
+        written = self.model_dump(mode="json", exclude=set(exclude))
+        order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
+        text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+class Case(WorkloadSettings):
+    """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it.
+
+    For a function of the user's own, ``dtype`` and ``optimizer`` may be None: the function's own, or AdamW. For a
+    folder or a model of the hub, ``dtype`` may be None: the config's. Elsewhere None becomes ``float32`` and ``adamw``.
+    With a ``script``, whose text ``model`` is, both are the script's own, and so are rows, unless it says their number.
+    """
+
+    model: str = Field(min_length=1)
+    scheme: str = "exact"
+    batch_size: PositiveInt
+    autocast: HalfType | None = None
+    optimizer: Optimizer | None = None
+    weights: WeightsChoice = "random"
+    trust_remote_code: bool = False
+    meter: MeterName = "simulated"
+    device_profile: str | None = None
+    memory_limit_bytes: PositiveInt | None = None
+    find_largest_batch: bool = False
+    gradient_quality: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
+    warmup_steps: NonNegativeInt = 2
+    min_steps: PositiveInt = 10
+    min_seconds: Annotated[float, Field(ge=0)] = 1.0
+    script: Script | None = None
+
+    @model_validator(mode="after")  # mode="before" takes a third of the time of reading: it makes a dict of each line
+    def _resolved(self) -> Self:
+        if self.script is None:
+            dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
+            self.__dict__.update(dtype=dtype, optimizer=optimizer)
+        return self
+
+    @property
+    def rows(self) -> int | None:
+        """The batch size, if the case says it; a script without ``--batch-size`` has its own."""
+        return self.batch_size if self.script is None else self.script.batch_size
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return named(self.model, self.scheme, self.rows, self.meter)
+
+    @property
+    def _changed(self) -> str:
+        """The scheme, with the optimizer if it is not the model's usual one."""
+        is_usual = self.script is not None or self.optimizer == optimizer_for(self.model)
+        return self.scheme if is_usual else f"{self.scheme}, {self.optimizer}"
+
+    @property
+    def title(self) -> str:
+        """The name, with the optimizer if it is not the model's usual one."""
+        return named(self.model, self._changed, self.rows, self.meter)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What distinguishes it from other cases."""
+        rows = "" if self.rows is None else str(self.rows)
+        return {"model": self.model, "scheme": self._changed, "batch": rows, "meter": self.meter}
+
+    @property
+    def pace(self) -> str:
+        """The meter."""
+        return self.meter
+
+    @property
+    def first_state(self) -> str:
+        """Its memory is read before its time."""
+        return "memory"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search of its own follows; simulated cases are searched while they are measured."""
+        return self.find_largest_batch and self.meter != "simulated"
+
+    def key(self) -> str:
+        """Return the identity of the case: keys are equal if and only if the cases are equal."""
+        without = {"script"} if self.script is None else set()  # which older cases do not have
+        return self._key(("model", "task", "scheme", "batch_size"), without)
+
+    def with_batch(self, rows: int) -> Case:
+        """Return the case with batches of so many rows."""
+        script = None if self.script is None else self.script.model_copy(update={"batch_size": rows})
+        return self.model_copy(update={"batch_size": rows, "script": script})
+
+
+def named(model: str, scheme: str, rows: int | None, meter: str) -> str:
+    """Return the name of a case for messages; ``rows`` is None where nobody knows its batch."""
+    return f"{model}, {scheme}{'' if rows is None else f', batch {rows}'} ({meter})"
+
+
+class Built(Data):
+    """The model, task and sizes that were really built and fed for a case.
+
+    Attributes:
+        model_class: Name of the model's class.
+        task: Never ``auto``; None for a function of the user's own.
+        sequence_length: Tokens of a sample, of the decoder if the encoder reads no text; None without text.
+        image_size: Height and width of a sample's image in pixels; None without images.
+        audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
+        batch_size: Rows of a micro-batch of a script, as they were found.
+        micro_batches: Micro-batches of a step of a script; None where nobody counted them.
+    """
+
+    model_class: str
+    task: Task | None = None
+    sequence_length: PositiveInt | None = None
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    audio_shape: tuple[PositiveInt, ...] | None = None
+    batch_size: PositiveInt | None = None
+    micro_batches: PositiveInt | None = None
+
+
+class Site(Data):
+    """One place of the model that a scheme changed.
+
+    Attributes:
+        path: Dotted path of the module in the model; empty for the model itself.
+        was: What was there before, such as ``nn.GELU``.
+        becomes: What is there now, such as ``3-bit GELU``.
+        bytes_before: Bytes that this site saves for backward in the exact model at the case's batch.
+        bytes_after: The same after conversion.
+        calls: How often it ran in one step; 0 means that the step never reached it.
+        called: Whether the site is a call in the module's code; its bytes then exclude those of the modules inside.
+    """
+
+    path: str
+    was: str
+    becomes: str
+    bytes_before: NonNegativeInt | None = None
+    bytes_after: NonNegativeInt | None = None
+    calls: NonNegativeInt | None = None
+    called: bool = False
+
+
+class Unreached(Data):
+    """A place that a reader may expect to be converted, why it is not, and the bytes of weights that stay whole so."""
+
+    path: str
+    kind: str
+    reason: str
+    weights_bytes: NonNegativeInt | None = None
+
+
+class Failure(OutcomeData):
+    """Why a case has no measurement. A failed case is a result.
+
+    ``peak_bytes`` is in older records of cases that were only over their limit. ``phase``: in which memory ran out.
+    """
+
+    kind: Literal["failed"] = "failed"
+    reason: FailureReason
+    message: str
+    peak_bytes: NonNegativeInt | None = None
+    phase: Phase | None = None
+
+    @property
+    def state(self) -> str:
+        """The reason."""
+        return self.reason
+
+    @property
+    def ending(self) -> str:
+        """The reason; the message stands below the table."""
+        return f"failed, {self.reason}"
+
+
+CaseT = TypeVar("CaseT", bound=Data)
+OutcomeT = TypeVar("OutcomeT")
+Migrations = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
+class Record(Data, Generic[CaseT, OutcomeT]):
+    """One line of a results file of any kind of experiment. ``label`` is the recipe's name for the scheme.
+
+    Attributes:
+        files: Digest of each file that the case names, by its path; None where it names none, and in older records.
+
+    Class attributes:
+        migrations: For each schema version, a function from a record of that version to one of the next.
+    """
+
+    migrations: ClassVar[Migrations]
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    recipe: str
+    case: CaseT
+    outcome: OutcomeT
+    machine: Machine
+    versions: Versions
+    command: str
+    recorded_at: str
+    label: str | None = None
+    published: tuple[Published, ...] = ()
+    files: dict[str, str] | None = None
+
+    @property
+    def awaits_search(self) -> bool:
+        """Whether another record of the case is to follow, as of one whose largest batch is yet to be searched."""
+        return False

@@ -1,0 +1,79 @@
+"""Training scripts of the user's own: how they are named, and the files that they are in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+
+from pydantic import Field
+
+from actbench.model.data import Data
+from actbench.units import PositiveInt
+
+
+class Script(Data):
+    """A training script of the user's own, as ``python`` takes it.
+
+    Attributes:
+        target: A file, or the name of a module (``is_module``, as of ``python -m``).
+        arguments: What follows it.
+        batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
+        steps: How many steps of its optimizer run; None until two in a row are equal.
+        processes: How many processes train together; the first of them runs.
+        raise_oom: Whether ``torch.OutOfMemoryError`` is raised where memory would run out.
+    """
+
+    target: str = Field(min_length=1)
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    batch_size: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    processes: PositiveInt = 1
+    raise_oom: bool = False
+
+    @property
+    def text(self) -> str:
+        """The script and its arguments, as a shell takes them behind ``python``."""
+        return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.arguments])
+
+    @property
+    def file(self) -> str | None:
+        """The file that runs; None for a module that has none here."""
+        return file_of_module(self.target) if self.is_module else self.target
+
+
+def file_of_module(name: str) -> str | None:
+    """Return the file that ``python -m name`` runs, of a package its ``__main__``; None if there is none.
+
+    Nothing is imported, packages that the module is in neither.
+    """
+    spec = spec_of(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _found(f"{name}.__main__", list(spec.submodule_search_locations))
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return where a module or package is; None if it is nowhere. Nothing is imported."""
+    parts = name.split(".")
+    spec = _found(parts[0], None)
+    for place in range(2, len(parts) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = _found(".".join(parts[:place]), list(spec.submodule_search_locations))
+    return spec
+
+
+def _found(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
+    """Return where a module is, as Python's finders tell; ``python -m`` looks in the current folder first."""
+    if locations is None and (here := PathFinder.find_spec(name, [os.getcwd()])) is not None:
+        return here
+    for finder in sys.meta_path:
+        with suppress(ImportError, ValueError):  # a name that no module can have
+            if (spec := finder.find_spec(name, locations)) is not None:
+                return spec
+    return None

@@ -1,0 +1,99 @@
+"""Where the memory is over a training step: the format of what ``measure --timeline`` adds to a record, in bytes."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from actbench.model.records import Data, Phase
+from actbench.units import NonNegativeInt
+
+Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "communication", "temporary", "host"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""The kinds in the order of the stack; ``host`` is other memory, and no part of any sum."""
+
+TITLES: Final[dict[Kind, str]] = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "saved": "saved tensors",
+    "packed": "packed codes",
+    "batch": "batch",
+    "communication": "gathered and reduced",
+    "temporary": "temporaries",
+    "host": "host memory",
+}
+"""Titles of the kinds."""
+
+POINTS = 200
+"""Most moments of a step in a record."""
+
+HOLDERS = 50
+"""Most holders in a record; the rest is one holder for each kind."""
+
+BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
+"""Holders that are no modules: the batch, the optimizer's step, and all others."""
+
+
+class Holder(Data):
+    """The memory of one kind, made by one operator, that one module (or the same of several blocks) holds at the peak.
+
+    Attributes:
+        module: Path of the module, ``encoder.layer.*.output`` for the same module of several blocks. For a parameter,
+            and memory that belongs to one, it is the parameter's module; else the module that ran when the memory was
+            allocated, in the backward pass the module whose operator is differentiated. :data:`BATCH`,
+            :data:`OPTIMIZER`, :data:`OTHER` and ``results.ledger.OUTSIDE`` stand for memory of no module.
+        operator: The operator that made it, such as ``aten::addmm``; ``parameter`` and the like if older than the step.
+        tensors: Number of storages.
+        held_bytes: Their bytes, in blocks of the allocator if the meter counts blocks.
+        line: The line of the user's script that made it, such as ``train.py:41 logits = model(x)``.
+    """
+
+    module: str
+    kind: Kind
+    operator: str
+    tensors: NonNegativeInt
+    held_bytes: NonNegativeInt
+    line: str | None = None
+
+
+class Span(Data):
+    """A part of a step, with the number of events before it."""
+
+    phase: Phase
+    start: NonNegativeInt
+
+
+class Timeline(Data):
+    """The bytes alive over one training step in the steady state.
+
+    Time is counted in events: an allocation, a growth or a free. Of more than :data:`POINTS` moments, the record has
+    the highest of each group of neighbours, so that the peak is always one.
+
+    Attributes:
+        peak_bytes: Most bytes alive; the sum of ``holders`` without those in host memory.
+        peak_event: Number of events before the peak.
+        events: Number of events of the step.
+        moments: Number of events before each point.
+        held_bytes: The bytes of each kind at each point; a kind without bytes at any point is left out.
+        spans: The parts of the step.
+        holders: The holders at the peak, the largest first.
+    """
+
+    peak_bytes: NonNegativeInt
+    peak_event: NonNegativeInt
+    events: NonNegativeInt
+    moments: tuple[NonNegativeInt, ...]
+    held_bytes: dict[Kind, tuple[NonNegativeInt, ...]]
+    spans: tuple[Span, ...]
+    holders: tuple[Holder, ...]
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The bytes alive at each point, without those in host memory."""
+        rows = [amounts for kind, amounts in self.held_bytes.items() if kind != "host"]
+        return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(self.moments)
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The part of the step with the peak."""
+        return [span.phase for span in self.spans if span.start < self.peak_event or span is self.spans[0]][-1]

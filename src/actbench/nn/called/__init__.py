@@ -1,5 +1,0 @@
-"""Activations that a model calls as functions: the functions, the modules that call them, and their interception."""
-
-from actbench.nn.called.forward import CalledForward, StandIn, reach_calls, refuse_compiled_calls
-
-__all__ = ["CalledForward", "StandIn", "reach_calls", "refuse_compiled_calls"]

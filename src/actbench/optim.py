@@ -1,0 +1,38 @@
+"""Optimizers with state packed in a few bits or in host memory, and one that steps in the backward pass.
+
+They belong to methods; each is imported at its first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actbench.methods.formats.optim.base import PackedOptimizer
+    from actbench.methods.formats.optim.optimizers import SGD, Adam, AdamW, packed
+    from actbench.methods.offload.onhost import HostOptimizer
+    from actbench.methods.release.inbackward import StepInBackward
+
+__all__ = ["SGD", "Adam", "AdamW", "HostOptimizer", "PackedOptimizer", "StepInBackward", "packed"]
+
+_OPTIMIZERS = "actbench.methods.formats.optim.optimizers"
+_HOMES = {
+    "SGD": _OPTIMIZERS,
+    "Adam": _OPTIMIZERS,
+    "AdamW": _OPTIMIZERS,
+    "HostOptimizer": "actbench.methods.offload.onhost",
+    "PackedOptimizer": "actbench.methods.formats.optim.base",
+    "StepInBackward": "actbench.methods.release.inbackward",
+    "packed": _OPTIMIZERS,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'actbench.optim' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,17 @@
+"""Packs tensors for the backward pass: which tensors, by which codec, for which site, in which placement."""
+
+from actbench.packing.codecs import Codec, Identity, Packed, Parts
+from actbench.packing.hostoffload import HostOffload
+from actbench.packing.packer import Exclude, SavedTensors
+from actbench.packing.sitestate import SiteState
+
+__all__ = [
+    "Codec",
+    "Exclude",
+    "HostOffload",
+    "Identity",
+    "Packed",
+    "Parts",
+    "SavedTensors",
+    "SiteState",
+]

@@ -1,0 +1,181 @@
+"""Forwards that run a model under hooks that pack saved tensors or move them to host memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.packing import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState, savedtensors
+from actbench.packing.hooked.hooks import Hooks
+from actbench.packing.packer import ON_HOST, StaysHere, own_tensors
+from actbench.packing.refusals import refuse_compiled
+from actbench.packing.wrapped import HookWrapper, Inner, WrappedForward, bind_entries
+from actbench.units import KIB
+
+HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
+"""What cannot be compiled, and why."""
+
+
+class Probing(Protocol):
+    """Allocates bits to saved tensors before some forward passes.
+
+    Attributes:
+        passes: How many forward passes were counted, by the path of the module where they begin.
+    """
+
+    passes: Counter[str]
+
+    def restarted(self) -> Probing:
+        """Return another with these settings that has counted nothing."""
+
+    def is_due(self, entry: str = "") -> bool:
+        """Count a pass that begins at a module, and return whether an allocation is due before it."""
+
+    def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
+        """Allocate bits by the loss that ``loss_of`` returns, a scalar with its graph."""
+
+    def step(
+        self, hooks: Hooks, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, entry: str = ""
+    ) -> None:
+        """Count a forward pass that ``run`` runs under the hooks, and allocate bits before it if this is due."""
+
+
+class Packing(HookWrapper):
+    """Packing hooks around the passes through a model, and the probing that allocates bits at intervals, or None."""
+
+    uncompilable = HOOKS
+    hooked = True
+
+    def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
+        self.hooks, self.probing = hooks, probing
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run a pass with its saved tensors packed; allocate bits before it if this is due."""
+
+        def packed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with self.running(), self.hooks.around(module, (args, kwargs), entry):
+                return inner(module, *args, **kwargs)
+
+        if self.probing is not None and module.training:
+            self.probing.step(self.hooks, module, packed, args, kwargs, entry)
+        return packed(module, *args, **kwargs)
+
+
+class HookedForward(WrappedForward):
+    """A forward under packing hooks; see :class:`Packing`."""
+
+    wrapper: Packing
+
+    def __init__(self, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
+        super().__init__(module)
+        self.wrapper = Packing(hooks, probing)
+
+    @classmethod
+    def bind_on(cls, scheme: str, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
+        """Bind a forward with these hooks on a model.
+
+        Raises:
+            NothingToConvertError: The model has nothing to train.
+            ConversionError: It packs or offloads its saved tensors already, or is compiled.
+        """
+        kind = type(module).__name__
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise NothingToConvertError(
+                f"{scheme}: {kind} has no parameter to train, so nothing is kept for a backward pass"
+            )
+        if any(forward.of(module) is not None for forward in (HookedForward, OffloadedForward)):
+            raise ConversionError(f"{scheme}: {kind} packs or moves its saved tensors already; convert the original")
+        refuse_compiled(module, *HOOKS)
+        cls(module, hooks, probing).bind()
+        bind_entries(module)
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks that pack."""
+        return self.wrapper.hooks
+
+    @property
+    def probing(self) -> Probing | None:
+        """The probing that allocates bits at intervals, or None."""
+        return self.wrapper.probing
+
+    @probing.setter
+    def probing(self, probing: Probing | None) -> None:
+        self.wrapper.probing = probing
+
+    def adapted(self) -> Any:
+        """Return the bits, and when they were allocated; see :class:`actbench.packing.forwardwrapper.Adapted`."""
+        own = self._adapted("")
+        parts = {entry: self._adapted(entry) for entry in self.hooks.entries if entry}
+        return {**own, "parts": parts} if parts else own
+
+    def _adapted(self, entry: str) -> dict[str, Any]:
+        passes = None if self.probing is None else self.probing.passes[entry]
+        return {"places": self.hooks.of_entry(entry).adapted(), "passes": passes}
+
+    def adapt(self, state: Any) -> None:
+        """Restore what :meth:`adapted` returned."""
+        for entry, part in {"": state, **state.get("parts", {})}.items():
+            self.hooks.of_entry(entry).adapt(part["places"])
+            if self.probing is not None and part["passes"] is not None:
+                self.probing.passes[entry] = part["passes"]
+
+
+OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
+"""What cannot be compiled, and why."""
+
+_SMALLEST_BYTES = KIB  # below this a copy takes more time than its bytes are worth
+
+
+class Offloading(HookWrapper):
+    """Hooks around the passes through a model that move saved tensors to host memory (vDNN, arXiv 1602.08124).
+
+    Parameters, buffers and tensors smaller than 1 KiB stay. A :class:`~actbench.packing.HostOffload` moves the rest
+    beside the computation: a tensor that leaves is held until the next leaves, and the next tensor is fetched ahead.
+    """
+
+    uncompilable = OFFLOAD
+
+    def __init__(self) -> None:
+        exclude = Exclude(_SMALLEST_BYTES, subclasses=True)
+        self.packer = SavedTensors(Identity(), exclude=exclude, placement=HostOffload())
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run a pass under saved-tensor hooks."""
+        self.packer.exclude.add(own_tensors(module))
+        try:
+            with self.running(), saved_tensors_hooks(self._pack, lambda saved: saved.unpack()):
+                return inner(module, *args, **kwargs)
+        finally:
+            self.packer.settle()
+
+    def _pack(self, tensor: Tensor) -> StaysHere | Packed:
+        reason = self.packer.why_not(tensor)
+        if reason is None:
+            return self.packer.pack(tensor, SiteState("", 8 * tensor.element_size()))
+        savedtensors.left(tensor, reason)
+        if reason == ON_HOST:
+            savedtensors.acted(self.packer)
+        return StaysHere.of(tensor)
+
+
+class OffloadedForward(WrappedForward):
+    """A forward whose saved tensors go to host memory."""
+
+    wrapper: Offloading
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.wrapper = Offloading()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as a pass; raise a ConversionError under ``torch.compile``, without gradients too."""
+        if not torch.compiler.is_exporting():
+            self.wrapper.refuse_compiling()
+        return super().__call__(*args, **kwargs)

@@ -1,0 +1,36 @@
+"""Hooks that pack saved tensors, and blocks that are recomputed: which may be inside which."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from actbench.errors import ConversionError
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.packing.wrapped import HookWrapper, WrappedForward
+
+
+def refuse_hooks_inside(model: nn.Module) -> None:
+    """Raise a ConversionError if hooks that pack or move saved tensors are bound on a recomputed block, or inside one.
+
+    Of nested hooks only the innermost run. Those of the block, by which it finds out what to recompute, would not see
+    what the others take. Around blocks hooks are fine: blocks then know of them.
+    """
+    _refuse_hooks(model, "", None)
+
+
+def _refuse_hooks(module: nn.Module, path: str, block: str | None) -> None:
+    hooked = False
+    for bound in ReboundForward.all_of(module):  # the front one runs around the others
+        if bound.recomputes and not hooked:
+            block = path
+        wrapper = bound.wrapper if isinstance(bound, WrappedForward) else None
+        if isinstance(wrapper, HookWrapper) and block is not None:
+            raise ConversionError(
+                f"{block or 'the model'} is recomputed in the backward pass, and hooks pack or move what "
+                f"{'it' if block == path else path} saves: of nested hooks only the innermost run, so that nothing "
+                "there would be recomputed; leave only= out of what packs, which then packs what recomputed blocks "
+                "save, or name parts in only= that do not overlap"
+            )
+        hooked = hooked or (wrapper is not None and wrapper.hooked and block is None)
+    for name, child in module.named_children() if not hooked else ():
+        _refuse_hooks(child, f"{path}.{name}" if path else name, block)

@@ -1,0 +1,204 @@
+"""Packs the saved tensors of a converted model, and decides which tensors stay as they are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _python_dispatch
+
+from actbench.ops.hostmemory import is_elsewhere
+from actbench.packing import savedtensors
+from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
+from actbench.packing.hostoffload import HostOffload
+from actbench.packing.layout import Layout, flat_of, without_repeats
+from actbench.packing.savedtensors import SharingTable, WeakTensors
+from actbench.packing.sitestate import SiteState
+from actbench.units import format_bytes
+
+
+class Exclude:
+    """Excludes tensors that others hold anyway, and tensors without their own memory. A copy of this knows no tensor.
+
+    Args:
+        smallest_bytes: Bytes below which a tensor is excluded.
+        subclasses: Whether tensors of every subclass are excluded, not only those that wrap other tensors.
+    """
+
+    def __init__(self, smallest_bytes: int = 0, *, subclasses: bool = False) -> None:
+        self.smallest_bytes, self.subclasses = smallest_bytes, subclasses
+        self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Exclude tensors that others hold (parameters, the batch): packing them would add to memory."""
+        self._held.update(tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why a tensor is excluded, or None."""
+        if x.layout != torch.strided:
+            return f"layout {x.layout}"
+        if self._is_subclass(x):
+            return f"a {type(x).__name__}"
+        if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter):  # of another part, or FSDP's
+            return "a parameter"
+        if x.untyped_storage() in self._held:
+            return "a parameter, a buffer or a part of the batch"
+        return f"smaller than {format_bytes(self.smallest_bytes)}" if x.nbytes < self.smallest_bytes else None
+
+    def _is_subclass(self, x: Tensor) -> bool:
+        wraps: bool = _python_dispatch.is_traceable_wrapper_subclass(x)
+        return wraps or (self.subclasses and type(x) not in (Tensor, nn.Parameter, FakeTensor))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Exclude, self.smallest_bytes, subclasses=self.subclasses), ()
+
+
+@dataclass(frozen=True, eq=False)
+class StaysHere:
+    """A saved tensor that a hook did not pack, and its version, which autograd does not check under hooks."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> StaysHere:
+        """Return the entry for a tensor.
+
+        The tensor is held without its graph: a node that saves its own output would never be freed. A parameter is held
+        itself: its ``data`` may get other memory.
+        """
+        return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            RuntimeError: It was changed in place after it was saved; autograd raises the same without hooks.
+        """
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {self.tensor._version}; expected version "
+                f"{self.version} instead"
+            )
+        return self.tensor
+
+
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+ON_HOST = "host memory is where it is"
+"""Why a tensor in host memory is not moved."""
+
+
+class SavedTensors:
+    """Packs tensors for backward; one object serves a whole model, and a copy of it knows no tensor.
+
+    Args:
+        codec: The number format of packed tensors.
+        exclude: Which tensors are never packed; None for those that others hold anyway.
+        placement: Where the parts wait: in host memory, or on the device for None.
+        dedup: Whether a tensor that several sites save is packed once; False packs it for each of them.
+    """
+
+    def __init__(
+        self, codec: Codec, *, exclude: Exclude | None = None, placement: HostOffload | None = None, dedup: bool = True
+    ) -> None:
+        self.codec, self.placement = codec, placement
+        self.exclude = Exclude() if exclude is None else exclude
+        self.dedup: SharingTable[tuple[Packed, SiteState]] | None = SharingTable() if dedup else None
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why a tensor is neither packed nor moved, or None."""
+        return self.exclude.why_not(x) or self.codec.why_not(x) or self._why_for_nothing(x)
+
+    def settle(self) -> None:
+        """Release the leaving tensors: after a forward pass, no moved tensor is left on the device."""
+        if self.placement is not None:
+            self.placement.settle()
+
+    def pack(self, x: Tensor, site: SiteState) -> Packed:
+        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor."""
+        once = without_repeats(x)
+        if once is not x:
+            packed = self.pack(once, site)
+            if isinstance(packed.codec, Unpacked):
+                return unpacked(x)
+            return Packed(Repeated(packed.codec, packed.layout), Layout.of(x), packed.parts)
+        site.begin(x)
+        reason = self.why_not(x)
+        if reason is not None:
+            return self._left(x, reason)
+        layout, flat = Layout.of(x), flat_of(x)
+        source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
+        purpose = x.shape[:1] if site.per_sample else None  # bits per row fit only tensors with as many rows
+        known = None if self.dedup is None else self.dedup.recall(source, purpose)
+        if known is not None:
+            packed, owner = known
+            site.share(owner)
+            savedtensors.acted(self)
+            return packed._replace(layout=layout)
+        codec = self.codec.at(x, site)
+        with torch.no_grad():
+            parts = codec.pack(flat, layout, site)
+        if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
+            lost = codec.lost(flat, parts)
+            site.was_finite = lost is None
+            if lost is not None:
+                site.elements = 0
+                return self._left(x, lost)
+        if self.placement is not None and is_elsewhere(x):
+            codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
+        savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
+        packed = Packed(codec, layout, parts)
+        if self.dedup is not None:
+            self.dedup.remember(source, _Reference(packed._replace(parts=()), WeakTensors(*parts), site), purpose)
+        return packed
+
+    def stands_for(self, x: Tensor, packed: Packed) -> None:
+        """Record that a tensor was decoded from parts: saving it then saves these parts, without a new encoding.
+
+        The parts live as long as the storage of the tensor, or as autograd holds them.
+        """
+        savedtensors.packed(x, *packed.parts, by=self)
+        known = (packed, SiteState("output of a module", packed.bits))
+        if self.dedup is not None:
+            self.dedup.remember(flat_of(x), lambda: known)
+
+    def _why_for_nothing(self, x: Tensor) -> str | None:
+        """Return why neither codec nor placement would change a tensor, or None."""
+        if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
+            return None
+        return "nothing is packed and nothing moved" if self.placement is None else ON_HOST
+
+    def _left(self, x: Tensor, reason: str) -> Packed:
+        self.leave(x, reason)
+        return unpacked(x)
+
+    def leave(self, x: Tensor, reason: str) -> None:
+        """Record that a tensor is not packed, and why."""
+        savedtensors.left(x, reason)
+        if self.codec.exact:  # to leave it whole is what was asked
+            savedtensors.acted(self)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A packed tensor and its site, as long as others hold its parts."""
+
+    packed: Packed
+    parts: WeakTensors
+    site: SiteState
+
+    def __call__(self) -> tuple[Packed, SiteState] | None:
+        parts = self.parts()
+        return None if parts is None else (self.packed._replace(parts=parts), self.site)

@@ -1,0 +1,190 @@
+"""What schemes refuse: layers without a shape, compilation, second derivatives, gradients shared among processes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from actbench.errors import ConversionError, ModelError
+from actbench.packing.forwardwrapper import ReboundForward
+
+_eval_frame: Any = torch._C._dynamo.eval_frame
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise a ModelError if a layer waits for its first batch to know the shape of its parameters or buffers."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        layer = type(module.get_submodule(lazy.rpartition(".")[0])).__name__
+        raise ModelError(
+            f"{lazy} has no shape, as {layer} waits for its first batch: call the model once on a batch where it is "
+            "built, under torch.no_grad()"
+        )
+
+
+def refuse_compiling(what: str, why: str, otherwise: str = "fewbit or randomized") -> None:
+    """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what does not go with it, why, what does.
+
+    An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
+    also checks whether the compiler waits for frames that are called from here.
+    """
+    refuse_exporting(what, why)
+    if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
+        raise ConversionError(f"{what} cannot be compiled: {why}; use it without torch.compile, or {otherwise} with it")
+
+
+def refuse_exporting(what: str, why: str) -> None:
+    """Raise a ConversionError under ``torch.export`` that says what cannot be exported and why."""
+    if torch.compiler.is_exporting():
+        raise ConversionError(
+            f"{what} cannot be exported: {why}; undo the conversion first: actbench.conversion_of(model).undo(), or "
+            "export it under torch.no_grad()"
+        )
+
+
+OWN_BACKWARD = ("a converted layer", "it has a backward pass of its own, which an exported graph loses")
+"""What cannot be exported, and why."""
+
+
+def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
+    """Raise a ConversionError at once, not at the first run, for a model that is compiled or holds a compiled part."""
+    for path, part in module.named_modules():
+        if is_compiled(part):
+            found = f"{path!r} of this {type(module).__name__}" if path else f"this {_inside(module)}"
+            raise ConversionError(
+                f"{found} is compiled by torch.compile, and {what} cannot be: {why}; convert the model without "
+                "torch.compile, or take fewbit or randomized with it"
+            )
+
+
+def uncompilable_in(module: nn.Module) -> tuple[str, str] | None:
+    """Return what ``torch.compile`` cannot compile of a converted model, and why; None if nothing forbids it."""
+    for part in module.modules():
+        for changed in (part, *ReboundForward.all_of(part), *part._forward_hooks.values()):
+            found: tuple[str, str] | None = getattr(changed, "uncompilable", None)
+            if found is not None:
+                return found
+    return None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module comes from ``torch.compile``, or was compiled in place by ``module.compile()``."""
+    frame = sys.modules.get("torch._dynamo.eval_frame")  # if the compiler is not imported, nothing is compiled
+    returned = frame is not None and isinstance(module, frame.OptimizedModule)
+    return returned or vars(module).get("_compiled_call_impl") is not None
+
+
+def refuse_compiled_here(module: nn.Module, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
+    if any(bound.compiles for part in module.modules() for bound in ReboundForward.all_of(part)):
+        raise ConversionError(
+            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
+            "model; leave compile out"
+        )
+
+
+def _inside(module: nn.Module) -> str:
+    return type(getattr(module, "_orig_mod", module)).__name__
+
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def refuse_second_order(what: str = "a layer that keeps less than its input for backward") -> None:
+    """Raise a RuntimeError in a backward pass that builds a graph (``create_graph=True``).
+
+    It raises at once, not when that graph is differentiated: autograd skips a node that leads to none of the tensors
+    whose gradient ``torch.autograd.grad`` was asked for, and packed tensors lead to none.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"a second derivative was asked of {what} (create_graph=True); "
+            "take second derivatives of the unconverted model"
+        )
+
+
+def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Make the backward of an autograd function raise a RuntimeError if a second derivative may follow.
+
+    torch's ``once_differentiable`` raises only when its result is differentiated, and only if the incoming gradient
+    needs a gradient. If that is a constant, as at the end of a model, the derivative by the input is lost silently.
+    """
+
+    @functools.wraps(backward)
+    def refusing(ctx: Any, *gradients: Tensor) -> Gradients:
+        refuse_second_order()
+        return backward(ctx, *gradients)
+
+    return refusing
+
+
+def saved_output(ctx: Any, kept: str, otherwise: str) -> tuple[Tensor, ...]:
+    """Return the saved tensors of a function that saved its output, which the model may change in place.
+
+    Args:
+        ctx: Context of the function.
+        kept: Start of the message, which continues with ``modified by an inplace operation``.
+        otherwise: Another remedy than to leave that operation out.
+
+    Raises:
+        RuntimeError: A saved tensor was changed in place.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{kept} modified by an inplace operation before the backward pass; let that operation make a new tensor, "
+            f"or {otherwise} ({error})"
+        ) from error
+
+
+class NotInParallel:
+    """A forward pre-hook that raises if ``DistributedDataParallel`` runs a model with ``what``, and says why."""
+
+    def __init__(self, what: str, why: str) -> None:
+        self.what, self.why = what, why
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Raise a ConversionError if ``DistributedDataParallel`` runs the model."""
+        if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
+            raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
+
+
+def refuse_unshared(module: nn.Module, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for a model that has a :class:`NotInParallel` hook."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, NotInParallel):
+            raise ConversionError(f"{who} does not go with {hook.what}: {hook.why}")
+
+
+def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
+    """Raise a ConversionError, with the reason, if FSDP has sharded the parameters of a model with ``what``."""
+    refuse_flattened(module, what, why)
+    if distributed.is_available() and distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule  # imports as much as all of torch
+
+        _refuse_fsdp(FSDPModule, module, what, why)
+
+
+def refuse_flattened(module: nn.Module, what: str, why: str) -> None:
+    """Raise a ConversionError where FSDP1 has made vectors of the parameters of a model with ``what``, and say why."""
+    if distributed.is_available() and distributed.is_initialized():
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        _refuse_fsdp(FullyShardedDataParallel, module, what, why)
+
+
+def _refuse_fsdp(kind: type[Any], module: nn.Module, what: str, why: str) -> None:
+    if any(isinstance(part, kind) for part in module.modules()):
+        raise ConversionError(f"FSDP does not go with {what}: {why}")

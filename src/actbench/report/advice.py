@@ -1,0 +1,148 @@
+"""Where the peak of a step is, what fills it, and what a user can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from actbench.model.advice import PHASES, advice
+from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.records import Failure
+from actbench.report.sentences import name_of
+from actbench.units import format_bytes
+
+PARTS = {
+    "activation_bytes": "saved activations",
+    "batch_bytes": "the batch",
+    "communication_bytes": "what is gathered from other processes and reduced",
+    "temporary_bytes": "temporaries",
+}
+"""What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""
+
+_MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def about_peak(measured: Measurement) -> str | None:
+    """Return where the peak is, what fills it and what to do; None for older records, which lack these facts."""
+    if measured.peak_phase is None:
+        return None
+    where = f"the peak is in the {PHASES[measured.peak_phase]}"
+    mostly_model = False
+    if measured.peak_parts is not None and measured.peak_bytes:
+        name, most, mostly_model = _most(measured.peak_parts)
+        where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
+    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model, whole=_left_whole(measured))}"
+
+
+def _left_whole(measured: Measurement) -> list[str]:
+    """Return the kinds of modules whose weights the scheme did not store in fewer bits, if they fill half the peak."""
+    found = [place for place in measured.unreached if place.weights_bytes]
+    is_most = 2 * sum(place.weights_bytes or 0 for place in found) > measured.peak_bytes
+    return list(dict.fromkeys(place.kind for place in found)) if is_most else []
+
+
+def _most(parts: PeakParts) -> tuple[str, int, bool]:
+    """Return what fills most of a peak, its bytes, and whether these do not depend on the batch."""
+    found = parts.model_dump()
+    of_model = sum(found[part] for part in _MODEL)
+    if 2 * of_model > sum(found.values()):
+        return "weights, gradients and optimizer state", of_model, True
+    part = max(found.keys() - set(_MODEL), key=found.__getitem__)
+    return PARTS[part], found[part], False
+
+
+def over_limit_bytes(record: MeasuredRecord) -> int | None:
+    """Return the bytes by which a case is over its limit, or None; older records have a failure with a peak."""
+    outcome, limit = record.outcome, record.case.memory_limit_bytes
+    if isinstance(outcome, Measurement):
+        return outcome.over_limit_bytes
+    if outcome.peak_bytes is None or limit is None or outcome.peak_bytes <= limit:
+        return None
+    return outcome.peak_bytes - limit
+
+
+def about_limit(record: MeasuredRecord) -> str | None:
+    """Return by how much a measured case is over its limit, and what to do; None if it fits or failed."""
+    measured = record.outcome
+    if isinstance(measured, Failure) or measured.over_limit_bytes is None or measured.memory_limit_bytes is None:
+        return None
+    limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
+    why = about_peak(measured)
+    if _only_gaps(measured):
+        why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
+    return f"{name_of(record.case, measured)}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
+
+
+def _only_gaps(measured: Measurement) -> bool:
+    """Return whether a step over its limit needs no more than it, but for gaps between blocks of the allocator."""
+    return measured.peak_bytes <= (measured.memory_limit_bytes or 0)
+
+
+_MOST_ALONE = 3  # rows over their limit with a sentence each; more share sentences
+
+
+def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
+    """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
+    told = [(record, text) for record in records if (text := about_limit(record))]  # one with a timeline has no hash
+    if len(told) <= _MOST_ALONE:
+        return [text for _, text in told]
+    alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
+    for record, _ in told:
+        alike.setdefault(_alike(record), []).append(record)
+    return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
+
+
+def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
+    """Return the limit, where the peak is and what to do, without figures that differ from row to row."""
+    measured = record.outcome
+    assert isinstance(measured, Measurement)
+    limit = format_bytes(measured.memory_limit_bytes or 0)
+    gaps = ", which fits but for what the allocator loses between blocks" if _only_gaps(measured) else ""
+    if measured.peak_phase is None:
+        return limit, gaps and f", with a peak{gaps}", ""
+    mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
+    filled = ", mostly weights, gradients and optimizer state" if mostly else ""
+    where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
+    do = advice(measured.peak_phase, mostly_model=mostly, whole=_left_whole(measured))
+    return limit, where + gaps, f"; {do}"
+
+
+def names_of(records: Sequence[MeasuredRecord]) -> str:
+    """Return the names of cases, or only their schemes if nothing else differs."""
+    cases = [record.case for record in records]
+    differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
+    return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
+
+
+_MOST_BOUNDS = 5  # records and JSON have all of them
+
+
+def about_bounds(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield why peaks are no more than upper bounds, each reason once."""
+    found = [record.outcome for record in records if isinstance(record.outcome, Measurement)]
+    if reasons := list(dict.fromkeys(reason for measured in found for reason in measured.at_most)):
+        more = f"; and {len(reasons) - _MOST_BOUNDS} more" if len(reasons) > _MOST_BOUNDS else ""
+        told = "; ".join(reasons[:_MOST_BOUNDS])
+        yield f"at most: a peak that only a real run would know exactly, since {told}{more}."
+
+
+def needed_bytes(measured: Measurement) -> int:
+    """Return the bytes of the device that a step needs: its peak, or the reserved bytes if known and larger."""
+    return max(measured.peak_bytes, measured.reserved_bytes or 0)
+
+
+def about_largest(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield what largest batches are, and the memory that they were searched in, with its models where that differs."""
+    limits: dict[str, dict[str, None]] = {}
+    for record in records:
+        outcome = record.outcome
+        if isinstance(outcome, Measurement) and outcome.largest_batch is not None:
+            searched = outcome.largest_batch_search
+            limit = searched.memory_limit_bytes if searched else outcome.memory_limit_bytes
+            memory = "its memory" if limit is None else format_bytes(limit)
+            limits.setdefault(memory, {})[f"{record.case.model} ({record.case.meter})"] = None
+    if limits:
+        within = [memory if len(limits) == 1 else f"{memory} for {', '.join(limits[memory])}" for memory in limits]
+        yield (
+            f"Largest batch: what fits in {' and in '.join(within)}, found and proved. "
+            "All other columns are of a step at Batch."
+        )

@@ -1,0 +1,243 @@
+"""Two results files side by side: what got better or worse, and whether it breaks a limit of ``--fail-on``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from actbench.errors import UsageError
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import SCHEMA_VERSION, Case, Data, SchemaVersion, named
+from actbench.report.sentences import rows_of
+from actbench.report.tables import Table, fill, varying_settings
+from actbench.report.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
+from actbench.report.tables.entries import Entry, join
+from actbench.report.tables.values import Column, Unit, Value, change, write
+from actbench.units import parse_bytes
+
+QUANTITIES: dict[str, Column[Entry]] = {
+    name: next(column for column in RESULTS if column.key == key)
+    for name, key in {
+        "peak": "peak_bytes",
+        "activations": "activation_bytes",
+        "throughput": "samples_per_second",
+        "largest_batch": "largest_batch",
+    }.items()
+}
+"""The columns that can be compared and limited, by their names in ``--fail-on``."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound on one quantity of :data:`QUANTITIES`; ``text`` is what the user wrote.
+
+    ``amount`` is the share by which the quantity may get worse (kind ``worse``), or a bound in base units for its value
+    (kinds ``>`` and ``<``).
+    """
+
+    text: str
+    quantity: str
+    kind: Literal["worse", ">", "<"]
+    amount: float
+
+    def broken_by(self, before: float | None, after: float) -> bool | None:
+        """Whether a change breaks the limit; None without an earlier value to compare with."""
+        if self.kind != "worse":
+            return after > self.amount if self.kind == ">" else after < self.amount
+        if before is None:
+            return None
+        lower_is_better = QUANTITIES[self.quantity].better == "lower"
+        if before == 0:
+            return lower_is_better and after > 0
+        grown = change(before, after) or 0.0
+        worse = grown if lower_is_better else -grown
+        return worse > self.amount and not math.isclose(worse, self.amount, abs_tol=1e-12)  # 1.05 - 1 is above 0.05
+
+
+def parse_limit(text: str) -> Limit:
+    """Read ``peak:5%`` (more than 5 % worse fails), ``largest_batch:0%``, ``peak:>8GiB`` or ``throughput:<90``.
+
+    Raises:
+        UsageError: The text does not follow this grammar.
+    """
+    quantity, colon, bound = (part.strip() for part in text.partition(":"))
+    if not colon or quantity not in QUANTITIES:
+        raise UsageError(f"--fail-on {text!r}: write QUANTITY:BOUND, with a quantity of {', '.join(QUANTITIES)}")
+    if bound[:1] in ("<", ">"):
+        amount = _amount(bound[1:].strip(), QUANTITIES[quantity].unit, text)
+        return Limit(text, quantity, ">" if bound[0] == ">" else "<", amount)
+    if not bound.endswith("%"):
+        raise UsageError(f"--fail-on {text!r}: {bound!r} is neither a share such as 5% nor a bound such as >8GiB")
+    return Limit(text, quantity, "worse", _number(bound[:-1].strip(), text) / 100)
+
+
+def _amount(bound: str, unit: Unit, text: str) -> float:
+    if unit != "bytes":
+        return _number(bound, text)
+    try:
+        return parse_bytes(bound)
+    except UsageError as error:
+        raise UsageError(f"--fail-on {text!r}: {error}") from None
+
+
+def _number(bound: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", bound) or not math.isfinite(float(bound)):
+        raise UsageError(f"--fail-on {text!r}: {bound!r} is not a number of 0 or more")
+    return float(bound)
+
+
+_DETAILS = {"peak": 1, "activations": 3, "throughput": 2, "largest_batch": 2}
+"""Detail of the columns with the two values of a quantity; the column of its change has one less."""
+
+_NOT_HERE = "not in this file"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The entries of one case in two files; None if a file lacks it."""
+
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def either(self) -> Entry:
+        """The entry of the second file, or else of the first."""
+        entry = self.after or self.before
+        assert entry is not None
+        return entry
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
+
+    table: Table
+    violations: tuple[str, ...]
+    records: tuple[MeasuredRecord, ...] = ()
+
+    def as_json(self) -> str:
+        """Return the rows, with values under the keys of CSV, and the sentences about broken limits."""
+        rows = tuple(
+            ComparedCase(case=record.case, machine=record.machine.name, values=dict(row))
+            for record, row in zip(self.records, self.table.rows, strict=True)
+        )
+        written = WrittenComparison(rows=rows, violations=self.violations, notes=self.table.notes)
+        return written.model_dump_json(indent=2) + "\n"
+
+
+class ComparedCase(Data):
+    """A row of a comparison as JSON: ``values`` are in base units, or null if a file has none."""
+
+    case: Case
+    machine: str
+    values: dict[str, Value]
+
+
+class WrittenComparison(Data):
+    """A comparison as ``compare --export-json`` writes it."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    rows: tuple[ComparedCase, ...]
+    violations: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(
+    before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], limits: Sequence[Limit] = ()
+) -> Comparison:
+    """Compare two sets of records case by case; each of several machines is compared with itself.
+
+    A case that was measured before and fails now breaks every limit. A limit that no case could be checked against is
+    broken too: a check of nothing must not pass.
+    """
+    several = any(len({record.machine.name for record in records}) > 1 for records in (before, after))
+    pairs = _pairs(before, after, several)
+    entries = [pair.either for pair in pairs]
+    machine = (MACHINE,) if several else ()
+    identity = [_of_either(column) for column in (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
+    quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
+    status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
+    table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
+    broken = tuple(line for limit in limits for line in _violations(limit, pairs, several))
+    return Comparison(table, broken, tuple(entry.record for entry in entries))
+
+
+def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
+    def identity(record: MeasuredRecord) -> Case | tuple[Case, str]:
+        return (record.case, record.machine.name) if several else record.case
+
+    first = {identity(entry.record): entry for entry in join(before)}
+    second = {identity(entry.record): entry for entry in join(after)}
+    added = (Pair(None, entry) for key, entry in second.items() if key not in first)
+    return [*(Pair(entry, second.get(key)) for key, entry in first.items()), *added]
+
+
+def _of_either(column: Column[Entry]) -> Column[Pair]:
+    return Column(column.key, column.title, column.unit, lambda pair: column.compute(pair.either))
+
+
+def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Column[Pair]:
+    def compute(pair: Pair) -> Value:
+        entry = getattr(pair, side)
+        if entry is None:
+            return _NOT_HERE if column is STATUS else None
+        return column.compute(entry)
+
+    return Column(f"{column.key}_{side}", f"{column.title} {letter}", column.unit, compute, detail=detail)
+
+
+def _three(column: Column[Entry], detail: int) -> tuple[Column[Pair], ...]:
+    """Return three columns of a quantity: in the first file, in the second, and its change."""
+    return (
+        _side(column, "before", "A", detail),
+        _side(column, "after", "B", detail),
+        Column(
+            f"{column.key.removesuffix('_bytes')}_change",
+            f"{column.title} change",
+            "change",
+            lambda pair: change(_value(column, pair.before), _value(column, pair.after)),
+            better=column.better,
+            detail=detail - 1,
+        ),
+    )
+
+
+def _value(column: Column[Entry], entry: Entry | None) -> float | None:
+    value = column.compute(entry) if entry is not None else None
+    return value if isinstance(value, int | float) else None
+
+
+def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[str]:
+    column = QUANTITIES[limit.quantity]
+    checked = 0
+    for pair in pairs:
+        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
+        rows = rows_of(case, pair.either.record.outcome)
+        place = f"{limit.text}: {named(case.model, case.scheme, rows, f'{case.meter}{here}')}"
+        value, earlier = _value(column, pair.after), _value(column, pair.before)
+        if value is None and earlier is not None:
+            why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
+            yield f"{place}: was measured before and is not now ({why})"
+            checked += 1
+        broken = limit.broken_by(earlier, value) if value is not None else None
+        checked += broken is not None
+        if broken:
+            yield f"{place}: {_shown(column, earlier)} before, {_shown(column, value)} now"
+    if not checked:
+        yield f"{limit.text}: no case of the two files could be checked"
+
+
+def _shown(column: Column[Entry], value: float | None) -> str:
+    return write(value, column.unit) if value is not None else "unknown"
+
+
+def _notes(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord]) -> list[str]:
+    def machines(records: Sequence[MeasuredRecord]) -> str:
+        names = {f"{record.machine.name} ({record.machine.gpu or record.machine.processor})" for record in records}
+        return ", ".join(sorted(names)) or "no machine"
+
+    first, second = machines(before), machines(after)
+    return [] if first == second else [f"A was measured on {first}, B on {second}."]

@@ -1,0 +1,187 @@
+"""What a terminal shows: a table, with a line about what does not fit, or the memory over a step as a line of text.
+
+A pipe gets plain lines.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as Grid
+from rich.text import Text
+
+from actbench.model.advice import PHASES
+from actbench.model.timeline import Timeline
+from actbench.report.render.formats import Cells, readable
+from actbench.report.render.widths import fitted, size, widths, wrapped
+from actbench.report.tables import Table
+from actbench.units import format_bytes
+
+LIMIT = 500
+"""Most rows, and most notes, on a terminal."""
+
+_LINES_AT_ONCE = 1000
+_BOX = box.SIMPLE_HEAD
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The first rows of a table as a rich renderable, in as many columns as fit."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = readable(self.table)
+        shown = fitted(replace(table, rows=table.rows[:LIMIT]), options.max_width)
+        yield from console.render(_grid(table.title, shown.text), options)
+        for line in [*shown.told, *table.notes[:LIMIT]]:
+            yield Text(line, style="dim")
+        if len(table.rows) > LIMIT or len(table.notes) > LIMIT:
+            yield Text(_left_out(len(table.rows), len(table.notes)), style="dim")
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table with its notes at the width of the console; a pipe gets every row."""
+    if console.is_terminal:
+        console.print(Screen(table), crop=False)
+        return
+    lines = _lines(readable(table), console.options)
+    while block := list(islice(lines, _LINES_AT_ONCE)):
+        console.file.write("\n".join([*block, ""]))
+
+
+def _left_out(rows: int, notes: int) -> str:
+    """Return how many rows and notes are not shown, and where to find them."""
+    counts = ((rows - LIMIT, "row"), (notes - LIMIT, "note"))
+    found = [f"{more:,} more {what}{'s' if more > 1 else ''}" for more, what in counts if more > 0]
+    return (
+        f"Left out here: {' and '.join(found)}. A pipe (… | less -S) gets all, and so do exports that hold this table "
+        "(--export-csv FILE)."
+    )
+
+
+def _grid(title: str, text: Cells) -> Grid:
+    grid = Grid(title=Text(title, style="bold"), title_justify="left", box=_BOX, pad_edge=False)
+    grid.padding = (0, 1, 0, 0)
+    for heading, numeric, width in zip(text.headings, text.numeric, widths(text), strict=True):
+        grid.add_column(
+            Text("\n".join(wrapped(heading, width))),
+            justify="right" if numeric else "left",
+            no_wrap=numeric,
+            overflow="fold",
+        )
+    for row in text.rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    return grid
+
+
+def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
+    """Yield the lines of a whole readable table; the layout is rich's, at a hundredth of the time."""
+    told: list[str] = []
+    if table.columns:
+        if table.title:
+            yield table.title
+        shown = fitted(table, options.max_width)
+        text, told = shown.text, shown.told
+        yield from _grid_lines(replace(text, columns=tuple(map(_unfolded, text.columns))), _BOX.substitute(options))
+    else:
+        yield ""
+    for note in (*told, *table.notes):
+        yield from textwrap.wrap(note, options.max_width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:
+    sizes = widths(text)
+    padded = [width + 1 for width in sizes[:-1]] + sizes[-1:]
+    parts_of = [wrapped(title, width) for title, width in zip(text.headings, sizes, strict=True)]
+    height = max(map(len, parts_of))
+    headings = [[""] * (height - len(parts)) + parts for parts in parts_of]  # headings align at the bottom
+    yield lines.get_top(padded)
+    for row in _aligned(headings, text.numeric, sizes, f" {lines.head_vertical}"):
+        yield lines.head_left + row + lines.head_right
+    yield lines.get_row(padded, "head")
+    for row in _aligned(text.columns, text.numeric, sizes, f" {lines.mid_vertical}"):
+        yield lines.mid_left + row + lines.mid_right
+    yield lines.get_bottom(padded)
+
+
+def _aligned(
+    columns: Sequence[Sequence[str]], numeric: Sequence[bool], sizes: Sequence[int], divider: str
+) -> Iterator[str]:
+    """Yield rows with every cell as wide as its column."""
+    places, filled = [], []
+    for texts, is_number, width in zip(columns, numeric, sizes, strict=True):
+        align, length = ">" if is_number else "<", size(texts)
+        if length is len:
+            places.append(f"{{:{align}{width}}}")
+            filled.append(texts)
+        else:  # str.format counts each character as one cell, but some take two or none
+            places.append("{}")
+            filled.append([f"{text:{align}{width - length(text) + len(text)}}" for text in texts])
+    return map(divider.join(places).format, *filled)
+
+
+def _unfolded(texts: Sequence[str]) -> Sequence[str]:
+    """Return texts without line ends: a row is one line."""
+    return texts if "".join(texts).isprintable() else [" ".join(text.split()) for text in texts]
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_LETTERS = ".:-=+*%@"
+NARROWEST, WIDEST = 20, 100
+_NAMED_SPANS = 5
+"""With more parts than this, as with many micro-batches, only their first letters are written."""
+
+
+def sparkline(timeline: Timeline, width: int, *, ascii_only: bool = False) -> list[str]:
+    """Return lines: the parts of the step, its bytes, and where the peak is.
+
+    Args:
+        timeline: The timeline to draw, in blocks from the least bytes to the most.
+        width: Most characters of a line.
+        ascii_only: Draw with punctuation.
+    """
+    width = max(NARROWEST, min(width, WIDEST, timeline.events + 1))
+    levels = _LETTERS if ascii_only else _BLOCKS
+    totals = _columns(timeline, width)
+    least, most = min(totals), max(totals)
+    steps = len(levels) - 1
+    drawn = "".join(levels[(total - least) * steps // (most - least) if most > least else steps] for total in totals)
+    peak = _column(timeline, timeline.peak_event, width)
+    told = f"peak {format_bytes(timeline.peak_bytes)} in the {PHASES[timeline.peak_phase]}"
+    pointer = f"{' ' * peak}^ {told}" if peak + len(told) + 2 <= width else f"{told} ^".rjust(peak + 1)
+    scale = f"{levels[0]} {format_bytes(least)}   {levels[-1]} {format_bytes(most)}"
+    return [_parts(timeline, width), drawn, pointer, scale]
+
+
+def _column(timeline: Timeline, event: int, width: int) -> int:
+    return min(event * width // (timeline.events + 1), width - 1)
+
+
+def _columns(timeline: Timeline, width: int) -> list[int]:
+    """Return the highest total in each column; a column without a point repeats the one before."""
+    found: dict[int, int] = {}
+    for moment, total in zip(timeline.moments, timeline.totals, strict=True):
+        column = _column(timeline, moment, width)
+        found[column] = max(found.get(column, 0), total)
+    totals: list[int] = []
+    for column in range(width):
+        totals.append(found.get(column, totals[-1] if totals else timeline.totals[0]))
+    return totals
+
+
+def _parts(timeline: Timeline, width: int) -> str:
+    """Return a line with a bar, and if there is room a name, at the beginning of each part of the step."""
+    starts = [_column(timeline, span.start, width) for span in timeline.spans]
+    line = [" "] * width
+    for place, (span, start) in enumerate(zip(timeline.spans, starts, strict=True)):
+        room = (starts[place + 1] if place + 1 < len(starts) else width) - start
+        name = span.phase if len(timeline.spans) <= _NAMED_SPANS else span.phase[0]
+        text = f"|{name if len(name) < room else name[: max(room - 1, 0)]}"
+        line[start : start + len(text)] = text
+    return "".join(line[:width]).rstrip()

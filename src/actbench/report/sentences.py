@@ -1,0 +1,74 @@
+"""Sentences about rows of a table, such as why they failed: what several rows share is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from actbench.model.records import Case, Failure, named
+
+ALL = "All rows"
+"""Whose a sentence is that is true of each row."""
+
+T = TypeVar("T")
+Names = Callable[[Sequence[T]], str]
+"""From rows to their names in a sentence."""
+
+
+def rows_of(case: Case, outcome: Any) -> int | None:
+    """Return the rows of a batch: those that a script was found to feed, or else those that the case says, if any."""
+    built = getattr(outcome, "built", None)
+    found: int | None = built.batch_size if built else None
+    return found or case.rows
+
+
+def name_of(case: Case, outcome: Any) -> str:
+    """Return the name of a case for messages, with the batch that was found."""
+    return named(case.model, case.scheme, rows_of(case, outcome), case.meter)
+
+
+def without_name(text: str, scheme: str) -> tuple[str, str]:
+    """Return the name of a part of a scheme that a text begins with, empty for none, and the rest of the text."""
+    parts = scheme.split("+")
+    names = (scheme, *parts, *(part.partition(",")[0].partition(":")[0] for part in parts))
+    name = next((each for each in names if text.startswith(f"{each}: ")), "")
+    return name, text[len(name) + 2 :] if name else text
+
+
+def failures(rows: Iterable[tuple[T, str, Any]], names: Names[T]) -> list[str]:
+    """Return why rows failed, each given with its scheme and its outcome; a reason that rows share is told once.
+
+    It stands after the names of the rows, or after "All rows" where each of several rows failed for it.
+    """
+    whose: dict[str, list[T]] = {}
+    rows = list(rows)
+    for row, scheme, outcome in rows:
+        if isinstance(outcome, Failure):
+            _, message = without_name(" ".join(outcome.message.split()), scheme)
+            whose.setdefault(f"{outcome.reason}: {message}", []).append(row)
+    return [f"{ALL if 1 < len(of) == len(rows) else names(of)}: {text}" for text, of in whose.items()]
+
+
+def warnings(rows: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[str, int]]:
+    """Return the warnings of rows, each row given by its scheme, and in how many rows each of them is.
+
+    What is the same but for the name of a scheme is one warning, after all of these names.
+    """
+    whose: dict[str, list[str]] = {}
+    for scheme, texts in rows:
+        for text in texts:
+            name, rest = without_name(text, scheme)
+            whose.setdefault(rest, []).append(name)
+    return [
+        (f"{', '.join(dict.fromkeys(names))}: {text}" if all(names) else text, len(names))
+        for text, names in whose.items()
+    ]
+
+
+def names_of_cases(cases: Sequence[Case]) -> str:
+    """Return the names of cases; of those that differ in the scheme only, one with all schemes."""
+    schemes: dict[Case, list[str]] = {}
+    for case in cases:
+        schemes.setdefault(case.model_copy(update={"scheme": "exact"}), []).append(case.scheme)
+    found = (case.model_copy(update={"scheme": ", ".join(these)}).name for case, these in schemes.items())
+    return "; ".join(dict.fromkeys(found))

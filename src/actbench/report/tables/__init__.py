@@ -1,0 +1,15 @@
+"""Tables: columns, declared once and filled from records."""
+
+from __future__ import annotations
+
+from actbench.report.tables.table import (
+    Table,
+    estimates_table,
+    fill,
+    report_tables,
+    results_table,
+    to_frame,
+    varying_settings,
+)
+
+__all__ = ["Table", "estimates_table", "fill", "report_tables", "results_table", "to_frame", "varying_settings"]

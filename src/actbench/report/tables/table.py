@@ -1,0 +1,288 @@
+"""Tables: declared columns filled from records, with notes on settings, machines, published figures and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from actbench.model.measured import EstimatedTime, MeasuredRecord, Measurement
+from actbench.model.modelspecs import OPTIMIZER
+from actbench.model.records import Published
+from actbench.report.advice import about_bounds, about_largest, about_limits, about_peak, names_of
+from actbench.report.sentences import ALL, failures, names_of_cases, warnings
+from actbench.report.tables.columns import (
+    BATCH,
+    ESTIMATES,
+    LABEL,
+    MACHINE,
+    METER,
+    MODEL,
+    OPTIMIZER_STATE,
+    RESULTS,
+    SCHEME,
+    SETTINGS,
+    VS_PREVIOUS,
+    diagnostic,
+    selected,
+)
+from actbench.report.tables.computed import step_change
+from actbench.report.tables.entries import Entry, join
+from actbench.report.tables.values import Column, Item, Rows, Unit, Value, blocks, write
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Group = tuple[str, str]
+"""A model and a meter."""
+
+_NOTHING = 0.0005  # the column of savings shows less as 0.0 %
+_FASTER = 0.05  # a step that is shorter by this share is what a scheme that saves nothing was taken for
+
+
+class Settings:
+    """The settings of a table's rows; ``varying`` are the columns in which rows of one model and meter differ."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        found = constant(entries, (METER, *SETTINGS))
+        self.varying = tuple(column for column in SETTINGS if found[column] is None)
+        self._constant = {column: values for column, values in found.items() if values is not None}
+        if len(set(self._constant[METER].values())) > 1:
+            del self._constant[METER]
+
+    def described(self) -> list[str]:
+        """Describe each constant setting for the largest group of rows that share it."""
+        told: dict[str, list[str]] = {}
+        for column, values in self._constant.items():
+            for whose, value in _largest(values):
+                if value is not None:
+                    told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
+        return [
+            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != ALL, whose))
+        ]
+
+
+def constant(
+    entries: Sequence[Entry], columns: Sequence[Column[Entry]]
+) -> dict[Column[Entry], dict[Group, Value] | None]:
+    """Return for each column the value of each model and meter; None if rows of one group differ."""
+    groups: set[Group] = set()
+    found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
+    for block in blocks(entries):
+        theirs = [(entry.record.case.model, entry.record.case.meter) for entry in block]
+        groups.update(theirs)
+        for column, values in found.items():
+            values.update(zip(theirs, map(column.compute, block), strict=True))
+    return {column: dict(values) if len(values) == len(groups) else None for column, values in found.items()}
+
+
+def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
+    """Yield the value of all rows, or else of each model, or else of each model and meter."""
+    if len(set(values.values())) == 1:
+        yield ALL, next(iter(values.values()))
+        return
+    models = {model for model, _ in values}
+    if len({(model, value) for (model, _), value in values.items()}) == len(models):
+        yield from {model: value for (model, _), value in values.items()}.items()
+        return
+    yield from ((f"{model} ({meter})", value) for (model, meter), value in values.items())
+
+
+_PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
+
+
+def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
+    """Return the notes of a table with these rows and settings."""
+    records = [entry.record for entry in entries]
+    lines = chain(
+        settings.described(),
+        about_largest(records),
+        map(_machine, records),
+        _published(records),
+        failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
+        about_limits(records),
+        about_bounds(records),
+        _saving_nothing(entries),
+        about_estimates(records),
+        _warnings(records),
+    )
+    notes = dict.fromkeys(lines)
+    if any(record.versions.dirty for record in records):
+        notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
+    return tuple(notes)
+
+
+def _machine(record: MeasuredRecord) -> str:
+    machine, versions = record.machine, record.versions
+    device = machine.gpu or f"{machine.processor}, {machine.cores} cores"
+    commit = f", commit {versions.commit[:7]}" if versions.commit else ""
+    return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
+
+
+def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
+    for record in records:
+        for item in record.published:
+            yield published_note(record.case.scheme, item)
+
+
+def published_note(scheme: str, item: Published) -> str:
+    """Return the sentence about a published figure of a scheme."""
+    value = write(item.value, _PUBLISHED_UNITS[f"published_{item.quantity}"])
+    quantity = item.quantity.replace("_", " ")
+    return f"Published for {scheme}: {quantity} {value} ({item.setting}; {item.source})."
+
+
+def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
+    """Yield the schemes that save nothing of the peak, or nothing more than their stack without them, with why.
+
+    Schemes that make the step faster are left out.
+    """
+    alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
+    for entry in entries:
+        measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
+        if entry.previous is not None and entry.previous.case.scheme != "exact":
+            before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
+        about = None if measured is None or measured is entry.exact else about_peak(measured)
+        is_faster = (step_change(entry) or 0.0) <= -_FASTER
+        if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
+            alike.setdefault((beside, about), []).append(entry.record)
+    for (beside, about), records in alike.items():
+        yield f"{names_of(records)}: nothing of the peak is saved{beside}; {about}"
+
+
+def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
+    for text, count in warnings((each.case.scheme, getattr(each.outcome, "warnings", ())) for each in records):
+        yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of raw values, by column key, in base units; ``columns`` has no column without any value."""
+
+    title: str
+    columns: tuple[Column[Any], ...]
+    rows: Sequence[Mapping[str, Value]]
+    notes: tuple[str, ...] = ()
+
+
+def fill(
+    title: str,
+    columns: Sequence[Column[Item]],
+    items: Sequence[Item],
+    notes: Sequence[str] = (),
+    asked: Collection[str] = (),
+) -> Table:
+    """Compute every column of every item; empty columns are left out, except those with names in ``asked``."""
+    values: dict[str, list[Value]] = {column.key: [] for column in columns}
+    for block in blocks(items):
+        for column in columns:
+            values[column.key].extend(map(column.compute, block))
+    known = {column.key for column in columns if any(value is not None for value in values[column.key])}
+    known |= {column.estimate_of for column in columns if column.estimate_of and column.key in known}
+    used = tuple(column for column in columns if (column.name in asked and not column.within) or column.key in known)
+    return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
+
+
+def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
+    """Return the comparison of schemes: a row for each record, with ratios to the exact model.
+
+    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.report.tables.columns`.
+    """
+    return _results_table(join(records), title, columns)
+
+
+def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
+    """Return the errors of the simulated meter: a row for each case that was measured and simulated."""
+    return _estimates_table(join(records), title)
+
+
+def report_tables(
+    records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()
+) -> tuple[Table, ...]:
+    """Return the comparison of schemes and, if there are estimates, their table.
+
+    With ``columns``, as for :func:`results_table`, return only the comparison.
+    """
+    entries = join(records)
+    results = _results_table(entries, title, columns)
+    estimates = _estimates_table([] if columns else entries)
+    return (results, estimates) if estimates.rows else (results,)
+
+
+def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
+    settings = Settings(entries)
+    columns = selected(names, _identity(entries, settings), _results(entries))
+    return fill(title, columns, entries, notes_of(entries, settings), asked=names)
+
+
+def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:
+    compared = [entry for entry in entries if entry.estimate is not None and entry.measured is not None]
+    return fill(title, (*_identity(compared, Settings(compared)), *ESTIMATES), compared)
+
+
+def varying_settings(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
+    """Return the settings in which entries of one model and meter differ."""
+    return Settings(entries).varying
+
+
+def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entry], ...]:
+    machines = {MACHINE.compute(entry) for entry in entries}
+    machine = (MACHINE,) if len(machines) > 1 else ()
+    meter = METER if len({entry.record.case.meter for entry in entries}) < 2 else replace(METER, detail=0)
+    return (*machine, MODEL, *settings.varying, BATCH, SCHEME, LABEL, meter)
+
+
+def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
+    """Return the columns of results that are of interest.
+
+    Optimizer state is quiet if it is the same in all rows of a model. "vs previous" is shown if a stack of schemes
+    extends another than the exact model.
+    """
+    known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
+    is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
+    quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
+    grows = any(entry.extends for entry in entries)
+    shown = [
+        replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column
+        for column in RESULTS
+        if grows or column not in VS_PREVIOUS
+    ]
+    return (*shown, *_diagnostics(entries))
+
+
+def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
+    """Return columns for the diagnostics that :data:`RESULTS` does not show."""
+    known = {column.key for column in RESULTS}
+    found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
+    return [diagnostic(name, title) for name, title in found.items() if name not in known]
+
+
+def to_frame(table: Table) -> pandas.DataFrame:
+    """Return the table as a data frame with the columns' keys, in bytes and seconds."""
+    import pandas  # takes a third of a second, too long for a report on a terminal
+
+    return pandas.DataFrame(list(table.rows), columns=[column.key for column in table.columns])
+
+
+def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield notes: what ``est.`` means, which operators are counted roughly, and why a time is missing."""
+    found = [(record.case, record.outcome) for record in records if isinstance(record.outcome, Measurement)]
+    timed = [(case, measured.estimated) for case, measured in found if measured.estimated]
+    if timed:
+        devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
+        yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
+    yield from about_unknown(time for _, time in timed)
+    for device, name in dict.fromkeys((case.device_profile, name) for case, time in timed for name in time.replaced):
+        yield (
+            f"{device} has no units for {name}: its products are timed at the rate of float32"
+            f"{', in which cuBLAS computes them; take float16 there' if name == 'bfloat16' else ''}."
+        )
+    yield from dict.fromkeys(measured.untimed for _, measured in found if measured.untimed)
+
+
+def about_unknown(times: Iterable[EstimatedTime | None]) -> Iterator[str]:
+    """Yield a note if the cost model does not know some operators."""
+    if unknown := dict.fromkeys(name for time in times if time for name in time.unknown):
+        yield f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."

@@ -1,0 +1,139 @@
+"""What starts cases in processes: all that the loop of a sweep knows of them.
+
+Processes of this machine are :mod:`actbench.run.local`. Others are plug-ins, which are handed in as a
+value: :class:`Machines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actbench.model.measured import Outcome
+from actbench.model.records import Case, MeterName
+from actbench.run.progress import Progress
+
+BENCH = "actbench.measure.bench"
+PRELOAD = (
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.generation.utils",
+    "actbench.workload.huggingface",
+    "actbench.workload.torchvision",
+)
+"""What takes seconds to import and most models need.
+
+It is imported before any memory is limited: some of it waits for ever where it meets a limit.
+"""
+
+Cases = tuple[Case, ...]
+"""A simulated case, or all cases that are timed against each other, the exact model first."""
+
+Told = tuple[Case, Outcome, Mapping[str, Any]]
+"""A case, what came of it, and the provenance fields of its record: machine, versions, command."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cases of a plan have in common.
+
+    Attributes:
+        progress: Told what happens; several threads may tell it.
+        command: What the user can type to have the same, for the records.
+        cases: Those that are known now, whose files an executor may have to send.
+        jobs: How many simulated cases run at a time on one machine.
+        timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
+        bench: Module that measures a case; see :class:`actbench.run.worker.Bench`.
+        preload: Modules that cases need, imported once.
+        printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
+        done: Whether a case has a record.
+        measured: What is known of a case of which the largest batch alone is to be found.
+        needed: How many processes train together in a case.
+    """
+
+    progress: Progress
+    command: str
+    cases: Sequence[Case] = ()
+    jobs: int = 1
+    timeout_seconds: float | None = None
+    bench: str = BENCH
+    preload: Sequence[str] = PRELOAD
+    printed: str | None = None
+    done: Callable[[Case], bool] = lambda case: False
+    measured: Callable[[Case], Outcome | None] = lambda case: None
+    needed: Callable[[Case], int] = lambda case: 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one simulated case, or one timing group, is measured at a time.
+
+    Attributes:
+        name: Of the device in ``CUDA_VISIBLE_DEVICES``, or of a node; None where the executor chooses.
+        number: Tells places of one name apart.
+    """
+
+    name: str | None = None
+    number: int = 0
+
+
+@dataclass(eq=False)
+class Handle:
+    """Cases at work.
+
+    Attributes:
+        future: Done when all of them have ended and were told, or with what ended the work.
+        stop: Kills their processes, and does not wait for that; the future then fails, in a moment.
+    """
+
+    future: Future[None]
+    stop: Callable[[], object]
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until all cases have ended.
+
+        Raises:
+            TimeoutError: They have not, after ``timeout`` seconds.
+            MeasurementError: They cannot be measured at all.
+        """
+        self.future.result(timeout)
+
+
+class Executor(Protocol):
+    """Starts cases in processes."""
+
+    def places(self, meter: MeterName) -> Sequence[Place]:
+        """Return where cases of a meter are measured side by side; there may be others a few seconds later.
+
+        Raises:
+            UsageError: There is none.
+        """
+
+    def submit(self, cases: Cases, on: Place, tell: Callable[[Told], object]) -> Handle:
+        """Begin to measure cases on a free place, and return at once.
+
+        ``tell`` is called, by any thread, as soon as a case ends, and before the search for its largest batch, too. A
+        case that runs out of memory, takes too long, raises or dies ends with a :class:`Failure`.
+        """
+
+
+class Machines(Protocol):
+    """The machines of an executor: this one, or what a plug-in hands in."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other machines measure, whose devices nobody knows here, and whose rows all count."""
+
+    def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
+        """Raise a UsageError where they cannot be of use for these cases."""
+
+    def start(self, work: Work) -> AbstractContextManager[Executor]:
+        """Hold an executor for some work; no process of a case is left behind it.
+
+        Raises:
+            MeasurementError: The processes cannot be started at all.
+            UsageError: The machines cannot be reached.
+        """

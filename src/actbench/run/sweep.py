@@ -1,0 +1,134 @@
+"""A whole comparison as one call: check the recipe, run what is not done yet, write the tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from actbench import scheme as schemes, workload as workloads
+from actbench.machine import machine
+from actbench.measure import meters
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.report import kinds, store
+from actbench.report.kinds import MEASURED
+from actbench.run import runner
+from actbench.run.executor import BENCH, Machines
+from actbench.run.experiment import ExperimentResult, check_distinct, finished
+from actbench.run.local import ThisMachine, chosen_gpus
+from actbench.run.progress import Progress
+from actbench.run.recipes import Recipe, files_of
+from actbench.run.recipes.sections import Planned
+from actbench.scheme.facets import Spread
+from actbench.simulator import profiles
+
+_WITH_TIMELINES = "actbench.measure.timelines"
+"""The module that measures cases with timelines; :data:`actbench.run.executor.BENCH` has none."""
+
+
+def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
+    """Return the cases of a recipe with every scheme and model name checked and in canonical form.
+
+    Devices of meters are looked for unless other machines measure.
+
+    Raises:
+        SpecError: A scheme does not exist or a value of it is wrong.
+        ModelError: A model does not exist.
+        UsageError: A device profile does not exist.
+        RecipeError: Two rows are the same scheme, written in two ways.
+        MeasurementError: The device of a meter is not there.
+    """
+    written_cases = recipe.cases()
+    for meter in () if elsewhere else dict.fromkeys(entry.case.meter for entry in written_cases):
+        meters.check(meter)
+    spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
+    planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
+    check_distinct(recipe.name, written_cases, planned)
+    for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
+        workloads.load(case)
+    for profile in dict.fromkeys(entry.case.device_profile for entry in planned):
+        if profile is not None:
+            profiles.get(profile)
+    return planned
+
+
+def _workload_of(case: Case) -> Case:
+    """Return a case that stands for all that have its model, fed in the same way."""
+    return case.model_copy(update={"scheme": "exact", "batch_size": 1, "seed": 0, "find_largest_batch": False})
+
+
+def run(
+    recipe: Recipe,
+    output: Path | None,
+    *,
+    command: str,
+    jobs: int | None = None,
+    timeout_seconds: float | None,
+    force: bool = False,
+    retry_failed: bool = False,
+    timelines: bool = False,
+    progress: Progress | None = None,
+    machines: Machines | None = None,
+) -> ExperimentResult[MeasuredRecord]:
+    """Measure the cases of a recipe that the results file does not hold yet.
+
+    ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
+    or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
+    too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
+    side, one unless given. ``machines`` measure in place of this one. The other arguments are those of
+    :func:`actbench.run.runner.run`.
+
+    Raises:
+        UsageError: The recipe names something that does not exist, or the machines are of no use for it.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    elsewhere = machines is not None and machines.elsewhere
+    planned = plan(recipe, elsewhere=elsewhere)
+    progress = progress or Progress()
+    if machines is None:
+        has_gpus = any(entry.case.meter == "cuda" for entry in planned)
+        machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,))
+    machines.check([entry.case for entry in planned], _processes)
+    with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
+        summary = runner.run(
+            planned,
+            opened,
+            recipe=recipe.name,
+            command=command,
+            jobs=jobs or machine().cores,
+            machines=machines,
+            needed=_processes,
+            timeout_seconds=timeout_seconds,
+            force=force,
+            retry_failed=retry_failed,
+            progress=progress,
+            bench=_WITH_TIMELINES if timelines else BENCH,
+        )
+        return finished(MEASURED, opened, planned, summary, recipe.title, output)
+
+
+def _processes(case: Case) -> int:
+    """Return how many processes train together in a case."""
+    spread = schemes.build(case.scheme).facet(Spread)
+    return math.prod(spread.axes.values()) if spread else 1
+
+
+def render_again(folder: Path) -> list[Path]:
+    """Write the tables beside every results file below a folder anew, and return the files."""
+    done: list[Path] = []
+    for kind in kinds.usable():
+        files = kinds.files_below(folder, kind.name)
+        for file in files:
+            recipe = file.parent.name
+            of_recipe = files_of(recipe)
+            title = kind.title or (of_recipe.title(recipe) if of_recipe else recipe)
+            kind.write_beside(file, store.read(file, kind.record).records, title)
+        done += files
+    return done
+
+
+def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:
+    """Return a case as records have it: the scheme in its canonical form, the simulated device named."""
+    profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
+    return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))

@@ -1,0 +1,290 @@
+"""What runs in a process of its own, a case or a task (one call of a function), and its messages.
+
+Foreign code may have got hold of the socket, so that what is no message is recognised at its first byte.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any, Protocol
+
+from actbench import errors, longsteps
+from actbench.machine import available_memory_bytes
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Data, Failure
+from actbench.run.printed import printing_to
+from actbench.run.replies import AnyReply, Lost, Said, Seconds, Tried
+
+TOKEN_BYTES = 16
+MOST_BYTES = 256 * 1024**2
+"""The longest message; the sites and warnings of a model of 100,000 layers take a tenth of it."""
+
+_HEADER = struct.Struct(f"!{TOKEN_BYTES}sQ")
+_CHUNK_BYTES = 1024**2
+
+
+class GarbledError(Exception):
+    """What came over the socket is no message; the argument tells the user what it is."""
+
+
+class Frames:
+    """Messages over a socket, each behind a token and its length.
+
+    The token is ``TOKEN_BYTES`` random bytes that both ends were given, and that nothing else writes.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self.socket = connection
+        self._token = token
+        self._pending = bytearray()
+
+    def send(self, message: bytes, timeout_seconds: float | None = None) -> None:
+        """Send a message.
+
+        Raises:
+            TimeoutError: The other end did not read it in time.
+            OSError: The other end is gone.
+        """
+        self.socket.settimeout(timeout_seconds)
+        self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
+
+    def receive(self) -> bytes:
+        """Wait for the next message; an EOFError if the other end closed the socket."""
+        self.socket.settimeout(None)
+        while (message := self.read()) is None:
+            pass
+        return message
+
+    def read(self) -> bytes | None:
+        """Read what has come, and return the message once it is whole; waits only where nothing has come.
+
+        Raises:
+            EOFError: The other end closed the socket.
+            GarbledError: It is no message, or one longer than ``MOST_BYTES``.
+        """
+        chunk = self.socket.recv(min(self._missing_bytes(), _CHUNK_BYTES))
+        if not chunk:
+            raise EOFError
+        self._pending += chunk
+        begun = bytes(self._pending[:TOKEN_BYTES])
+        if not self._token.startswith(begun):
+            raise GarbledError(f"something else than an answer, which begins with {begun!r}")
+        if self._missing_bytes():
+            return None
+        message = bytes(self._pending[_HEADER.size :])
+        self._pending.clear()
+        return message
+
+    def _missing_bytes(self) -> int:
+        if len(self._pending) < _HEADER.size:
+            return _HEADER.size - len(self._pending)
+        _, length = _HEADER.unpack_from(self._pending)
+        if length > MOST_BYTES:
+            raise GarbledError(f"an answer of {length} bytes")
+        return _HEADER.size + int(length) - len(self._pending)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+class Session(Protocol):
+    """One case being measured, in this process.
+
+    Attributes:
+        tried: Told of each trial of a simulated search.
+        said: Told of what the user should know while the case runs, such as the peak of each step of a script.
+    """
+
+    tried: Callable[[int, bool], object]
+    said: Callable[[str], object]
+
+    def memory(self) -> Measurement:
+        """Read everything but time."""
+
+    def time(self, steps: int) -> tuple[float, ...] | None:
+        """Run one round of timed steps; the first call warms up before."""
+
+
+class Joining(Data):
+    """How the process of a case joins those that measure it together.
+
+    Attributes:
+        module: Its ``join(text, meter)`` returns what sessions take as ``processes``, and its ``is_of_others(error)``
+            says whether an error is that another of them is gone.
+        text: What that module needs to know.
+    """
+
+    module: str
+    text: str
+
+
+class CaseRequest(Data):
+    """A case to measure.
+
+    Attributes:
+        is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
+        gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
+        joining: How it joins the other processes that measure the case; None for a case of one process.
+        printed: The folder for what a script prints; see :mod:`actbench.run.printed`. None for none.
+    """
+
+    case: Case
+    is_trial: bool = False
+    gpu: str | None = None
+    joining: Joining | None = None
+    printed: str | None = None
+
+
+class Bench(Protocol):
+    """A module that measures cases: ``actbench.measure.bench``, or one that a test gives in its place.
+
+    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
+    processes measure it.
+    """
+
+    Session: Callable[..., Session]
+    failure_of: Callable[[BaseException], Failure]
+
+
+def work(frames: Frames, bench: Bench) -> None:
+    """Measure the case that comes, and answer until the other end closes the connection.
+
+    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` of each
+    step that takes long, a number of steps with ``Seconds``, an error with a ``Failure``, or with ``Lost`` where it
+    comes of that of another rank.
+    """
+    asked = CaseRequest.model_validate_json(frames.receive())
+    case = asked.case
+    if asked.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
+    volunteer_for_the_oom_killer()
+    if case.meter != "cuda":
+        limit_memory()
+    ranks: Any = None if asked.joining is None else importlib.import_module(asked.joining.module)
+    try:
+        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, case.meter)}
+        open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
+        say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
+        with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
+            session = open_session(case, **beside)
+            session.said = say
+            session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
+            found = session.memory()
+        _answer(frames, found)
+        for steps in _requests(frames):
+            _answer(frames, Seconds(steps=session.time(steps)))
+    except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
+        traceback.print_exc()
+        failure = bench.failure_of(error)
+        lost = ranks is not None and ranks.is_of_others(error)
+        _answer(frames, Lost(message=failure.message) if lost else failure)
+
+
+def _answer(frames: Frames, reply: AnyReply) -> None:
+    frames.send(reply.model_dump_json().encode())
+
+
+def _requests(frames: Frames) -> Iterator[int]:
+    while True:
+        try:
+            yield int(frames.receive())
+        except EOFError:
+            return
+
+
+def limit_memory(most_bytes: int | None = None) -> None:
+    """Make allocations that the machine cannot serve fail here, before the kernel kills something for them.
+
+    Limited are the process's data, not its address space, of which libraries reserve far more than they use: what it
+    has and ``most_bytes`` more, or all that is free.
+    """
+    limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _data_bytes() -> int:
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+
+
+def volunteer_for_the_oom_killer() -> None:
+    """Let the kernel end this case, not the sweep or its neighbours, should memory run out all the same."""
+    if sys.platform == "linux" and os.access("/proc/self/oom_score_adj", os.W_OK):
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+
+
+class TaskRequest(Data):
+    """A task.
+
+    Attributes:
+        function: Of the server's module, from text to text.
+        text: Its argument.
+        memory_bytes: Memory that it may take beside what is there; None for all that is free.
+    """
+
+    function: str
+    text: str
+    memory_bytes: int | None = None
+
+
+class Raised(Data):
+    """An error; ``kind`` is its class where that is one of :mod:`actbench.errors`."""
+
+    kind: str | None
+    message: str
+    trace: str
+    out_of_memory: bool
+
+
+class Answer(Data):
+    """What the function returned, or what it raised."""
+
+    text: str | None = None
+    raised: Raised | None = None
+
+
+def work_task(frames: Frames, module: ModuleType) -> None:
+    """Do the task that comes, and answer; a SIGTERM raises in it, so that it cleans up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
+    asked = TaskRequest.model_validate_json(frames.receive())
+    volunteer_for_the_oom_killer()
+    limit_memory(asked.memory_bytes)
+    try:
+        answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
+    except BaseException as error:  # whatever a model does, SystemExit too, is an answer
+        answer = Answer(raised=_raised(error)).model_dump_json()
+    frames.send(answer.encode())
+
+
+def _raised(error: BaseException) -> Raised:
+    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
+    return Raised(
+        kind=kind,
+        message=errors.encodable(str(error)) if kind else errors.told(error),
+        trace=errors.encodable("".join(traceback.format_exception(error))),
+        out_of_memory=any(map(errors.is_out_of_memory, _causes(error))),
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, each once: foreign code may raise an error from itself."""
+    found: dict[int, BaseException] = {}
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in found:
+        found[id(cause)] = cause
+        cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
+    return list(found.values())

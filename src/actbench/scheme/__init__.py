@@ -1,0 +1,41 @@
+"""Schemes: methods that change a training step, such as what it saves for backward.
+
+A scheme is a frozen value whose fields are its parameters. It lives in one file of this package, derives from
+:class:`Scheme` and defines ``name``, ``card`` and ``change``; it needs no registration.
+"""
+
+from __future__ import annotations
+
+from actbench.packing.refusals import refuse_lazy
+from actbench.scheme.base import Scheme
+from actbench.scheme.registry import alone, build, changing, find, lookup, names
+from actbench.scheme.setup import TrainingSetup
+
+__all__ = ["Scheme", "alone", "apply", "build", "changing", "find", "lookup", "names"]
+
+
+def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
+    """Return a training setup with a scheme applied to its model, loss, optimizer and way to feed the batch.
+
+    For example::
+
+        setup = actbench.TrainingSetup(model, loss=loss, make_optimizer=lambda model: AdamW(model.parameters()))
+        setup = actbench.apply(setup, "lora:16+adam8bit+accumulate:4")
+        step = actbench.TrainStep(setup)
+        for step.batch in batches:
+            print(step())
+
+    The model is changed in place.
+
+    Args:
+        setup: Needs a loss and ``make_optimizer`` if a step will run.
+        scheme: A specification, or a scheme.
+
+    Raises:
+        SpecError: The specification is wrong.
+        ModelError: A layer of the model waits for its first batch to know its shape.
+        ConversionError: The scheme finds nothing to work on, or cannot work on the setup.
+        MeasurementError: A package that the scheme needs is not installed.
+    """
+    refuse_lazy(setup.module)
+    return (build(scheme) if isinstance(scheme, str) else scheme).apply(setup)

@@ -1,0 +1,46 @@
+"""What a scheme says of itself for lists, ``actbench fit`` and the docs: plain data, the same for all its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from actbench.model.records import Published
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card of a scheme.
+
+    Attributes:
+        summary: One line for ``actbench schemes``.
+        paper: Source of the method; empty if there is none.
+        published: Figures that its authors published.
+        rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
+            30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
+        variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first; a function
+            of the batch size if they depend on it. A scheme without variants is not tried.
+        quickens: Whether it may make a step faster, so that it is worth trying even if everything fits.
+        of_operators: Operators of torch that alone it may make faster; empty for any.
+        libraries: Modules that whoever runs many cases may import once, and not in the process of each.
+        keeps_updates: Whether the same gradients give bit for bit the same updates as without the scheme; None if this
+            follows from whether it changes the optimizer.
+        draws_alike: Whether dropout draws the masks of the exact model; else gradients are compared without dropout.
+        trainer: Arguments of the Hugging Face Trainer that do the same, each with the field whose value it takes.
+    """
+
+    summary: str
+    paper: str = ""
+    published: tuple[Published, ...] = ()
+    rank: int = 10
+    variants: tuple[str, ...] | Callable[[int], tuple[str, ...]] = ("",)
+    quickens: bool = False
+    of_operators: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    keeps_updates: bool | None = None
+    draws_alike: bool = True
+    trainer: Mapping[str, str] = field(default_factory=dict)
+
+    def variants_for(self, batch_size: int) -> tuple[str, ...]:
+        """Return what follows the name in each specification that is worth trying for so many rows."""
+        return self.variants(batch_size) if callable(self.variants) else self.variants

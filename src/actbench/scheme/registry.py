@@ -1,0 +1,64 @@
+"""From specifications to schemes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+
+from actbench import plugins
+from actbench.model import spec
+from actbench.scheme.base import PLACEMENT, Scheme
+from actbench.scheme.composed import Composed
+
+
+@functools.cache
+def find() -> dict[str, type[Scheme]]:
+    """Return every scheme by name; what is no scheme, or has another name than its entry point, is warned of."""
+    found = {}
+    for name, scheme in plugins.loaded("schemes", type).items():
+        if issubclass(scheme, Scheme) and scheme.name == name:
+            found[name] = scheme
+        else:
+            plugins.leave_out(plugins.installed("schemes")[name], "schemes", f"it is no Scheme whose name is {name!r}")
+    return found
+
+
+def names() -> list[str]:
+    """Return the names of all schemes."""
+    return list(find())
+
+
+def alone() -> list[str]:
+    """Return the names of the schemes that one process runs alone."""
+    return [name for name, scheme in find().items() if PLACEMENT not in scheme.model_construct().changes]
+
+
+def changing(changes: Collection[str]) -> list[str]:
+    """Return the names of the schemes that may change any of these; see :data:`actbench.scheme.base.Change`."""
+    return [name for name, scheme in find().items() if not set(changes).isdisjoint(scheme.model_construct().changes)]
+
+
+def lookup(name: str, text: str | None = None) -> type[Scheme]:
+    """Return the scheme of a name.
+
+    Raises:
+        SpecError: There is no such scheme; the message names the closest one, and ``text``, the whole specification.
+    """
+    return spec.find(name, find(), "scheme", text or name)
+
+
+def build(text: str) -> Scheme:
+    """Build the scheme that a specification names; several joined by ``+`` become one composed scheme.
+
+    Raises:
+        SpecError: A name, key or value is wrong; the message names it and what is allowed.
+    """
+    parts = [_build_part(part, text) for part in spec.parse(text)]
+    return parts[0] if len(parts) == 1 else Composed.of(parts, text)
+
+
+def _build_part(part: spec.Part, text: str) -> Scheme:
+    cls = lookup(part.name, text)
+    built = spec.build(cls, cls.positional, part, f"scheme {text!r}", f" (see 'actbench schemes {cls.name}')")
+    spec.check_sizes(built, f"scheme {text!r}")
+    return built

@@ -1,0 +1,115 @@
+"""What the operators of a step do, in order, noted while they run on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from actbench.model.records import Phase
+from actbench.ops import hostmemory
+from actbench.simulator.cost.collectives import collective_of, is_collective
+from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
+from actbench.simulator.cost.work import Work, exchange, idle, idle_work, work_of, written
+from actbench.simulator.recalled import tensors_of
+
+_PLAIN = (int, bool, float, type(None), torch.dtype)
+_WAITS = ("wait_tensor", "wait_tensors")
+
+
+class Done(NamedTuple):
+    """An operator of a step: the part of the step that ran it, whether the host computed it, and when it may run."""
+
+    phase: Phase
+    work: Work
+    on_host: bool
+    turn: Turn = IN_ORDER
+
+
+class Recorder:
+    """Notes what each operator does; one that ran with the same shapes and types before is not looked at again.
+
+    Args:
+        phase: Tells which part of the step runs.
+        all_operators: Whether others than collectives are noted, too.
+
+    Attributes:
+        done: The operators of the step.
+        is_on: Whether operators are noted.
+    """
+
+    def __init__(self, phase: Callable[[], Phase | None], *, all_operators: bool = True) -> None:
+        self._phase = phase
+        self._all = all_operators
+        self._known: dict[Any, Work | None] = {}
+        self._idle: dict[Any, bool] = {}
+        self._queues = Queues()
+        self.done: list[Done] = []
+        self.is_on = False
+
+    def begin(self) -> None:
+        """Forget what was noted: the step that counts begins."""
+        self.done.clear()
+        self._queues.clear()
+        self.is_on = True
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Note an operator that has run."""
+        if not self.is_on:
+            return
+        phase = self._phase() or "forward"
+        if func.namespace in _NAMESPACES and is_collective(func):
+            self._exchange(phase, func, args, kwargs, result)
+        elif self._all:
+            work = self._work(func, args, kwargs, result)
+            if work is not None:
+                turn = self._turn(phase, work, func, args, kwargs, result)
+                self.done.append(Done(phase, work, hostmemory.is_running(), turn))
+
+    @contextmanager
+    def repeating(self, times: int) -> Iterator[None]:
+        """Note what is done inside as often as said."""
+        first = len(self.done)
+        yield
+        self.repeat(first, len(self.done), times - 1)
+
+    def repeat(self, first: int, last: int, times: int) -> None:
+        """Insert copies of some operators behind them, as if they had run again."""
+        self.done[last:last] = self.done[first:last] * times
+
+    def _exchange(self, phase: Phase, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        found = collective_of(func, args, kwargs, result)
+        used = tensors_of((args, tuple(kwargs.values()), result))
+        turn = self._queues.collective(found, used, phase, is_waited_for=func.namespace == "_c10d_functional")
+        self.done.append(Done(phase, exchange(found), False, turn))
+
+    def _work(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Work | None:
+        if func not in self._idle:
+            self._idle[func] = idle(func)
+        key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
+        if key not in self._known:
+            self._known[key] = idle_work(func) if key is func else work_of(func, args, kwargs, result)
+        return self._known[key]
+
+    def _turn(
+        self, phase: Phase, work: Work, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Turn:
+        """Return when an operator runs; a view waits for nobody."""
+        if not self._queues.concern(work.name) or (work.kind is None and work.name not in _WAITS):
+            return IN_ORDER
+        made = tensors_of(result) or written(func, args)
+        return self._queues.other(work.name, tensors_of((args, tuple(kwargs.values()))), made, phase)
+
+
+_NAMESPACES = ("c10d", "_c10d_functional")
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.stride()
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return value if isinstance(value, _PLAIN) else None

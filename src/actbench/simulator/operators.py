@@ -1,0 +1,198 @@
+"""The operators that torch runs on a CUDA device in place of the CPU's, for steps on fake CPU tensors.
+
+torch composes some operators of others, and of different ones on different devices. The kernels here replace the CPU's
+choice while a simulation is active, for every caller: functions, modules and C++.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from actbench.ops import hostmemory
+from actbench.simulator.profiles import DeviceProfile
+
+aten = torch.ops.aten
+
+Kernel = Literal["flash", "efficient", "math"]
+
+_MASK_ALIGNMENT = 8
+
+
+def choose(profile: DeviceProfile, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Kernel:
+    """Return the kernel that torch picks on a CUDA device, by its own conditions and in its own order.
+
+    Args:
+        profile: The device.
+        q: Queries, (batch, heads, rows, width).
+        k: Keys, (batch, heads or fewer, columns, width).
+        v: Values, shaped as the keys; their width may differ.
+        mask: Mask to add to the scores, or None.
+        is_causal: Whether each row sees only the columns up to its own.
+    """
+    if not _is_fusable(q, k, v):
+        return "math"
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    same_width = q.shape[-1] == v.shape[-1]
+    square = q.shape[2] == k.shape[2] or not is_causal
+    if profile.has_tensor_float and half and mask is None and same_width and square and q.shape[-1] <= 256:
+        return "flash"
+    known_type = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and profile.has_tensor_float)
+    alignment = 8 if half else 4 if profile.has_tensor_float else 1
+    aligned = q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
+    return "efficient" if known_type and aligned and q.shape[1] == k.shape[1] else "math"
+
+
+def attend(
+    profile: DeviceProfile,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the attention output by the kernel of :func:`choose`; arguments as in ``F.scaled_dot_product_attention``.
+
+    Only the flash kernel takes shared key and value heads (``enable_gqa``); for other kernels they are repeated.
+    """
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _additive(attn_mask, q.dtype)
+    kernel = choose(profile, q, k, v, attn_mask, is_causal)
+    if kernel == "flash":
+        return _flash(q, k, v, dropout_p, is_causal, q.shape[-1] ** -0.5 if scale is None else scale)
+    if kernel == "efficient":
+        bias = None if attn_mask is None else _aligned(attn_mask).expand(*q.shape[:3], k.shape[2])
+        graph = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        fused = aten._scaled_dot_product_efficient_attention.default
+        return _first(fused(q, k, v, bias, graph, dropout_p, is_causal, scale=scale))
+    math = aten._scaled_dot_product_attention_math.default
+    return _first(math(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+
+
+def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    all_four = all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in (q, k, v))
+    return all_four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
+    """Run the flash kernel; pad a width that is no multiple of 8 with zeros, and cut the output."""
+    width = q.shape[-1]
+    if width % 8:
+        q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
+    fused = aten._scaled_dot_product_flash_attention.default
+    output = _first(fused(q, k, v, dropout_p, is_causal, False, scale=scale))
+    return output[..., :width] if width % 8 else output
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    zero, minus_infinity = (torch.scalar_tensor(value, dtype=dtype) for value in (0.0, float("-inf")))
+    return torch.where(mask, zero, minus_infinity)
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    if mask.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    columns = mask.shape[-1]
+    return F.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
+
+
+def _first(outputs: tuple[Tensor, ...]) -> Tensor:
+    return outputs[0]
+
+
+_IN_FLOAT32 = ("layer_norm", "group_norm", "nll_loss", "mse_loss", "norm.Scalar", "pow.Tensor_Scalar", "rsqrt", "exp")
+"""Operators that CUDA's autocast computes in float32, and the CPU's does not."""
+
+_INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
+"""Such operators that themselves take half types and return float32."""
+
+
+def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
+    """Let steps on fake tensors run the operators of a device, and distinguish its memory from the host's."""
+    return cuda_operators(profile) if profile.is_cuda else hostmemory.as_the_device()
+
+
+@contextmanager
+def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
+    """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():  # torch 2.11 warns of kernels that replace others
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for (name, key), kernel in _kernels(profile).items():
+                library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
+    """Return the replacement of each operator, by its name and dispatch key."""
+    composites: dict[str, Callable[..., Any]] = {
+        "scaled_dot_product_attention": functools.partial(attend, profile),
+        "dropout": _dropout,
+        "softmax.int": functools.partial(_softmax, aten._softmax.default),
+        "log_softmax.int": functools.partial(_softmax, aten._log_softmax.default),
+    }
+    in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32}
+    into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
+    return {(name, "AutogradCPU"): kernel for name, kernel in composites.items()} | {
+        (name, "AutocastCPU"): _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()
+    }
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Save a mask of one byte per element; the CPU saves one in the dtype of the input."""
+    if not train or p == 0 or x.numel() == 0:
+        return x
+    dropped: tuple[Tensor, Tensor] = aten.native_dropout.default(x, p, True)
+    return dropped[0]
+
+
+def _softmax(fused: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Read half types and write float32 in one kernel; the CPU first makes a float32 copy."""
+    widen = dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
+    result: Tensor = fused(x if widen or dtype is None else x.to(dtype), dim, widen)
+    return result
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return kernel(*args, **kwargs)
+
+    return run
+
+
+def _in_float32(operator: Any) -> Callable[..., Any]:
+    def widened(value: Any) -> Any:
+        is_half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        return value.float() if is_half else value
+
+    return lambda *args, **kwargs: operator(*tree_map(widened, args), **tree_map(widened, kwargs))
+
+
+def _into_float32(operator: Any) -> Callable[..., Any]:
+    def run(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        given = [value for value in args if not isinstance(value, torch.dtype)]
+        asked = dtype or next((value for value in args if isinstance(value, torch.dtype)), None)
+        return operator(x, *given, dtype=asked or (torch.float32 if x.is_floating_point() else None), **kwargs)
+
+    return run

@@ -1,0 +1,228 @@
+"""The devices that a step can be simulated for: the shipped ones, and those of the user's own files."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from actbench.errors import UsageError
+from actbench.machine import memory_bytes
+from actbench.model.declared import unknown_device_profile
+from actbench.model.records import Data
+from actbench.paths import read_toml
+from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
+from actbench.units import GIB
+from actbench.validation import explain
+
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # true is none
+# What no device is near, and nothing computed from which overflows or vanishes.
+Gib = Annotated[_Number, Field(ge=2**-10, le=2**20)]
+Rate = Annotated[_Number, Field(ge=1e-6, le=1e6)]
+Microseconds = Annotated[_Number, Field(ge=1e-6, le=1e9)]
+Delay = Annotated[_Number, Field(ge=0, le=1e9)]
+Share = Annotated[_Number, Field(ge=1e-6, le=1.5)]
+Amount = Annotated[_Number, Field(ge=1e-6, le=1e18)]
+Version = Annotated[int, Field(strict=True, ge=0, lt=1000)]
+
+
+class KindTable(Data):
+    """The shares of rates that one kind of operator reaches; see ``measuring/cost/efficiencies.toml``."""
+
+    fp32: Share | None = None
+    tf32: Share | None = None
+    half: Share | None = None
+    fp8: Share | None = None
+    memory: Share
+    ramp: Delay
+
+
+_TIMED = ("fp32", "bandwidth", "link", "launch", "peer", "network", "devices")
+"""What says something of times alone."""
+
+Point = tuple[Amount, Microseconds] | tuple[Amount, Amount, Microseconds]
+
+
+def _alike(points: list[Point]) -> list[Point]:
+    if len({len(point) for point in points}) > 1:
+        raise ValueError("points of an operator are all pairs or all triples")
+    if len(points[0]) == 2 and any(after[0] <= before[0] for before, after in pairwise(points)):
+        raise ValueError("the bytes of an operator grow from pair to pair")
+    return points
+
+
+Points = Annotated[list[Point], Field(min_length=1), AfterValidator(_alike)]
+
+
+class OperatorTable(Data):
+    """Times of one operator: pairs of bytes and microseconds, or triples of operations, bytes and microseconds."""
+
+    fp32: Points | None = None
+    tf32: Points | None = None
+    half: Points | None = None
+    fp8: Points | None = None
+
+
+class HostTable(Data):
+    """The host's time for an operator in microseconds, and its memory's bandwidth in GB/s."""
+
+    forward: Microseconds
+    backward: Microseconds
+    optimizer: Microseconds | None = None  # None: as forward
+    view: Microseconds
+    packing: Microseconds
+    listed: Microseconds
+    bandwidth: Rate
+
+
+class DeviceTable(Data):
+    """A device; see ``measuring/meters/devices.toml``. A file of one device may have its own efficiencies."""
+
+    gib: Gib
+    compute_capability: tuple[Version, Version] | None = None
+    fp32: Rate | None = None
+    tf32: Rate | None = None
+    half: Rate | None = None
+    fp8: Rate | None = None
+    bandwidth: Rate | None = None
+    link: Rate | None = None
+    launch: Delay | None = None
+    peer: Rate | None = None  # that of link
+    devices: Annotated[int, Field(strict=True, gt=0, le=2**20)] = 8
+    network: Rate = 12.5
+    machine: str = ""
+    sustained: Share = 1.0
+    source: str = ""
+    host: HostTable | None = None
+    efficiencies: dict[str, KindTable] | None = None
+    operators: dict[str, OperatorTable] | None = None
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether it has all rates that an estimate of time needs."""
+        return None not in (self.fp32, self.bandwidth, self.link, self.launch)
+
+
+@functools.cache
+def shipped() -> dict[str, DeviceTable]:
+    """Return the shipped devices, by name."""
+    text = resources.files("actbench.simulator").joinpath("devices.toml").read_text(encoding="utf-8")
+    return {name: DeviceTable.model_validate(table) for name, table in tomllib.loads(text).items()}
+
+
+def read(path: Path) -> DeviceTable:
+    """Return the device of a user's file; a UsageError if it cannot be read, or describes no possible device."""
+    flag = f"--device-profile {str(path)!r}"
+    found = read_toml(path, flag, UsageError)
+    try:
+        table = DeviceTable.model_validate(found)
+    except ValidationError as error:
+        sections: dict[str, type[Data]] = {
+            "": DeviceTable,
+            "host": HostTable,
+            "efficiencies": KindTable,
+            "operators": OperatorTable,
+        }
+        raise UsageError(f"{flag}: {'; '.join(explain(error, found, sections))}") from None
+    unknown = set(table.efficiencies or {}) - published().kinds.keys()
+    if unknown:
+        raise UsageError(
+            f"{flag}: there is no kind of operator {', '.join(sorted(unknown))}; known: {', '.join(published().kinds)}"
+        )
+    if (table.efficiencies or table.operators) and table.host is None:
+        raise UsageError(f"{flag}: efficiencies and operators need the table [host] beside them")
+    some = [name for name in _TIMED if name in table.model_fields_set]
+    if some and not table.has_rates:
+        raise UsageError(f"{flag}: fp32, bandwidth, link and launch belong together; it has {', '.join(some)}")
+    return table
+
+
+CUDA_BLOCK_BYTES = 512
+"""torch's CUDA allocator rounds every allocation up to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """A device, as far as it decides the bytes and the time of a step.
+
+    Attributes:
+        memory_bytes: The device's total memory as torch reports it; the driver also takes its share from it.
+        compute_capability: Major and minor version of a CUDA device; None for the CPU.
+        rates: Its peak rates; None if unknown, and then no time is estimated.
+        measured: Measured shares of these rates that operators reach; None for published shares of other devices.
+    """
+
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int] | None
+    rates: Rates | None = None
+    measured: Efficiencies | None = None
+
+    @property
+    def efficiencies(self) -> Efficiencies:
+        """The shares of its rates that operators reach."""
+        return self.measured or published()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether CUDA's operators are used: fused attention and dropout, foreach optimizers, its autocast types."""
+        return self.compute_capability is not None
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The allocator rounds each allocation up to a multiple of this."""
+        return CUDA_BLOCK_BYTES if self.is_cuda else 1
+
+    @property
+    def has_tensor_float(self) -> bool:
+        """Whether it has bfloat16, TF32 and flash attention: CUDA devices from Ampere (8.0) on."""
+        return self.compute_capability is not None and self.compute_capability >= (8, 0)
+
+
+def _profile(name: str, table: DeviceTable) -> DeviceProfile:
+    measured = None
+    if table.host is not None:
+        kinds = {kind: each.model_dump() for kind, each in (table.efficiencies or {}).items()}
+        operators = {name: each.model_dump(exclude_none=True) for name, each in (table.operators or {}).items()}
+        host = table.host.model_dump()
+        known = published()
+        measured = efficiencies(kinds, host, known.links, known.overlap, beside=known.kinds, operators=operators)
+    return DeviceProfile(
+        name,
+        round(table.gib * GIB),
+        table.compute_capability,
+        rates(table.model_dump()) if table.has_rates else None,
+        measured,
+    )
+
+
+_PROFILES = {"cpu": DeviceProfile("cpu", memory_bytes(), None)} | {
+    name: _profile(name, table) for name, table in shipped().items()
+}
+
+DEFAULT = "cuda-16gib"
+
+
+def profiles() -> list[DeviceProfile]:
+    """Return all profiles."""
+    return list(_PROFILES.values())
+
+
+def names() -> list[str]:
+    """Return the names of all profiles."""
+    return list(_PROFILES)
+
+
+def get(name: str) -> DeviceProfile:
+    """Return the profile of a name, or of a ``.toml`` file; a UsageError if there is none, or it cannot be used."""
+    if name in _PROFILES:
+        return _PROFILES[name]
+    if name.endswith(".toml"):
+        return _profile(name, read(Path(name)))
+    raise unknown_device_profile(name, names())

@@ -1,0 +1,100 @@
+"""What torch's caching allocator reserves for one step's allocations on one stream of a CUDA device or several.
+
+A block serves requests of the stream it was cut for only. FSDP2 allocates on streams of its own: what it gathers into,
+and what reduced gradients come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from actbench.measure.meters.peak import Event
+from actbench.simulator.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
+
+
+def reserved_bytes(
+    parts: Iterable[Sequence[Event]], *, limit_bytes: int, expandable: bool, streams: Mapping[int, str] | None = None
+) -> int:
+    """Return the most bytes that torch's allocator reserves in a run of ``parts``, which may repeat.
+
+    More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
+    small: the device then becomes as much larger as each such allocation takes.
+
+    Segments may grow if ``expandable``. ``streams`` says which storages are allocated on which stream; all others are
+    on the one that computes.
+    """
+    pools = Pools(limit_bytes, expandable=expandable, streams=streams)
+    for part in parts:
+        pools.play(part)
+    return pools.peak_bytes
+
+
+class Pools:
+    """The blocks of each stream, on one device of ``limit_bytes``; arguments as for :func:`reserved_bytes`.
+
+    With ``refuses`` an allocation that would fail is left out, and the device does not become larger.
+
+    Attributes:
+        peak_bytes: Most bytes that were reserved so far.
+        is_exceeded: Whether an allocation would have failed.
+    """
+
+    def __init__(
+        self, limit_bytes: int, *, expandable: bool, streams: Mapping[int, str] | None = None, refuses: bool = False
+    ) -> None:
+        self._refuses = refuses
+        self._make: Callable[[int], CachingAllocator] = ExpandableAllocator if expandable else CachingAllocator
+        self._limit_bytes = limit_bytes
+        self._of: dict[str, CachingAllocator] = {}
+        self._streams = streams or {}
+        self._held: set[int] = set()
+        self.peak_bytes = 0
+        self.is_exceeded = False
+
+    def play(self, events: Iterable[Event]) -> None:
+        """Let storages be allocated and freed."""
+        for name, amount in events:
+            stream = self._streams.get(name, "")
+            if name in self._held:
+                self.of(stream).free(name)
+                self._held.remove(name)
+            if amount and self.allocate(stream, name, amount):
+                self._held.add(name)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes that are reserved now."""
+        return sum(each.reserved_bytes for each in self._of.values())
+
+    def give_back(self) -> None:
+        """Give the device what is wholly free."""
+        for each in self._of.values():
+            each.give_back()
+
+    def of(self, stream: str) -> CachingAllocator:
+        """Return what is cut for a stream."""
+        if stream not in self._of:
+            self._of[stream] = self._make(self._limit_bytes)
+        return self._of[stream]
+
+    def allocate(self, stream: str, name: int, amount: int) -> bool:
+        """Return whether a request is served; where the device is full, all streams give back what is wholly free."""
+        pool = self.of(stream)
+        pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
+        try:
+            pool.allocate(name, amount)
+        except OutOfSegments:
+            for other in self._of.values():
+                if other is not pool:
+                    other.give_back()
+            pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
+            try:
+                pool.allocate(name, amount)
+            except OutOfSegments:
+                self.is_exceeded = True
+                if self._refuses:
+                    return False
+                pool.allocate_beyond(name, amount)
+                self._limit_bytes = max(self._limit_bytes, self.reserved_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
+        return True

@@ -1,0 +1,96 @@
+"""The largest batch of a simulated case: foretold from the steps of two batches, then proved by simulated steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actbench.measure import search
+from actbench.measure.meters.base import MemoryReading
+from actbench.measure.search import LARGEST_TRIED, Trial
+from actbench.model.measured import LargestBatch
+from actbench.scheme.setup import TrainStep
+from actbench.simulator.scaled import Ran, needed_bytes
+from actbench.simulator.simulated import SimulatedMeter
+
+Tried = Callable[[int, bool], object]
+"""Told of each trial: its batch, and whether the step fits."""
+
+
+def largest_batch(
+    meter: SimulatedMeter, step: Callable[[int], TrainStep], batch_size: int, reading: MemoryReading, tried: Tried
+) -> LargestBatch:
+    """Return the largest batch that fits.
+
+    ``reading`` is that of the step of ``batch_size``, which ``meter`` has read last.
+    """
+    return _Search(meter, step, tried).result(batch_size, reading)
+
+
+_FORETELLINGS = 3
+"""How often the largest batch is foretold, each time from steps nearer to it, before steps alone find it."""
+
+
+class _Search:
+    def __init__(self, meter: SimulatedMeter, step: Callable[[int], TrainStep], tried: Tried) -> None:
+        self._meter, self._step, self._tried = meter, step, tried
+        self._limit = meter.memory_bytes
+        self._trials: dict[int, Trial] = {}
+        self._ran: dict[int, Ran] = {}
+        self._seconds: dict[int, float] = {}
+
+    def result(self, batch_size: int, reading: MemoryReading) -> LargestBatch:
+        self._note(batch_size, reading)
+        fixed = (0, reading.weights_bytes + (reading.gradients_bytes or 0) + (reading.optimizer_bytes or 0))
+        guess = search.predict(fixed, (batch_size, self._trials[batch_size].needed_bytes or 1), self._limit)
+        for _ in range(_FORETELLINGS):
+            self._probe(guess or 1)
+            if self._foretell():
+                break
+            first, second = self._nearest()
+            guess = search.predict(first, second, self._limit)
+        found = search.largest(self._try, memory_limit_bytes=self._limit, known=dict(self._trials))
+        seconds = self._seconds.get(found.batch_size)
+        return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
+
+    def _probe(self, guess: int) -> None:
+        """Try a batch, or its neighbour if it was tried."""
+        batch = min(max(guess, 1), LARGEST_TRIED - 1)
+        self._try(batch + (batch in self._trials))
+
+    def _foretell(self) -> bool:
+        """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.
+
+        Returns whether the neighbours prove what was foretold.
+        """
+        one, other = ((batch, self._ran[batch]) for batch, _ in self._nearest())
+        needed = needed_bytes(one, other, limit_bytes=self._limit)
+        if needed is None:
+            return False
+
+        def fits(batch: int) -> Trial:
+            amount = needed(batch)
+            return Trial(amount <= self._limit, amount)
+
+        foretold = search.largest(fits, memory_limit_bytes=self._limit, known=self._trials).batch_size
+        at = foretold == 0 or self._try(foretold).fits
+        neighbour = foretold + 1 if at else foretold - 1
+        above = neighbour <= 0 or (neighbour <= LARGEST_TRIED and self._try(neighbour).fits)
+        return at is not above
+
+    def _nearest(self) -> list[tuple[int, int]]:
+        """Return the two batches whose bytes are nearest to the limit, with these."""
+        needed = [(batch, trial.needed_bytes or 0) for batch, trial in self._trials.items()]
+        return sorted(needed, key=lambda each: abs(self._limit - each[1]))[:2]
+
+    def _try(self, batch: int) -> Trial:
+        if batch not in self._trials:
+            self._note(batch, self._meter.memory(self._step(batch)))
+            self._tried(batch, self._trials[batch].fits)
+        return self._trials[batch]
+
+    def _note(self, batch: int, found: MemoryReading) -> None:
+        self._trials[batch] = Trial(found.over_limit_bytes is None, found.peak_bytes, found.reserved_bytes)
+        assert self._meter.ran is not None
+        self._ran[batch] = self._meter.ran
+        if found.estimated is not None:
+            self._seconds[batch] = found.estimated.step_seconds

@@ -1,0 +1,300 @@
+"""The simulated meter: one step on fake tensors, with the operators and block size of a device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from actbench import longsteps
+from actbench.errors import UntraceableError
+from actbench.measure.meters import footprint, watch as watching
+from actbench.measure.meters.base import MemoryReading, Meter, at_once, held_by_cycles
+from actbench.measure.meters.peak import Event, Moments, alive
+from actbench.measure.meters.watch import Watch
+from actbench.model.measured import EstimatedTime, PeakParts
+from actbench.model.records import MeterName
+from actbench.ops import hostmemory
+from actbench.ops.simulation import repeated_by
+from actbench.packing import savedtensors
+from actbench.scheme.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
+from actbench.simulator import simulatedstep, temporaries
+from actbench.simulator.cost.clock import communication, estimate
+from actbench.simulator.cost.recorder import Done, Recorder
+from actbench.simulator.fake import fake_mode, mode_of, shapes_only, to_fake
+from actbench.simulator.operators import device_operators
+from actbench.simulator.profiles import DeviceProfile
+from actbench.simulator.reserved import reserved_bytes
+from actbench.simulator.scaled import Ran
+from actbench.simulator.simulatedstep import MicroPasses
+from actbench.simulator.tracker import StorageTracker
+from actbench.simulator.unmodelled import Unmodelled
+
+_UNTIMED = (
+    "No step time is estimated: the speed of {} is unknown; name a card with --device-profile ('actbench devices' "
+    "marks those with times est.), or measure this machine with 'actbench calibrate'."
+)
+
+
+class SimulatedMeter(Meter):
+    """Counts the bytes of a step without computing it, in the same time for any batch.
+
+    Without a memory limit a step may use all memory of the device.
+
+    Attributes:
+        done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
+            device is.
+        ran: The step that was read last.
+    """
+
+    name: MeterName = "simulated"
+    materialize = False
+
+    def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
+        self.profile = profile
+        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self._mode = fake_mode()
+        self._is_active = False
+        self.done: Sequence[Done] = ()
+        self.ran: Ran | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make new tensors fake and run the device's operators; reentrant."""
+        if self._is_active:
+            yield
+            return
+        self._is_active = True
+        try:
+            with self._mode, self.operators():
+                yield
+        finally:
+            self._is_active = False
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of the simulated device."""
+        return device_operators(self.profile)
+
+    def adopt(self, setup: TrainingSetup) -> TrainingSetup:
+        """Make the module's parameters and buffers fake, in place.
+
+        A module that is already fake keeps its fake tensor mode, since its loss and batches belong to it too.
+
+        Raises:
+            UntraceableError: The model has recurrent layers.
+        """
+        recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
+        if recurrent is not None:
+            raise UntraceableError(
+                f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
+                "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
+            )
+        self._mode = mode_of(setup.module) or self._mode
+        to_fake(setup.module, self._mode)
+        return setup
+
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch with its real tensors made fake."""
+        return {name: tree_map(self._fake, value) for name, value in batch.items()}
+
+    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
+        """Run the step on fake tensors and read the tracker, even if the step does not fit.
+
+        Raises:
+            UntraceableError: The model needs values, or an operator without a fake form.
+        """
+        recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
+        unmodelled = Unmodelled()
+        tracker = StorageTracker(
+            rounding=self.profile.rounding_bytes,
+            host_is_free=self.profile.is_cuda,
+            temporaries=temporaries.cuda if self.profile.is_cuda else unmodelled.temporaries,
+            observe=recorder.note,
+            made=watch.made if watch else lambda name, func: None,
+        )
+        repeated, parameters = repeated_by(recorder.repeating), step.setup.module.parameters()
+        followed = longsteps.followed(parameters, lambda: step.phase)
+        with followed, self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
+            if self.profile.is_cuda:
+                use_foreach(step.optimizer)
+            reading, run = _read(step, tracker, recorder, watch)
+        step.notes += unmodelled.warnings()
+        grows, streams = step.setup.expandable_segments, tracker.communicated.streams
+        if self.profile.is_cuda:
+            reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
+            reading = replace(reading, reserved_bytes=reserved)
+        self.ran = Ran(reading, run, streams, grows)
+        untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
+        self.done = recorder.done
+        timed = replace(reading, estimated=self._time(), communication=communication(self.done), untimed=untimed)
+        return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
+
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
+        """Return None: a step that is not computed takes no time that means anything."""
+        return
+
+    def _time(self) -> EstimatedTime | None:
+        if self.profile.rates is None:
+            return None
+        shares = self.profile.efficiencies
+        return estimate(self.done, self.profile.rates, shares, asynchronous=self.profile.is_cuda)
+
+    def _fake(self, value: object) -> object:
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+
+def _read(
+    step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None
+) -> tuple[MemoryReading, list[list[Event]]]:
+    """Return the reading of one step in the steady state, and the events of two steps in a row.
+
+    Forward and backward do not depend on optimizer state, so they run once without it, and its bytes are added. The
+    optimizer steps twice on the same gradients, and the second step counts.
+    """
+    tracker.add(footprint.everything(step))
+    if isinstance(step.optimizer, StepsInBackward):
+        step()  # the backward pass makes its state
+        _settle_state(step, tracker)
+    weights = footprint.weights(step.setup.module)
+    weights_named = tracker.names(weights)
+    passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
+    packed: set[int] = set()
+
+    def turn() -> None:
+        passes.turn()
+        if watch:
+            packed.update(tracker.names_of(savedtensors.packed_storages()))
+
+    if watch:
+        simulatedstep.own_before(watch, tracker)
+    step.around_forward = turn
+    own = footprint.own_weights(step.setup.module)
+    loss, before, begun = _forward(step, tracker, recorder)
+    gathered = tracker.names(footprint.gathered(step.setup.module, own))
+    tracker.communicated.gathered |= gathered
+    held = alive(tracker.events) if gathered else {}
+    after = tracker.live_bytes - sum(held.get(name, 0) for name in gathered)
+    step.backward(loss)
+    step.around_forward = lambda: None
+    recorder.is_on = False
+    gradients = footprint.gradients(step)
+    gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
+    if watch:
+        simulatedstep.own(watch, tracker, watching.gradients(step))
+    del loss, gradients
+    peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
+    host_updating = len(tracker.host)
+    made, cyclic = _make_optimizer_state(step, tracker)
+    at_first = made
+    state_named = tracker.names(footprint.optimizer_state(step.optimizer))
+    if watch:
+        simulatedstep.own(watch, tracker, watching.state(step))
+    repeating, host_repeating = len(tracker.events), len(tracker.host)
+    recorder.is_on = True
+    step.update()
+    events = tracker.events
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
+    more = PeakParts(optimizer_bytes=max(made, 0))
+    if tracker.peak_bytes + cyclic > peak_bytes + made:
+        peak_bytes, peak_at, made = tracker.peak_bytes + cyclic, tracker.peak_at, 0
+        more = PeakParts(temporary_bytes=cyclic)
+    step.notes = held_by_cycles(cyclic, peak_bytes + made)
+    moments = Moments(begun, passes.forwards(begun), updating)
+    phase_peaks = moments.peaks(events, repeating, at_first)
+    kinds = moments.kinds(
+        events,
+        weights=weights_named,
+        state=state_named | tracker.names(state),
+        gradients=gradients_named | passes.replaced,
+        packed=packed,
+        communicated=tracker.communicated,
+    )
+    if watch:
+        parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
+        watch.events = simulatedstep.whole_step(tracker, parts, watch)
+    reading = MemoryReading(
+        weights_bytes=footprint.stored_bytes(weights),
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=footprint.stored_bytes(state),
+        activation_bytes=after - before,
+        peak_bytes=peak_bytes + made,
+        peak_phase=moments.phase(peak_at),
+        phase_peaks=phase_peaks,
+        peak_parts=moments.parts(events, peak_at, kinds, more),
+    )
+    step_taken, update = events[begun:updating], events[repeating:]
+    return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
+
+
+def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[Tensor, int, int]:
+    """Run a forward pass as from the second step on; return the loss, and the bytes alive and events before the pass.
+
+    Tensors that modules hold from one step to the next are no activations: they exist before the pass, which replaces
+    them. If the first pass makes such tensors, a whole step runs before the one that counts.
+    """
+    held_bytes = _held_bytes(step, tracker)
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
+    recorder.begin()
+    loss = step.forward()
+    if _held_bytes(step, tracker) == held_bytes:
+        return loss, before, begun
+    turn, step.around_forward = step.around_forward, lambda: None  # all micro-batches run, whose losses are then freed
+    step.backward(loss)
+    step.around_forward = turn
+    del loss
+    step.abandon()
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
+    recorder.begin()
+    return step.forward(), before, begun
+
+
+def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
+    made = footprint.made_tensors(step.setup.module)
+    tracker.add(made)
+    return footprint.stored_bytes(made)
+
+
+def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> tuple[int, int]:
+    """Step the optimizer once; return the bytes by which its state grows, and those that cycles held until then."""
+    before, passed = tracker.live_bytes, len(tracker.events)
+    step.optimizer.step()
+    stepped = len(tracker.events)
+    _settle_state(step, tracker)
+    older = alive(tracker.events[:passed])
+    cyclic = sum(older.get(name, 0) for name, amount in tracker.events[stepped:] if not amount)
+    return tracker.live_bytes - before + cyclic, cyclic
+
+
+def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
+    """Bring memory from the first step to the state of later ones: counters in host memory, and no garbage."""
+    counters = _step_counters(step.optimizer)
+    if tracker.host_is_free:
+        for counter in counters:
+            hostmemory.mark(counter.untyped_storage())
+        tracker.add(counters)
+    gc.collect()
+    tracker.reset_peak()
+
+
+def use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Choose torch.optim's default implementation for CUDA parameters."""
+    if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
+        return  # it steps parameter by parameter on every device
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the step counters of Adam and others; for CUDA parameters they are on the host, unless fused."""
+    groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
+    states = [optimizer.state.get(parameter) for group in groups for parameter in group["params"]]
+    counters = [state.get("step") for state in states if isinstance(state, dict)]
+    return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

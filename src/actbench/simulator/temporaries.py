@@ -1,0 +1,250 @@
+"""What operators allocate and free before they return: the part of a peak that no tracker of results sees.
+
+Bytes are those of torch's kernels, without the workspaces of libraries (cuBLAS, cuDNN) and buffers of a few KiB per
+thread. Convolutions on the CPU run in oneDNN (``onednn.py``) or unfold images. A transposed convolution is
+the gradient of a convolution with respect to its input, and the other way round. Both therefore have the same three
+peaks, each with its result: for the output, for the gradient of the input, and for the gradient of the weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from actbench.simulator import onednn
+from actbench.simulator.caching import round_up
+
+
+def convolution(args: Any, result: Tensor) -> int:
+    """Return the bytes of the temporaries of ``convolution``."""
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
+    if not _uses_onednn(x, weight, stride, dilation, groups):
+        return _columns(result, weight, x) if transposed else _column_bytes(x, weight, result, stride)
+    conv = _of_onednn(x, weight, result, stride, padding, dilation, groups, transposed)
+    peak = onednn.image_peak(conv, transposed=True) if transposed else onednn.output_peak(conv)
+    return peak - _bytes(result) + _copied(x, weight)
+
+
+def convolution_backward(args: Any, result: Any) -> int:
+    """Return the bytes of the temporaries of ``convolution_backward``: the input's gradient, then the weight's."""
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
+    copied = _copied(x, weight, grad)
+    if not _uses_onednn(x, weight, stride, dilation, groups):
+        return copied + (0 if transposed else _column_bytes(x, weight, grad, stride))
+    conv = _of_onednn(x, weight, grad, stride, padding, dilation, groups, transposed)
+    x_grad = _bytes(x) if wanted[0] else 0
+    w_grad = _bytes(weight) if wanted[1] else 0
+    of_input = of_weight = 0
+    if wanted[0]:
+        of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
+    if wanted[1]:
+        of_weight = onednn.weight_peak(conv)
+    return copied + max(of_input, x_grad + of_weight) - x_grad - w_grad
+
+
+def _of_onednn(
+    x: Tensor,
+    weight: Tensor,
+    output: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    transposed: bool,
+) -> onednn.Convolution:
+    image, made = (output, x) if transposed else (x, output)
+    last = _convolves_last(x, weight)
+    return onednn.Convolution(image, weight, made, max(stride), max(padding), max(dilation), groups, last)
+
+
+def _convolves_last(x: Tensor, weight: Tensor) -> bool:
+    """Return whether torch convolves with channels last: strides say so, of pointwise weights and of slices, too."""
+    return any(each.dim() == 4 and suggest_memory_format(each) == torch.channels_last for each in (x, weight))
+
+
+def _copied(x: Tensor, weight: Tensor, *others: Tensor) -> int:
+    """Return the bytes of copies of operands that are not in the layout in which torch convolves."""
+    layout = torch.channels_last if _convolves_last(x, weight) else torch.contiguous_format
+    return sum(_bytes(each) for each in (x, weight, *others) if not each.is_contiguous(memory_format=layout))
+
+
+def _has_layout(tensor: Tensor, layout: torch.memory_format) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=layout)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:
+    """Return whether torch chooses oneDNN; it convolves tiny single images with its own kernel."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not available or not torch.backends.mkldnn.enabled or x.dtype == torch.float64:
+        return False
+    kernel = weight.shape[2:]
+    plain = max(stride) == 1 and max(dilation) == 1 and max(kernel) == 1
+    if plain and x.shape[0] < 16 and torch.get_num_threads() == 1:
+        return False
+    return groups > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
+
+
+def _column_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
+    if max(weight.shape[2:]) == 1 and max(stride) == 1:
+        return 0  # a pointwise kernel reads the image itself
+    return _columns(x, weight, output)
+
+
+def _columns(x: Tensor, weight: Tensor, output: Tensor) -> int:
+    return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+aten = torch.ops.aten
+
+Formula = Callable[[Any, Any], int]
+"""From an operator's arguments and its result to the bytes of its temporaries."""
+
+
+def _layout_of(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if _is_channels_last(tensor) else torch.contiguous_format
+
+
+def _batch_norm_backward(args: Any, result: Any) -> int:
+    """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
+    grad, x = args[:2]
+    both = grad.is_contiguous() and x.is_contiguous()
+    both |= _has_layout(grad, torch.channels_last) and _has_layout(x, torch.channels_last)
+    return _bytes(x) if both else 0
+
+
+def _pool_backward(args: Any, result: Tensor) -> int:
+    """Kernels work in the layout of the output's gradient; the result, in that of the input, and indices are copied."""
+    grad, *others = args
+    layout = _layout_of(grad)
+    indices = [each for each in others[1:] if isinstance(each, Tensor)]
+    copied = [each for each in (result, *indices) if each.dim() == 4 and not _has_layout(each, layout)]
+    return sum(map(_bytes, copied)) + (0 if grad.dim() != 4 or _has_layout(grad, layout) else _bytes(grad))
+
+
+def _group_norm_backward(args: Any, result: Any) -> int:
+    """Where the layouts of the output's gradient and the input differ, that gradient and the result are made twice."""
+    grad, x = args[:2]
+    return 0 if grad.dim() != 4 or _has_layout(grad, _layout_of(x)) else 2 * _bytes(x)
+
+
+_SMALL_IMAGE = 128
+"""Height and width of images, added, up to which upsampling runs with channels last."""
+
+
+def _upsample(args: Any, result: Tensor) -> int:
+    """Small images are copied to channels last, and their results back."""
+    x: Tensor = args[0]
+    is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE
+    return _bytes(x) + _bytes(result) if is_small and not _has_layout(x, torch.channels_last) else 0
+
+
+def _trilinear(args: Any, result: Tensor) -> int:
+    """``nn.Bilinear`` and its gradients multiply twice for each output feature; both products are alive at once."""
+    operands, (first, second, third, summed) = args[:3], args[3:7]
+    looped = args[7] if len(args) > 7 else 1
+    shapes = [_with_ones(each.shape, added) for each, added in zip(operands, (first, second, third), strict=True)]
+    outer = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
+    inner = [1 if at == looped or (at in summed and at in third) else size for at, size in enumerate(outer)]
+    whole = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    last = [1 if at == looped or at in summed else size for at, size in enumerate(whole)]
+    return (math.prod(inner) + math.prod(last)) * result.element_size()
+
+
+def _with_ones(shape: torch.Size, added: list[int]) -> list[int]:
+    sizes = list(shape)
+    for at in added:
+        sizes.insert(at, 1)
+    return sizes
+
+
+def _sum(args: Any, result: Tensor) -> int:
+    """A sum in another dtype is computed from a copy in that dtype; CUDA avoids the copy for half types."""
+    x: Tensor = args[0]
+    return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
+
+
+def _sum_on_cuda(args: Any, result: Tensor) -> int:
+    is_half = args[0].dtype in (torch.float16, torch.bfloat16)
+    return 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
+
+
+def _safe_softmax(args: Any, result: Tensor) -> int:
+    """One byte per score marks minus infinity, and one byte per row marks rows that are all minus infinity."""
+    return result.numel() + result.numel() // max(result.shape[-1], 1)
+
+
+def _flash_attention_backward(args: Any, result: Any) -> int:
+    """The gradient of the queries is summed in float32, in tiles of 128 rows; shared heads get one per query head."""
+    _, query, key = args[:3]
+    batch, heads, rows, width = query.shape
+    tiled: int = batch * heads * round_up(rows, 128)
+    shared: int = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
+    return tiled * round_up(width, 32) * 4 + tiled * 4 + shared
+
+
+def _efficient_attention_backward(args: Any, result: Any) -> int:
+    """Row sums of gradient times output; float32 needs the whole product for them, half types sum in float32."""
+    query: Tensor = args[1]
+    return query.numel() * 4 + query.numel() // query.shape[-1] * 4
+
+
+def _reduced(args: Any, result: Tensor) -> int:
+    """A loss of one number is the sum or mean of one for each element."""
+    return 0 if result.dim() else max(_bytes(each) for each in args[:2])
+
+
+_LOSSES: Mapping[Any, Formula] = dict.fromkeys(
+    (aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced
+)
+
+_CPU: Mapping[Any, Formula] = {
+    **_LOSSES,
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.max_pool2d_with_indices_backward.default: _pool_backward,
+    aten.avg_pool2d_backward.default: _pool_backward,
+    aten._adaptive_avg_pool2d_backward.default: _pool_backward,
+    aten.adaptive_max_pool2d_backward.default: _pool_backward,
+    aten.upsample_nearest2d.default: _upsample,
+    aten._upsample_nearest_exact2d.default: _upsample,
+    aten.upsample_bilinear2d.default: _upsample,
+    aten._trilinear.default: _trilinear,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+}
+
+_CUDA: Mapping[Any, Formula] = {
+    **_LOSSES,
+    aten._trilinear.default: _trilinear,
+    aten.sum.default: _sum_on_cuda,
+    aten.sum.dim_IntList: _sum_on_cuda,
+    aten._safe_softmax.default: _safe_softmax,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
+}
+
+
+def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
+    formula = table.get(func)
+    return 0 if formula is None else formula(args, result)
+
+
+cpu, cuda = functools.partial(_look_up, _CPU), functools.partial(_look_up, _CUDA)
+"""Return the bytes of an operator's temporaries on a device, from the operator, its arguments and its result."""

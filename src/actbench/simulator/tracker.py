@@ -1,0 +1,290 @@
+"""Bytes of the storages that are alive, real or fake, tracked while operators run."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actbench.measure.meters import footprint
+from actbench.measure.meters.peak import Communicated, Event
+from actbench.measure.meters.stepevents import HostEvent
+from actbench.ops import hostmemory
+from actbench.ops.hostmemory import is_host
+from actbench.simulator import untold
+from actbench.simulator.caching import round_up
+from actbench.simulator.recalled import asks_device, tensors_of
+
+Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
+"""From an operator, its arguments and its result to the bytes that it also needs while it runs."""
+
+Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+Made = Callable[[int, Any], None]
+"""Receives the name of a new storage and the operator that made it; None for an older storage."""
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
+
+
+class Mark(NamedTuple):
+    """A moment: the events and the names until then, and the bytes alive."""
+
+    events: int
+    names: int
+    live_bytes: int
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds a storage's bytes when an operator first returns it, and subtracts them when it dies.
+
+    It refers to no tensor and no storage, so it does not change their lifetimes. Views are free, and a storage that an
+    operator resizes is counted anew. ``temporaries`` gives what an operator allocates and frees before it returns.
+
+    Args:
+        rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
+        host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
+        temporaries: Bytes that an operator needs while it runs; None counts results only.
+        observe: Called with each operator that has run, its arguments and its result.
+        made: Called with each new storage, temporaries included.
+
+    Attributes:
+        events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
+            part of the events can be played again.
+        peak_at: How many events there were when the peak was reached.
+        host: The same of storages in host memory that are left out.
+        communicated: What collectives read and write, and what FSDP2 gathers.
+    """
+
+    def __init__(
+        self,
+        *,
+        rounding: int = 1,
+        host_is_free: bool = False,
+        temporaries: Temporaries | None = None,
+        observe: Observe | None = None,
+        made: Made = lambda name, func: None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live_bytes = 0
+        self._peak_bytes = 0
+        self.peak_at = 0
+        self.events: list[Event] = []
+        self.host: list[HostEvent] = []
+        self._sum: weakref.ref[torch.UntypedStorage] | None = None
+        self._rounding = rounding
+        self.host_is_free = host_is_free
+        self._temporaries = temporaries
+        self._observe = observe
+        self._made = made
+        self._known: dict[int, Event] = {}
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._on_host: set[int] = set()
+        self._names = 0
+        self.communicated = Communicated()
+        self._untold = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._untold.enter_context(untold.told(self._resized, self._count_states))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._untold.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled while storages are tracked."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count its result; for a tensor subclass, count the operators that its class runs."""
+        if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # the tensor's class then runs operators, which come here
+        self._settle()
+        if asks_device(func, args):
+            return args[0].device
+        result = func(*args, **(kwargs or {}))
+        untold.leave(func, args, result)
+        if self._observe is not None:
+            self._observe(func, args, kwargs or {}, result)
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
+            self._sum = weakref.ref(result.untyped_storage())
+            return result
+        found = tensors_of(result)
+        on_host = self.runs_on_host(args, kwargs or {}, found)
+        if on_host:
+            self._mark_new(found)
+        self.add(found, func)
+        if func.namespace in _COLLECTIVES:
+            self.communicated.note(self.names, func, args, kwargs or {}, found)
+        if self._temporaries is not None and not on_host:
+            self._enter_temporaries(self._temporaries(func, args, result), func)
+        return result
+
+    def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
+        """Return whether an operator makes ``found``, its results, in host memory that is left out."""
+        return self.host_is_free and hostmemory.is_running()
+
+    def _mark_new(self, tensors: Iterable[Tensor]) -> None:
+        """Mark unknown storages as being in host memory."""
+        for storage in footprint.storages(tensors):
+            if id(storage) not in self._known:
+                hostmemory.mark(storage)
+
+    def _settle(self) -> None:
+        """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.
+
+        Autograd adds in place into a gradient that only it refers to. Under a dispatch mode such as this one, it makes
+        a new tensor and frees the old one.
+        """
+        storage = None if self._sum is None else self._sum()
+        self._sum = None
+        if storage is not None:
+            self._enter(storage, torch.ops.aten.add.Tensor)
+            self._raise_peak()
+
+    def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
+        """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
+        for storage in footprint.storages(tensors):
+            self._enter(storage, func)
+        self._raise_peak()
+
+    def names(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the names in ``events`` of the known storages of tensors."""
+        return self.names_of(footprint.storages(tensors))
+
+    def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
+        """Return the names in ``events`` of known storages."""
+        self._settle()
+        return {self._known[key][0] for key in map(id, storages) if key in self._known}
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the known storages that are alive."""
+        self._settle()
+        return self._live_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest ``live_bytes`` since the last :meth:`reset_peak`, temporaries included."""
+        self._settle()
+        return self._peak_bytes
+
+    def reset_peak(self) -> None:
+        """Begin a new peak at the bytes alive now."""
+        self._peak_bytes = self.live_bytes
+        self.peak_at = len(self.events)
+
+    def mark(self) -> Mark:
+        """Return this moment."""
+        return Mark(len(self.events), self._names, self._live_bytes)
+
+    def repeat(self, before: Mark, begun: Mark, ended: Mark, times: int) -> Sequence[int]:
+        """Copy the events between ``begun`` and ``ended`` ``times`` times, and put the copies in front of them.
+
+        The events between ``before`` and ``begun`` must be the same. Each copy frees what the part in front of it left
+        alive, and the copied events then free what the last copy left. What all copies leave is added to a peak that
+        the copied events reached. Returns the first name of each copy.
+        """
+        events = self.events[begun.events : ended.events]
+        width, grown = ended.names - begun.names, ended.live_bytes - begun.live_bytes
+        firsts = range(self._names, self._names + times * width, width)
+        self._names += times * width
+        copies: list[Event] = []
+        previous = before.names
+        for first in (*firsts, begun.names):
+            for name, amount in events:
+                shift = first - begun.names if name >= begun.names else previous - before.names
+                copies.append((name + shift if name >= before.names else name, amount))
+            previous = first
+        self.events[begun.events : ended.events] = copies
+        self._live_bytes += times * grown
+        if self.peak_at > begun.events:
+            self._peak_bytes, self.peak_at = self._peak_bytes + times * grown, self.peak_at + times * len(events)
+        return firsts
+
+    def _count_states(self, states: list[Tensor]) -> None:
+        if not self.host_is_free:
+            self.add(states)
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in host memory that is not counted."""
+        return self.host_is_free and is_host(tensor.untyped_storage())
+
+    def _name(self) -> int:
+        self._names += 1
+        return self._names - 1
+
+    def _enter_temporaries(self, amount: int, func: Any) -> None:
+        if amount:
+            name = self._name()
+            self._made(name, func)
+            self.events.append((name, amount))
+            self._raise_peak(amount)
+            self.events.append((name, 0))
+
+    def _raise_peak(self, temporary_bytes: int = 0) -> None:
+        if self._live_bytes + temporary_bytes > self._peak_bytes:
+            self._peak_bytes, self.peak_at = self._live_bytes + temporary_bytes, len(self.events)
+
+    def _enter(self, storage: torch.UntypedStorage, func: Any) -> None:
+        key = id(storage)  # torch keeps one Python object for each storage while it lives
+        if key not in self._known:
+            self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
+            self._known[key] = (self._name(), 0)
+            self._made(self._known[key][0], func)
+        free = self.host_is_free and is_host(storage)
+        amount = 0 if free else round_up(storage.nbytes(), self._rounding)
+        name, before = self._known[key]
+        self._known[key] = (name, amount)
+        if free and name not in self._on_host:
+            self._on_host.add(name)
+            self.host.append(HostEvent(len(self.events), name, storage.nbytes()))
+        if amount != before:
+            self._live_bytes += amount - before
+            self.events.append((name, amount))
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage anew that was freed or allocated again while tensors hold it, as FSDP2 does."""
+        self._settle()
+        key = id(storage)
+        if key not in self._known:
+            return
+        name, before = self._known[key]
+        if before and not storage.nbytes():
+            self.events.append((name, 0))
+            self._live_bytes -= before
+        if not storage.nbytes() or not before:
+            self._known[key] = (self._name(), 0)
+        if storage.nbytes():
+            self._made(self._known[key][0], None)
+            self._enter(storage, None)
+            self._raise_peak()
+
+    def _leave(self, key: int) -> None:
+        del self._watched[key]
+        name, amount = self._known.pop(key)
+        self._live_bytes -= amount
+        if amount:
+            self.events.append((name, 0))
+        if name in self._on_host:
+            self._on_host.remove(name)
+            self.host.append(HostEvent(len(self.events), name, 0))
+
+
+def _can_be_added_to(gradient: Any) -> bool:
+    """Return whether autograd would add to a gradient in place, if nobody else referred to it.
+
+    A view, such as the gradient of a linear layer's weight, has a base, which is a second reference to its memory.
+    """
+    if not isinstance(gradient, Tensor) or gradient._is_view():
+        return False
+    return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long

@@ -1,0 +1,57 @@
+"""What the CPU's library computes in ways whose memory is not simulated, told in the row's warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from actbench.simulator import temporaries
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
+_PRODUCTS = (aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.baddbmm_)
+_SUPPORTED = {
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+}
+"""Of the types whose layouts and workspaces are unknown, whether oneDNN multiplies matrices of them on this machine."""
+
+_MODELLED = ("AVX512", "AVX2")
+"""The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
+
+
+class Unmodelled:
+    """The temporaries of a CPU's operators, with a note of those whose memory oneDNN alone knows."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+
+    def temporaries(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
+        """Return what :func:`temporaries.cpu` does, and note the operator if that may be too little."""
+        packet = getattr(func, "overloadpacket", None)
+        if packet in _CONVOLUTIONS:
+            self._note_convolution(args[1].dtype)
+        elif packet in _PRODUCTS and args[1].dtype in _SUPPORTED and _SUPPORTED[args[1].dtype]():
+            self._found[f"products in {_name(args[1].dtype)}"] = None
+        return temporaries.cpu(func, args, result)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning that names what was noted, if anything was."""
+        if not self._found:
+            return ()
+        named = " and ".join(self._found)
+        return (f"oneDNN's buffers for {named} are not known: on a CPU the peak may be higher than simulated",)
+
+    def _note_convolution(self, dtype: torch.dtype) -> None:
+        if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
+            return
+        if dtype in _SUPPORTED:
+            self._found[f"convolutions in {_name(dtype)}"] = None
+        elif dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() not in _MODELLED:
+            self._found["convolutions on a processor without AVX2"] = None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,54 @@
+"""Memory that no operator tells of: storages that are resized, what losses leave, states of the CPU's generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.simulator.overrides import replaced
+
+aten = torch.ops.aten
+
+LEAVE_MORE = frozenset((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default))
+"""Losses that torch computes for each element and resizes to one number; a storage does not shrink."""
+
+
+def leave(func: Any, args: Any, result: Any) -> None:
+    """Give the result of one of ``LEAVE_MORE``, if it is one number, the storage of one for each element."""
+    if func in LEAVE_MORE and not result.dim():
+        elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
+        result.untyped_storage().resize_(max(elements, 1) * result.element_size())
+
+
+@contextmanager
+def told(resized: Callable[[torch.UntypedStorage], object], made: Callable[[list[Tensor]], object]) -> Iterator[None]:
+    """Inside, tell of each storage that is resized, as FSDP2 does, and of each state that is read.
+
+    Recomputed blocks and operators keep the state of the generator from the forward to the backward pass.
+    """
+
+    def telling_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            resized(storage)
+            return result
+
+        return resize_and_tell
+
+    def telling_states(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def get_and_tell() -> Tensor:
+            state = get()
+            made([state])
+            return state
+
+        return get_and_tell
+
+    with (
+        replaced(torch.UntypedStorage, "resize_", telling_resize),
+        replaced(torch, "get_rng_state", telling_states),
+    ):
+        yield

@@ -1,0 +1,75 @@
+"""The verb calibrate: how fast this machine is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from actbench.cli.app import command, option, path_named, seconds_option
+from actbench.cli.flags import expanded
+from actbench.cli.printing import ExportFlags, command_line, export, remark, show
+from actbench.errors import StoreError, UsageError
+from actbench.machine import find_gpu, machine
+
+DeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None,
+    option("--device", "cpu or cuda. Default: cuda with a GPU, otherwise cpu.", show_default=False),
+]
+
+
+@command()
+@expanded
+def calibrate(
+    *,
+    device: DeviceOption = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "--output -o",
+            "The device profile to write (default MACHINE.toml in this folder).",
+            metavar="FILE.toml",
+            parser=path_named,
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+    budget: Annotated[
+        float, seconds_option("--budget", "Seconds after which nothing new is measured.", least=1)
+    ] = 100.0,
+    exports: ExportFlags,
+) -> None:
+    """Measure the speed of this machine, and write a device profile that estimates step times for it.
+
+    Matrix products, convolutions, attention, elementwise operators, reductions, copies and the operators of every
+    scheme are timed one by one, at several sizes, in float32 and bfloat16. Give the file to --device-profile of other
+    verbs. Let nothing else run meanwhile. The first run also compiles kernels, which takes a minute more.
+
+    Examples:
+
+    actbench calibrate
+
+    actbench calibrate --device cpu -o here.toml
+
+    actbench measure resnet50 -s checkpoint -b 8 --meter simulated --device-profile here.toml
+    """
+    from actbench.report.render import exports as files
+    from actbench.tools.calibrate.records import calibration_table
+
+    where = device or ("cuda" if find_gpu() else "cpu")
+    path = output or Path(machine().name + ("-cpu" if where == "cpu" and find_gpu() else "") + ".toml")
+    if path.suffix != ".toml":
+        raise UsageError(
+            f"--output {str(path)!r}: a device profile is a .toml file; name one, such as {path.name}.toml"
+        )
+    files.check(path)
+    if path.exists() and not force:
+        raise StoreError(f"{path} exists already: --force replaces it, --output names another file")
+    from actbench.tools.calibrate.calibrate import calibrate as measure
+    from actbench.tools.calibrate.profile import toml
+
+    found = measure(where, budget_seconds=budget, command=command_line(), progress=remark)
+    table = calibration_table(found.report)
+    files.export({path: toml(found.profile)})
+    export(exports, [table], lambda: found.report.model_dump_json(indent=2) + "\n")
+    show(table, beside=exports)
+    remark(f"device profile: {path}; use it with --device-profile {path}")

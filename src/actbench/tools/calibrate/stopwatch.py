@@ -1,0 +1,101 @@
+"""Times each operator that runs, with the work that it does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actbench.simulator.cost.recorder import Recorder
+from actbench.simulator.cost.work import Work, idle
+
+Clock = Callable[[], float]
+
+
+class Sample(NamedTuple):
+    """One run of an operator: its work and its seconds."""
+
+    work: Work
+    seconds: float
+
+
+class Stopwatch(TorchDispatchMode):
+    """Times each operator that runs inside.
+
+    Args:
+        device: The device that computes. On CUDA, the time of an operator is that between two events, and the device
+            waits first, so that the host runs ahead of it.
+        clock: Seconds, for a CPU.
+
+    Attributes:
+        samples: Operators that move bytes; known after leaving.
+        views: Number of other operators.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_cuda = device.type == "cuda"
+        self._clock = clock
+        self._recorder = Recorder(lambda: None)
+        self._timed: list[tuple[Any, Any, bool]] = []
+        self.samples: list[Sample] = []
+        self.views = 0
+
+    def __enter__(self) -> Stopwatch:
+        self._recorder.begin()
+        self._timed.clear()
+        if self._is_cuda:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if error[0] is None:
+            self._read()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        begin = self._now()
+        result = func(*args, **(kwargs or {}))
+        end = self._now()
+        noted = len(self._recorder.done)
+        self._recorder.note(func, args, kwargs or {}, result)
+        if len(self._recorder.done) > noted:
+            self._timed.append((begin, end, idle(func)))
+        return result
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return self._clock()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _read(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        taken = [self._seconds(begin, end) for begin, end, _ in self._timed]
+        views = [seconds for seconds, (_, _, is_view) in zip(taken, self._timed, strict=True) if is_view]
+        # a view does almost nothing: its time is the overhead of watching
+        watching = statistics.median(views) if views else 0.0
+        works = [done.work for done in self._recorder.done]
+        self.samples = [
+            Sample(work, max(seconds - watching, _LEAST))
+            for work, seconds in zip(works, taken, strict=True)
+            if work.kind is not None
+        ]
+        self.views = len(works) - len(self.samples)
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1000 if self._is_cuda else end - begin
+
+
+_LEAST = 2e-7
+_AHEAD_CYCLES = 50_000_000

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+from actbench.cli.app import command, count_option, option, seconds_option
+from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
+from actbench.cli.givenschemes import schemes_from
+from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
+from actbench.errors import UsageError
+from actbench.model.declared import check_model
+from actbench.model.records import Case
+from actbench.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from actbench.tools.convert.report import ConversionReport
+
+
+@command()
+@expanded
+def convert(
+    *,
+    model: ModelArgument,
+    flags: ModelFlags,
+    output: OutputOption = None,
+    dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
+    force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
+    batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
+    timeout: Annotated[
+        float, seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1)
+    ] = 1800.0,
+    memory_limit: Annotated[
+        str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")
+    ] = None,
+    exports: ExportFlags,
+) -> None:
+    """Convert a model: show each place that changes with the bytes it saves before and after, and write the folder.
+
+    The folder holds the files of save_pretrained, so a plain from_pretrained still loads the unconverted model, and
+    actbench.json, with which actbench.load_converted loads the converted one. The conversion runs in a separate
+    process.
+
+    Examples:
+
+    actbench convert roberta-base --gelu-bits 3 --linear randomized:0.2
+
+    actbench convert resnet50 --scheme checkpoint --dry-run
+
+    actbench convert ./my-model --scheme fewbit:2+randomized:0.1 --output my-model-small
+    """
+    from pydantic import TypeAdapter
+
+    from actbench.run.executor import PRELOAD
+    from actbench.run.tasks import Tasks
+    from actbench.tools.convert.report import ConversionReport, ConversionRequest, sites_table, unreached_table
+
+    if len(flags.schemes) != 1:
+        raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
+    check_model(model)
+    memory_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    settings = {"weights": "auto", **flags.given(Case.model_fields), "scheme": flags.schemes[0]}
+    case = Case(model=model, batch_size=batch_size, **settings)
+    request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
+    with schemes_from(flags.scheme_flags), Tasks("actbench.tools.convert.workload", PRELOAD) as tasks:
+        doing = f"converting {model!r}"
+        answer = call_task(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
+    report = TypeAdapter(ConversionReport).validate_json(answer)
+    title = f"{model} with {report.case.scheme}, batch {batch_size}"
+    saved = report.bytes_before - report.bytes_after
+    show(sites_table(report.sites, title, saved, fold=True), beside=exports)
+    if report.unreached:
+        show(unreached_table(report.unreached), beside=exports)
+    _print_totals(report, readers(exports))
+    export(exports, [sites_table(report.sites, title, saved)], lambda: _as_json(report))
+
+
+def _print_totals(report: ConversionReport, to: TextIO) -> None:
+    before, after = report.bytes_before, report.bytes_after
+    print(
+        f"kept for backward by the whole model: {format_bytes(before)} before, {format_bytes(after)} after "
+        f"({before / after:.2f} times less), batch {report.case.batch_size}",
+        file=to,
+    )
+    if report.built is not None:
+        remark(f"built {report.built.model_class} for {report.built.task}")
+    for warning in report.warnings:
+        remark(f"warning: {warning}")
+    if report.folder is None:
+        remark("nothing was written (--dry-run)")
+    else:
+        own = ", model=..." if ".py:" in report.case.model else ""
+        loading = f"load it with actbench.load_converted({str(report.folder)!r}{own})"
+        remark(f"written to {report.folder} in {format_seconds(report.seconds)}; {loading}")
+
+
+def _as_json(report: ConversionReport) -> str:
+    return json.dumps(
+        {
+            "case": report.case.model_dump(),
+            "sites": [site.model_dump() for site in report.sites],
+            "unreached": [place.model_dump() for place in report.unreached],
+            "activation_bytes_before": report.bytes_before,
+            "activation_bytes_after": report.bytes_after,
+            "weights_origin": report.weights_origin,
+            "built": report.built.model_dump() if report.built else None,
+        },
+        indent=2,
+    )

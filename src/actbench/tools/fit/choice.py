@@ -1,0 +1,124 @@
+"""One thing to change in a training step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actbench import scheme as schemes
+from actbench.errors import SpecError
+from actbench.model.gradient import Gradient
+from actbench.model.records import Optimizer
+from actbench.scheme.base import GRADIENTS, STEPS, Change, Scheme
+from actbench.scheme.facets import LowPrecision
+from actbench.tools.fit.records import Training
+
+ADAPTS: Change = "parameters"
+"""The change of schemes that train other parameters than the exact step does."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing to change in a step: a scheme, or the optimizer.
+
+    Attributes:
+        name: The specification of the scheme, or ``--optimizer NAME``.
+        scheme: The scheme; None for an optimizer.
+        optimizer: The optimizer; None for a scheme.
+        same_updates: Whether the optimizer's updates equal those of the case's optimizer.
+    """
+
+    name: str
+    scheme: Scheme | None = None
+    optimizer: Optimizer | None = None
+    same_updates: bool = True
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # stacks are compared millions of times, and schemes have many fields
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the choice changes in a step."""
+        return ("optimizer",) if self.scheme is None else self.scheme.changes
+
+    @property
+    def kind(self) -> str:
+        """The name that all values of one scheme share: the scheme's, or the optimizer's."""
+        return self.name if self.scheme is None else self.scheme.name
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether it needs a scaled loss, or else gradients vanish."""
+        return self._precision is not None and self._precision.scales_loss
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Whether the device has to compute in bfloat16."""
+        return self._precision is not None and self._precision.dtype == "bfloat16"
+
+    @property
+    def _precision(self) -> LowPrecision | None:
+        return None if self.scheme is None else self.scheme.facet(LowPrecision)
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether it uses up the gradients before the backward pass ends."""
+        return GRADIENTS in self._claims
+
+    @property
+    def steps_within_backward(self) -> bool:
+        """Whether the optimizer steps while the backward pass runs."""
+        return self.takes_gradients and STEPS in self._claims
+
+    @property
+    def _claims(self) -> tuple[str, ...]:
+        return () if self.scheme is None else self.scheme.claims
+
+    @property
+    def quickens(self) -> bool:
+        """Whether it may make a step faster, even if no memory must be saved."""
+        return self.scheme is not None and self.scheme.card.quickens
+
+    @property
+    def training(self) -> Training:
+        """How training with this choice alone differs, as far as the scheme says without a model."""
+        return self.training_of(())
+
+    def training_of(self, warnings: Sequence[str]) -> Training:
+        """Return how training with this choice alone differs, given the warnings of a simulation."""
+        precision = "precision" in self.changes
+        exact_but_for_types = precision and len(self.changes) == 1
+        return Training(
+            trained="adapters" if ADAPTS in self.changes else "all",
+            gradient="exact" if self.scheme is None or exact_but_for_types else _gradient(self.scheme, warnings),
+            updates="same" if (self.same_updates if self.scheme is None else _keeps_updates(self.scheme)) else "other",
+            precision="other" if precision else "same",
+        )
+
+    def stands_with(self, other: Choice) -> bool:
+        """Whether both can be in one stack, as far as the schemes say without a model."""
+        if self.scheme is None or other.scheme is None:  # a stack has one optimizer, and no scheme that replaces it
+            return not ("optimizer" in self.changes and "optimizer" in other.changes)
+        if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
+            return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
+        try:
+            schemes.build(f"{self.name}+{other.name}")
+        except SpecError:
+            return False
+        return True
+
+
+def _gradient(scheme: Scheme, warnings: Sequence[str]) -> Gradient:
+    """Return a scheme's gradient on a model on which it gave these warnings.
+
+    Parts of a batch have the gradient of the whole unless rows of a batch see each other, of which the scheme warns.
+    """
+    if "batch" in scheme.changes and any(text.startswith(f"{scheme.spec}: ") for text in warnings):
+        return "approximate"
+    return scheme.gradient
+
+
+def _keeps_updates(scheme: Scheme) -> bool:
+    said = scheme.card.keeps_updates
+    return "optimizer" not in scheme.changes if said is None else said

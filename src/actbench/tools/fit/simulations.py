@@ -1,0 +1,102 @@
+"""Simulating the cases of a search, each stored as soon as it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
+
+from actbench.model.measured import Outcome
+from actbench.model.records import Case
+from actbench.report.store import Store
+from actbench.run.executor import BENCH, PRELOAD, Machines, Told, Work
+from actbench.run.local import ThisMachine
+from actbench.run.progress import Progress
+from actbench.run.runner import outcomes
+from actbench.tools.fit.choices import Stack
+from actbench.tools.fit.records import FitRecord
+
+Origin = Mapping[str, Any]
+MakeRecord = Callable[[Case, Stack, Outcome, Origin], FitRecord]
+Simulator = Callable[[Sequence[Case], Callable[[], bool]], Generator[Told, None, None]]
+"""Simulates cases, several at a time, and yields each as it ends; leaves out those that may not begin any more."""
+
+
+class Simulations:
+    """Gives outcomes of cases: from a results file, or from what simulates them.
+
+    Attributes:
+        simulated: How many were simulated, those of copies of the model not counted.
+        over: Whether time ran out before all cases had begun.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        store: Store[FitRecord],
+        make_record: MakeRecord,
+        progress: Progress,
+        *,
+        jobs: int,
+        budget_seconds: float | None,
+    ) -> None:
+        self._simulator, self._store, self._make_record = simulator, store, make_record
+        self._progress, self._jobs = progress, jobs
+        self._deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+        self._planned: list[Case] = []
+        self.simulated = 0
+        self.over = False
+
+    def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+        """Yield each case with its outcome; leave out cases that cannot begin before time runs out."""
+        todo = []
+        for case in stacks:
+            record = self._store.find(case) if self._store.done(case) else None
+            if record is None:
+                todo.append(case)
+                continue
+            known = {"machine": record.machine, "versions": record.versions, "command": record.command}
+            mine = self._make_record(case, stacks[case], record.outcome, known)
+            # Another fit may have asked for something else, or for another model, of which this one was a copy.
+            if not mine.of_copy and (record.of_copy or record.asked != mine.asked):
+                self._store.append(mine)
+            yield case, record.outcome
+        if todo:
+            self._progress.planned([*self._planned, *todo], self._jobs, more=True)
+            self._planned += todo
+            with closing(self._simulator(todo, self._in_time)) as told:
+                for case, outcome, origin in told:
+                    record = self._make_record(case, stacks[case], outcome, origin)
+                    self._store.append(record)
+                    self._progress.finished(case, outcome)
+                    self.simulated += not record.of_copy
+                    yield case, outcome
+
+    def _in_time(self) -> bool:
+        self.over = self.over or (self._deadline is not None and time.monotonic() > self._deadline)
+        return not self.over
+
+
+@contextmanager
+def simulator(
+    machines: Machines | None,
+    *,
+    jobs: int,
+    timeout_seconds: float | None,
+    command: str,
+    progress: Progress,
+    libraries: Iterable[str] = (),
+) -> Iterator[Simulator]:
+    """Hold what simulates cases for as long as a search runs: ``machines``, or processes of this one.
+
+    ``libraries`` are imported once, if they can be, and not in the process of each case.
+
+    Raises:
+        UsageError: The machines cannot be reached.
+    """
+    preload = (*PRELOAD, *sorted(libraries))
+    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=BENCH, preload=preload)
+    with (machines or ThisMachine()).start(work) as executor:
+        yield partial(outcomes, executor, work)

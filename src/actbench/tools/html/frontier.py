@@ -1,0 +1,113 @@
+"""Two charts of points: memory against time, which marks the rows that no other beats, and the gradient's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actbench.tools.html.pictures import (
+    Picture,
+    Scale,
+    Values,
+    axis,
+    colour,
+    limit_line,
+    second_scale,
+    spec,
+    ticks_of,
+    tooltip,
+)
+
+_POINT = {"type": "point", "size": 90, "strokeWidth": 2}
+_SHAPES = {"measured": "circle", "estimated": "diamond"}
+_RIGHT = 0.6  # share of the width
+_FEW = 12  # the names of more points would overlap
+
+
+def memory_against_time(rows: Values, memory: Scale, limit: int | None) -> Picture:
+    """Return the frontier chart; a row that another beats in both memory and time is faded."""
+    time = second_scale(max(row["seconds"] for row in rows))
+    values = [
+        {**row, "drawn_time": row["seconds"] / time.factor, "drawn": row["peak_bytes"] / memory.factor} for row in rows
+    ]
+    _choose_sides(values, "drawn_time")
+    x = axis("drawn_time", f"time of a step ({time.unit})")
+    y = axis("drawn", f"peak ({memory.unit})")
+    best = {"filter": {"field": "frontier", "equal": True}}
+    named = {"filter": {"or": [{"field": "frontier", "equal": True}, {"field": "scheme", "equal": "exact"}]}}
+    few = len(rows) <= _FEW
+    sources = [source for source in _SHAPES if any(row["source"] == source for row in rows)]
+    line = {
+        "transform": [best],
+        "mark": {"type": "line", "interpolate": "step-after", "color": colour("dim"), "strokeDash": [4, 3]},
+        "encoding": {"x": x, "y": y, "detail": {"field": "meter", "type": "nominal"}},
+    }
+    points = {
+        "mark": {**_POINT, "stroke": colour("accent"), "fill": colour("accent")},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "shape": {
+                "field": "source",
+                "type": "nominal",
+                "scale": {"domain": sources, "range": [_SHAPES[source] for source in sources]},
+                "legend": {"title": None, "orient": "top"} if len(sources) > 1 else None,
+            },
+            "fillOpacity": {"condition": {"test": "datum.source === 'estimated'", "value": 0}, "value": 1},
+            "opacity": {"condition": {"test": "datum.frontier", "value": 1}, "value": 0.3},
+            "tooltip": tooltip(scheme="scheme", peak_text="peak", seconds_text="step", meter="meter"),
+        },
+    }
+    rules = limit_line("y", limit, memory) if limit and any(not row["fits"] for row in rows) else []
+    about = "Lower left is better. Faded: another row needs less memory and less time." + (
+        " Hollow: the time is estimated." if "estimated" in sources else ""
+    )
+    return Picture(
+        "Memory against time", about, spec(values, [*rules, line, points, _names(None if few else named, x, y)])
+    )
+
+
+def error_beside_memory(rows: Values, memory: Scale) -> Picture:
+    """Return a chart of the peak and the distance of the gradient from the exact model's."""
+    ticks, least = ticks_of([row["gradient_error"] for row in rows])
+    values = [{**row, "drawn": row["peak_bytes"] / memory.factor} for row in rows]
+    _choose_sides(values, "gradient_error")
+    x = axis(
+        "gradient_error",
+        "relative error of the gradient",
+        scale={"type": "symlog", "constant": least, "nice": False, "domainMin": 0},
+        axis={"values": ticks, "labelExpr": "format(datum.value, '.3~g')"},
+    )
+    y = axis("drawn", f"peak ({memory.unit})")
+    points = {
+        "mark": {**_POINT, "filled": True, "color": colour("accent"), "opacity": 1},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "tooltip": tooltip(scheme="scheme", peak_text="peak", gradient_error_text="gradient error"),
+        },
+    }
+    about = "Relative L2 distance of one gradient from the exact model's. Zero is the exact gradient."
+    return Picture(
+        "Gradient error beside memory",
+        about,
+        spec(values, [points, *([_names(None, x, y)] if len(rows) <= _FEW else [])]),
+    )
+
+
+_SIDES = {"align": {"expr": "datum.at_right ? 'right' : 'left'"}, "dx": {"expr": "datum.at_right ? -8 : 8"}}
+
+
+def _choose_sides(values: list[dict[str, Any]], field: str) -> None:
+    """Put the names of points at the right end of a chart to their left, where there is room."""
+    first, last = min(row[field] for row in values), max(row[field] for row in values)
+    for row in values:
+        row["at_right"] = row[field] > first + _RIGHT * (last - first)
+
+
+def _names(only: dict[str, Any] | None, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    """Return the names of schemes beside their points; the pointer shows names that are cut."""
+    return {
+        "transform": [only] if only else [],
+        "mark": {"type": "text", "color": colour("ink"), "fontSize": 11.5, "dy": -8, **_SIDES},
+        "encoding": {"x": x, "y": y, "text": {"field": "scheme", "type": "nominal"}},
+    }

@@ -1,0 +1,104 @@
+"""What draws charts: Vega-Lite, as vl-convert ships it, as a script of 0.9 MB for pages, or without a browser."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from actbench.caches import user_cache
+from actbench.errors import UsageError
+from actbench.report.render import exports
+from actbench.tools.html.pictures import SCHEMA, Picture
+
+EXTRA = "pip install 'actbench[html]'"
+"""The command that installs the library."""
+
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+def is_installed() -> bool:
+    """Return whether charts can be drawn here."""
+    return importlib.util.find_spec("vl_convert") is not None
+
+
+def script() -> str:
+    """Return the script that defines ``vegaEmbed``.
+
+    vl-convert takes several seconds to bundle it, so the script is stored in the user's cache, if that can be written.
+    """
+    version = importlib.metadata.version("vl-convert-python")
+    kept = user_cache() / f"vega-embed-{version}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        if text := kept.read_text(encoding="utf-8"):
+            return text
+    text = str(importlib.import_module("vl_convert").javascript_bundle(_SNIPPET))
+    _keep(kept, text)
+    return text
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a text into the cache, completely or not at all; ignore a cache that cannot be written."""
+    if path.is_absolute() and os.access(next(place for place in path.parents if place.exists()), os.W_OK):
+        with suppress(Exception):
+            exports.export({path: text})
+
+
+Format = Literal["png", "svg"]
+_WIDTH = 760
+_LETTERS = 120
+_SCALE = 2
+"""Pixels of a PNG for one pixel of the chart."""
+
+_INK, _DIM, _LINE = "#1f2328", "#5f6770", "#e8ebee"
+_COLOURS = {"ink": _INK, "dim": _DIM, "accent": "#4c78a8"}
+_CONFIG = {
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": _DIM,
+        "titleColor": _DIM,
+        "titleFontWeight": 400,
+        "gridColor": _LINE,
+        "domainColor": _LINE,
+        "tickColor": _LINE,
+    },
+    "legend": {"labelColor": _DIM},
+    "title": {"color": _INK, "subtitleColor": _DIM, "anchor": "start"},
+}
+
+
+def check() -> None:
+    """Raise a UsageError if the library that draws pictures is not installed."""
+    if not is_installed():
+        raise UsageError(f"pictures are drawn by vl-convert-python, which is not installed: {EXTRA}")
+
+
+def image(pictures: Sequence[Picture], kind: Format) -> bytes:
+    """Return charts below each other in one picture; a UsageError if what draws them is not installed."""
+    check()
+    spec = {
+        "$schema": SCHEMA,
+        "config": _CONFIG,
+        "params": [{"name": name, "value": value} for name, value in _COLOURS.items()],
+        "vconcat": [_placed(picture) for picture in pictures],
+        "resolve": {"scale": {"color": "independent", "x": "independent", "y": "independent"}},
+        "spacing": 40,
+        "padding": 16,
+    }
+    draw = importlib.import_module("vl_convert")
+    if kind == "png":
+        return bytes(draw.vegalite_to_png(spec, scale=_SCALE))
+    return str(draw.vegalite_to_svg(spec)).encode()
+
+
+def _placed(picture: Picture) -> dict[str, Any]:
+    chart = {name: value for name, value in picture.spec.items() if name not in ("$schema", "autosize")}
+    title = {"text": picture.title, "subtitle": textwrap.wrap(picture.about, _LETTERS), "offset": 12}
+    return {**chart, "width": _WIDTH, "title": title}

@@ -1,0 +1,207 @@
+"""Changes to libraries that a script imports, now or later; a library that the script never imports stays out."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import MethodType, ModuleType
+from typing import Any
+
+from actbench.simulator.overrides import attribute
+
+Change = Callable[[ModuleType], AbstractContextManager[object]]
+"""From a module that was just imported to the change of it, which holds while it is entered."""
+
+Make = Callable[[], ModuleType]
+"""Makes a module that stands in for another one."""
+
+
+@contextmanager
+def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside the block, replace an attribute of a module or class, if it exists, by what ``make`` returns for it.
+
+    A class method or a static method comes to ``make`` as the plain function, and stays one.
+    """
+    missing = object()
+    own = inspect.getattr_static(owner, name, missing)
+    if own is missing:
+        yield
+        return
+    of_class = isinstance(own, classmethod | staticmethod)
+    with attribute(owner, name, type(own)(_like(own.__func__, make)) if of_class else _like(own, make)):
+        yield
+
+
+@contextmanager
+def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside the block, replace a function of a module, and its copies in modules that were imported already.
+
+    Copies that are made inside the block call the function itself afterwards, and its replacement in the next block.
+    """
+    own = getattr(owner, name, None)
+    if own is None:
+        yield
+        return
+    call = _switched(own)
+    is_new = getattr(owner.__spec__, "_initializing", False)  # nobody could copy from a module that is being imported
+    places = [(vars(owner), name)] if is_new else _copies(own)
+    for names, key in places:
+        names[key] = call
+    call.made.append(make(own))
+    try:
+        yield
+    finally:
+        call.made.pop()
+        for names, key in places:
+            names[key] = own
+
+
+def _switched(own: Any) -> Any:
+    """Return the function that calls the last of its ``made``, or ``own`` if there is none; each function has one."""
+    notes: dict[str, Any] = vars(getattr(own, "__func__", own))
+    if _SWITCHED in notes:
+        return notes[_SWITCHED]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (made[-1] if made else own)(*args, **kwargs)
+
+    made: list[Callable[..., Any]] = []
+    notes[_SWITCHED] = switched = functools.update_wrapper(call, own)
+    vars(switched)["made"] = made
+    return switched
+
+
+_SWITCHED = "_actbench_switched"
+
+
+def _like(own: Any, make: Callable[[Any], Any]) -> Any:
+    """Return what is made for ``own``, with its name and signature, which Lightning and others read."""
+    made = make(own)
+    return functools.update_wrapper(made, own) if inspect.isfunction(made) else made
+
+
+def _copies(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return where a function stands: the names of a module, and its name there.
+
+    A bound method is looked for in its own package: each copy of it may be an object of its own.
+    """
+    spaces = {name: vars(each) for name, each in list(sys.modules.items()) if isinstance(each, ModuleType)}
+    if isinstance(function, MethodType):
+        package = function.__module__.partition(".")[0]
+        own = [names for name, names in spaces.items() if name.partition(".")[0] == package]
+        return [
+            (names, key)
+            for names in own
+            for key, value in list(names.items())
+            if type(value) is MethodType and value == function
+        ]
+    wanted = id(function)
+    found = [names for names in spaces.values() if wanted in map(id, list(names.values()))]
+    return [(names, key) for names in found for key, value in list(names.items()) if value is function]
+
+
+@contextmanager
+def on_arrival(
+    changes: Mapping[str, Change], stand_ins: Mapping[str, Make], told: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside the block, change modules after they were imported, and let others stand in for some.
+
+    Modules that were imported before are changed at once. All changes are taken back at the end.
+
+    Args:
+        changes: By the full name of a module.
+        stand_ins: By the name of a package; each module below it is made too. A library that only asks whether the
+            package is installed gets the true answer.
+        told: Receives the name of each package that something stands in for, when it is imported.
+    """
+    with ExitStack() as stack:
+        finder = _Finder(changes, stand_ins, stack, told)
+        for name, change in changes.items():
+            if name in sys.modules:
+                stack.enter_context(change(sys.modules[name]))
+        away = {name: module for name, module in sys.modules.items() if finder.stands_in(name)}
+        for name in away:
+            del sys.modules[name]
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+            for name in [name for name in sys.modules if finder.stands_in(name)]:
+                del sys.modules[name]
+            sys.modules.update(away)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as the finders behind it do, and adds the change of a module to its loader."""
+
+    def __init__(
+        self,
+        changes: Mapping[str, Change],
+        stand_ins: Mapping[str, Make],
+        stack: ExitStack,
+        told: Callable[[str], None],
+    ) -> None:
+        self._changes, self._stand_ins, self._stack, self._told = changes, stand_ins, stack, told
+
+    def stands_in(self, name: str) -> str | None:
+        """Return the package among the stand-ins that a module is or belongs to, or None."""
+        return next((each for each in self._stand_ins if name == each or name.startswith(f"{each}.")), None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the specification of a module to change or to stand in for; None leaves it to the others."""
+        package = self.stands_in(fullname)
+        if package is not None:
+            if sys._getframe(2).f_code.co_name == "find_spec":  # importlib.util asks: is it installed?
+                return None
+            if fullname == package:
+                self._told(package)
+            loader = _StandsIn(self._stand_ins[package])
+            return importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
+        if fullname not in self._changes:
+            return None
+        found = next((spec for spec in self._others(fullname, path, target) if spec is not None), None)
+        if found is not None and found.loader is not None:
+            found.loader = _Changing(found.loader, self._changes[fullname], self._stack)
+        return found
+
+    def _others(self, *asked: Any) -> Iterator[importlib.machinery.ModuleSpec | None]:
+        yield from (finder.find_spec(*asked) for finder in sys.meta_path if finder is not self)
+
+
+class _StandsIn(importlib.abc.Loader):
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        made = self._make()
+        made.__name__ = spec.name
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module is whole when it is made."""
+
+
+class _Changing(importlib.abc.Loader):
+    """Loads a module as its own loader does, and then changes it."""
+
+    def __init__(self, own: Any, change: Change, stack: ExitStack) -> None:
+        self._own, self._change, self._stack = own, change, stack
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._own.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._own  # so that tools that read the source find it
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._own.exec_module(module)
+        self._stack.enter_context(self._change(module))

@@ -1,0 +1,138 @@
+"""Measures a case that is a user's script; the runner opens its sessions in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actbench import scheme as schemes
+from actbench.errors import MeasurementError
+from actbench.machine import available_memory_bytes
+from actbench.measure import failures
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure, Script
+from actbench.simulator import profiles
+from actbench.tools.script import launching
+from actbench.tools.script.ondevice import CudaRun
+from actbench.tools.script.real import RealRun
+from actbench.tools.script.simulation import Simulation
+from actbench.tools.script.steps import Step
+from actbench.tools.script.trials import Finish, forked, largest_batch
+from actbench.units import format_bytes
+
+_NO_STEP = (
+    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
+    "training steps, which end with optimizer.step()"
+)
+
+
+_ONLY_PASSES = (
+    "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing? 'actbench "
+    "run' reads training steps, which end with it"
+)
+
+
+class ScriptError(MeasurementError):
+    """A script that failed in its process; ``failure`` is the record of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the record of an error."""
+    return error.failure if isinstance(error, ScriptError) else failures.failure_of(error)
+
+
+class Session:
+    """One script measured in this process.
+
+    Attributes:
+        tried: Told of each trial of a search for the largest batch.
+        said: Told of each step.
+    """
+
+    def __init__(self, case: Case, *, timeline: bool = True) -> None:
+        if case.script is None:
+            raise MeasurementError(f"{case.name}: the case names no script")
+        self.case, self.script = case, case.script
+        self._wants_timeline = timeline
+        self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
+        self._scheme = schemes.build(case.scheme)
+        self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
+        self.said: Callable[[str], object] = lambda text: None
+
+    def memory(self) -> Measurement:
+        """Run the script until its steps are alike, and return what a step needs.
+
+        Raises:
+            ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.
+        """
+        searched, found = None, forked(lambda finish: self._run(self.script, self._say, finish))
+        if isinstance(found, Failure):
+            raise ScriptError(found)
+        if self.case.find_largest_batch:
+            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
+            searched = largest_batch(self._trial, found, self.case.memory_limit_bytes or own, self.tried)
+        return found.model_copy(
+            update={
+                "timeline": found.timeline if self._wants_timeline else None,
+                "largest_batch": searched and searched.batch_size,
+                "largest_batch_search": searched,
+            }
+        )
+
+    def time(self, steps: int) -> None:
+        """Return None: a script times its own steps, as far as they are computed."""
+
+    def _trial(self, rows: int, finish: Finish) -> Measurement:
+        return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
+
+    def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
+        torch.manual_seed(self.case.seed)
+        with self._opened(script, stepped, finish) as run:
+            launching.run(script)
+        if not run.steps.done:
+            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
+        return run.measurement
+
+    def _opened(
+        self, script: Script, stepped: Callable[[int, Step], object], finish: Finish
+    ) -> Simulation | RealRun | CudaRun:
+        target = Path(script.target)
+        options: dict[str, Any] = {
+            "memory_limit_bytes": self.case.memory_limit_bytes,
+            "scheme": self._scheme if self._scheme.changes else None,
+            "batch_size": script.batch_size,
+            "steps": script.steps,
+            "folder": Path.cwd() if script.is_module else target.resolve().parent,
+            "script": None if script.file is None else Path(script.file),
+            "stepped": stepped,
+            "ended": finish,
+        }
+        if self.case.meter == "cuda":
+            return CudaRun(**_without_schemes(options))
+        if self.case.meter == "cpu":
+            return RealRun(**options)
+        return Simulation(self._profile, raise_oom=script.raise_oom, processes=script.processes, **options)
+
+    def _say(self, number: int, step: Step) -> None:
+        self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that change a script; a MeasurementError if one is asked for."""
+    for name, flag in (("scheme", "--scheme"), ("batch_size", "--batch-size")):
+        if options.pop(name) is not None:
+            raise MeasurementError(
+                f"{flag}: --meter cuda runs a script as it is; use --meter cpu or simulate it, or change the script"
+            )
+    return options
+
+
+def _quiet(number: int, step: Step) -> None:
+    """Say nothing of the steps of a trial."""

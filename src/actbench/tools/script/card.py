@@ -1,0 +1,159 @@
+"""A script's belief in a CUDA card that is not there: what torch is asked about it, and by whom it is answered."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from actbench.errors import MeasurementError
+from actbench.tools.script import answers, driver, streams
+from actbench.tools.script.autocast import believe_in_autocast
+from actbench.tools.script.generators import CardGenerator, Generator, card_generator
+from actbench.tools.script.patches import Patches
+from actbench.tools.script.properties import Counters, DeviceProperties
+
+__all__ = ["Counters", "believed"]
+
+_CUDA_VERSION = "12.8"
+"""What a build of torch without CUDA names as its version of CUDA."""
+
+
+@contextmanager
+def believed(counters: Counters, note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Inside the block, let torch and what is built on it believe in a CUDA card; everything is restored afterwards.
+
+    Args:
+        counters: The card, and what it counts.
+        note: Is called with each thing that a script asks of the card and that is not simulated, once a thing.
+    """
+    noted: set[str] = set()
+
+    def note_once(text: str) -> None:
+        if text not in noted:
+            noted.add(text)
+            note(text)
+
+    selected = streams.Selected(counters.devices)
+    generators = tuple(card_generator(index) for index in range(counters.devices))
+    with ExitStack() as stack:
+        stack.callback(answers.forget)
+        patches = stack.enter_context(Patches())
+        for functions in (
+            driver.cuda_functions(counters, selected, note_once),
+            driver.accelerator_functions(counters, selected, generators),
+            driver.missing_functions(),
+        ):
+            for name, function in functions.items():
+                patches.set(torch._C, name, function)
+        _believe_in_state(patches, counters, generators)
+        _believe_in_classes(patches)
+        _believe_in_sensors(patches, counters, note_once)
+        _profile_the_host_only(patches, note_once)
+        believe_in_autocast(patches)
+        answers.forget()
+        yield
+
+
+def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[CardGenerator, ...]) -> None:
+    """Replace what torch keeps of the card in its Python modules."""
+    cuda = torch.cuda
+    patches.replace(
+        cuda,
+        _initialized=True,
+        _cached_device_count=counters.devices,
+        _is_in_bad_fork=lambda: False,
+        _cudart=driver.Runtime(counters),
+        _exchange_device=torch._C._cuda_exchangeDevice,
+        _maybe_exchange_device=torch._C._cuda_maybeExchangeDevice,
+        _CudaDeviceProperties=DeviceProperties,
+        _check_bf16_tensor_supported=lambda device: True,
+        default_generators=generators,
+    )
+    patches.set(cuda, "_get_device_properties", driver.properties_of(counters))
+    patches.replace(torch.accelerator, get_device_capability=driver.supported_dtypes(counters))
+    if torch.version.cuda is None:
+        patches.set(torch.version, "cuda", _CUDA_VERSION)
+    patches.replace(torch.cuda.nvtx, _nvtx=_Ranges())
+
+
+def _believe_in_classes(patches: Patches) -> None:
+    """Replace the classes whose objects only a driver can make."""
+    patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
+    for module in (torch.cuda, torch.cuda.streams):
+        patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
+    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=torch._C._cuda_isCurrentStreamCapturing)
+    patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+        for module in (torch.cuda, torch.cuda.graphs):
+            patches.replace(module, **{name: _refused(f"torch.cuda.{name}")})
+    patches.replace(torch.accelerator, Graph=_refused("torch.accelerator.Graph"))
+    for module in (torch.cuda, torch.cuda.memory):
+        patches.replace(module, MemPool=_refused("torch.cuda.MemPool"))
+
+
+def _refused(name: str) -> type:
+    """Return a class, as libraries name it in annotations and derive from it, that nobody can make an object of."""
+
+    def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
+        caller = sys._getframe(1)
+        raise MeasurementError(
+            f"{name} cannot be simulated: a replayed CUDA graph calls no operators, and private memory pools are not "
+            f"counted; run {caller.f_code.co_filename}:{caller.f_lineno} without it"
+        )
+
+    return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": "torch.cuda"})
+
+
+def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:
+    """Replace what torch asks NVML, which needs a driver. A card under full load is plausible."""
+
+    def sensor(name: str, value: int, unit: str) -> Callable[..., int]:
+        def read(device: Any = None) -> int:
+            note(f"torch.cuda.{name}: a simulated card has no sensors; {value} {unit} are told")
+            return value
+
+        return read
+
+    def processes(device: Any = None) -> str:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        mib = counters.reserved_bytes() / 2**20
+        return f"GPU:{index}\nprocess {os.getpid():>10d} uses {mib:>12.3f} MB GPU memory"
+
+    patches.replace(
+        torch.cuda,
+        utilization=sensor("utilization", 100, "%"),
+        memory_usage=sensor("memory_usage", 100, "%"),
+        temperature=sensor("temperature", 70, "degrees Celsius"),
+        power_draw=sensor("power_draw", 300_000, "mW"),
+        clock_rate=sensor("clock_rate", 1500, "MHz"),
+        device_memory_used=lambda device=None: counters.reserved_bytes(),
+    )
+    for module in (torch.cuda, torch.cuda.memory):
+        patches.replace(module, list_gpu_processes=processes)
+
+
+def _profile_the_host_only(patches: Patches, note: Callable[[str], None]) -> None:
+    """Leave the card out of torch's profilers, whose C++ would ask the driver at each operator."""
+    profile = torch.autograd.profiler.profile
+    start = profile.__init__
+
+    def of_the_host(self: Any, *arguments: Any, **keywords: Any) -> None:
+        if keywords.pop("use_device", None) or keywords.pop("use_cuda", False):
+            note("torch.profiler: a simulated card runs no kernels; only the host is profiled")
+        start(self, *arguments, **keywords)
+
+    patches.set(profile, "__init__", of_the_host)
+
+
+class _Ranges(types.SimpleNamespace):
+    """Stands in for NVTX, whose ranges only a profiler of the real card reads."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        """Return a function that marks nothing."""
+        return lambda *_: 0

@@ -1,0 +1,222 @@
+"""The verb run: a training script of the user's own, on a card that need not be there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from actbench.cli.app import argument, command, count_option, named, option
+from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
+from actbench.cli.givenschemes import checked_schemes, schemes_from
+from actbench.cli.printing import ResultFlags, command_line, console, export, finish, progress_shown, readers, show
+from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
+from actbench.errors import UsageError, encodable
+from actbench.model.declared import check_device_profile
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case, Failure, Script
+from actbench.report.plain import plain
+from actbench.tools.script.declared import check_script
+from actbench.units import parse_bytes
+
+Target = Annotated[
+    str,
+    argument(
+        "SCRIPT.py|MODULE", "The script; with -m, the module. All that follows is its own, as python takes it.", named
+    ),
+]
+Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the script.")]
+
+
+# The module's name is the first argument and no value of -m: so all that follows it is the module's, --help too.
+@command(context_settings={"allow_interspersed_args": False})
+@expanded
+def run_script(
+    *,
+    target: Target,
+    arguments: Arguments = None,
+    module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.")] = False,
+    scheme: SchemeOption = None,
+    batch_size: Annotated[
+        int | None,
+        count_option("--batch-size -b", "Rows of a batch, in place of those of the script's DataLoader."),
+    ] = None,
+    meter: Annotated[
+        Literal["simulated", "cpu", "cuda"],
+        option("--meter", "simulated: on fake tensors, on any machine; cpu or cuda: for real, on this one."),
+    ] = "simulated",
+    device: DeviceFlags,
+    gpus: Annotated[
+        int,
+        count_option(
+            "--gpus",
+            "Simulate the first of so many processes, each with a card, as torchrun and accelerate start them.",
+        ),
+    ] = 1,
+    steps: Annotated[
+        int | None,
+        count_option("--steps", "Run so many steps of the optimizer (default: until two in a row are equal)."),
+    ] = None,
+    raise_oom: Annotated[
+        bool,
+        option(
+            "--raise-oom",
+            "Raise torch.OutOfMemoryError where the card would run out of memory, for scripts that try again with a "
+            "smaller batch.",
+        ),
+    ] = False,
+    curve: CurveFlags,
+    timeout: TimeoutOption = 600.0,
+    quiet: Annotated[bool, option("--quiet", "Leave out what the script prints.")] = False,
+    force: Annotated[bool, option("--force", "Run again what the results file already holds.")] = False,
+    retry_failed: Annotated[bool, option("--retry-failed", "Run again the rows of that file that failed.")] = False,
+    require_fit: RequireFitOption = False,
+    output: OutputOption = None,
+    exports: ResultFlags,
+) -> None:
+    """Run a training script, unchanged, on a card that need not be there: does it fit, and what holds the memory?
+
+    The script runs in a process of its own until two steps of its optimizer are equal, on fake tensors: its data is
+    loaded for real, no weight is computed, and it ends before it saves. Printed are whether a step fits and by how
+    much not, its peak by phase, kind, line of the script and module, its estimated time, and schemes worth trying.
+    With --scheme there is a row beside the unchanged script for each.
+
+    Options stand before the script; everything behind it is the script's own. Its code runs as python would run it:
+    run no script that you do not trust.
+
+    Exit status: 0 all measured, 1 the script or a scheme failed (with --require-fit: or is over its limit), 2 wrong
+    usage.
+
+    Examples:
+
+    actbench run --device-profile rtx-4090 train.py --lr 3e-4
+
+    actbench run --device-profile rtx-4090 -s checkpoint -s adam8bit train.py
+
+    actbench run --device-profile h100-80gb --gpus 8 -m trl.scripts.sft --config sft.yaml
+
+    actbench run --device-profile rtx-3060-12gb --max-batch --columns largest-batch,peak train.py
+
+    actbench run --batch-size 4 --require-fit --export-json peak.json --quiet train.py
+
+    actbench run --meter cpu --steps 3 train.py
+    """
+    script = Script(
+        target=target,
+        is_module=module,
+        arguments=tuple(_writable(arguments or [])),
+        batch_size=batch_size,
+        steps=steps,
+        processes=gpus,
+        raise_oom=raise_oom,
+    )
+    case = _case(script, meter, device)
+    specs = checked_schemes(scheme or [], "--scheme")
+    columns = exports.chosen
+    curve.check()
+    check_script(script)
+
+    from actbench.tools.script import experiment as scripts
+
+    kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
+    out = readers(exports)
+    with schemes_from("--scheme"), progress_shown(kept, as_lines=True) as progress:
+        comparison = scripts.run(
+            case,
+            specs,
+            output,
+            command=command_line(),
+            timeout_seconds=timeout,
+            force=force,
+            retry_failed=retry_failed,
+            progress=progress,
+            printed=None if quiet else (out, sys.stderr),
+        )
+    _show(comparison.records, columns, curve, exports)
+    finish(comparison, (), beside=exports, require_fit=require_fit)
+
+
+def _writable(arguments: Sequence[str]) -> Sequence[str]:
+    for text in arguments:
+        if encodable(text) != text:
+            raise UsageError(f"the argument {encodable(text)!r} is not UTF-8, which results are written in; change it")
+    return arguments
+
+
+def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: DeviceFlags) -> Case:
+    """Return the case of the unchanged script; a UsageError if flags do not go together."""
+    if meter != "simulated" and script.processes > 1:
+        raise UsageError(f"--gpus {script.processes} cards are simulated, and --meter {meter} measures: leave one out")
+    if meter != "simulated" and device.device_profile is not None:
+        raise UsageError(
+            f"--device-profile {device.device_profile} is simulated, and --meter {meter} measures this machine: leave "
+            "one out"
+        )
+    if device.device_profile is not None:
+        check_device_profile(device.device_profile)
+    try:
+        limit = None if device.memory_limit is None else parse_bytes(device.memory_limit)
+    except UsageError as error:
+        raise UsageError(f"--memory-limit: {error}") from None
+    return Case(
+        model=script.text,
+        batch_size=script.batch_size or 1,
+        meter=meter,
+        device_profile=device.device_profile,
+        memory_limit_bytes=limit,
+        find_largest_batch=device.max_batch,
+        gradient_quality=False,
+        script=script,
+    )
+
+
+def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: CurveFlags, exports: ResultFlags) -> None:
+    """Print what came of a script, and write the files."""
+    from actbench.report.advice import about_limits
+    from actbench.report.render.formats import json_lines
+    from actbench.report.tables import report_tables
+    from actbench.tools.script.tables import script_tables
+    from actbench.tools.script.verdict import verdict
+
+    unchanged, compares = records[0], len(records) > 1 or bool(columns)
+    of_script = list(script_tables(unchanged.outcome))
+    shown = report_tables(records, f"What does each scheme save on {unchanged.case.model}?", columns)
+    export(
+        exports,
+        (*shown[:1], *of_script, *tables_of(records)),
+        lambda: json_lines(records),
+        title=unchanged.case.model,
+        records=records,
+    )
+    _say(verdict(unchanged), exports)
+    show(*of_script, beside=exports)
+    if compares:
+        show(*shown, beside=exports)
+    else:
+        _say([note for note in shown[0].notes if note not in about_limits(records)], exports)  # the verdict says more
+        _say(_worth_trying(unchanged), exports)
+    if curve.timeline:
+        show_timelines(records, exports)
+    export_timelines(records, curve)
+
+
+def _worth_trying(record: MeasuredRecord) -> list[str]:
+    from actbench.tools.script.suggestions import suggestions
+
+    measured = record.outcome
+    found = suggestions(measured) if isinstance(measured, Measurement) else []
+    if not found:
+        return []
+    from actbench.tools.fit.paste import line_for
+
+    assert not isinstance(measured, Failure)
+    lines = ["", "Worth trying; the same command with --scheme NAME says what it saves and what it costs:"]
+    for each in found:
+        lines += [f"  {each.scheme}: {each.reason}", f"    {line_for(each.scheme, measured.optimizer)}"]
+    return lines
+
+
+def _say(lines: Sequence[str], exports: ResultFlags) -> None:
+    printed = console(readers(exports))
+    for line in lines:
+        printed.print(plain(line), markup=False, soft_wrap=True)

@@ -1,0 +1,117 @@
+"""A user's training script as an experiment: unchanged, and beside it with schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TextIO
+
+from actbench import scheme as schemes
+from actbench.errors import UsageError
+from actbench.machine import machine
+from actbench.measure import meters
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.report.kinds import MEASURED
+from actbench.run import runner
+from actbench.run.experiment import ExperimentResult, check_distinct, finished
+from actbench.run.printed import passed_on
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.scheme.base import Change
+from actbench.simulator import profiles
+
+BENCH: Final = "actbench.tools.script.bench"
+"""The module that runs scripts, in processes of their own."""
+
+APPLIED: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters", "loss", "optimizer"))
+"""What schemes may change in a script: all else its own lines say."""
+
+
+def plan(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:
+    """Return the cases of a script: unchanged, and with each scheme in its canonical form.
+
+    Raises:
+        SpecError: A scheme does not exist or a value of it is wrong.
+        UsageError: A scheme changes what a script does itself, or a device profile does not exist.
+        RecipeError: Two schemes are the same, written in two ways.
+        MeasurementError: The device of the meter is not there.
+    """
+    meters.check(case.meter)
+    if case.meter == "simulated":
+        profile = case.device_profile or profiles.DEFAULT
+        profiles.get(profile)
+        case = case.model_copy(update={"device_profile": profile})
+    asked = ["exact", *(spec for spec in specs if spec != "exact")]
+    written = [Planned(case.model_copy(update={"scheme": spec})) for spec in asked]
+    found = tuple(replace(each, case=_canonical(each.case)) for each in written)
+    check_distinct(case.model, written, found)
+    return found
+
+
+def _canonical(case: Case) -> Case:
+    scheme = schemes.build(case.scheme)
+    if others := sorted(set(scheme.changes) - APPLIED):
+        raise UsageError(
+            f"--scheme {case.scheme} changes {' and '.join(others)}, which is what a script does in its own lines: "
+            f"change the script, and give here schemes that change {', '.join(sorted(APPLIED))} ('actbench schemes')"
+        )
+    return case.model_copy(update={"scheme": scheme.spec})
+
+
+def run(
+    case: Case,
+    specs: Sequence[str],
+    output: Path | None,
+    *,
+    command: str,
+    timeout_seconds: float | None,
+    force: bool = False,
+    retry_failed: bool = False,
+    progress: Progress | None = None,
+    printed: tuple[TextIO, TextIO] | None = None,
+) -> ExperimentResult[MeasuredRecord]:
+    """Run a script unchanged, and with each scheme, as far as the results file does not hold it yet.
+
+    Args:
+        case: The unchanged script.
+        specs: The schemes beside it.
+        output: As for :func:`actbench.run.sweep.run`.
+        command: What the user can type to have the same, for the records.
+        timeout_seconds: Time that each may take; None is without end.
+        force: Whether to run what the results file holds as well.
+        retry_failed: Whether to run again what it holds and failed.
+        progress: Told what happens.
+        printed: Where standard output and error of the unchanged script go while it runs; None for nowhere.
+
+    Raises:
+        UsageError: As of :func:`plan`.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    planned = plan(case, specs)
+    title = f"What does each scheme save on {case.model}?" if specs else case.model
+    name = _name_of(case)
+    with MEASURED.opened(name, output) as opened, passed_on(*printed) if printed else nullcontext() as folder:
+        summary = runner.run(
+            planned,
+            opened,
+            recipe=name,
+            command=command,
+            jobs=machine().cores,
+            timeout_seconds=timeout_seconds,
+            force=force,
+            retry_failed=retry_failed,
+            progress=progress,
+            bench=BENCH,
+            preload=(),
+            printed=None if folder is None else str(folder),
+        )
+        return finished(MEASURED, opened, planned, summary, title, output)
+
+
+def _name_of(case: Case) -> str:
+    """Return the name of the folder for results of a script, whatever its arguments."""
+    script = case.script
+    return case.model if script is None else script.target if script.is_module else Path(script.target).stem

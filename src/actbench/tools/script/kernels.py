@@ -1,0 +1,156 @@
+"""Compilers and kernels that a simulated card does not run: what they compute is simulated by torch's operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.errors import UntraceableError
+from actbench.simulator.overrides import replaced
+from actbench.tools.script.arrivals import Change, changed, rebound
+
+Note = Callable[[str], None]
+
+_EAGER = (
+    "torch.compile runs eagerly here: compiled code may hold less memory (fused operators, smaller saved tensors) and "
+    "take less time."
+)
+_SCORES = (
+    "flex_attention is compiled on a card; here it runs eagerly and holds all attention scores, which makes the peak "
+    "an upper bound."
+)
+
+
+@contextmanager
+def uncompiled(note: Note) -> Iterator[None]:
+    """Inside the block, let ``torch.compile`` and ``Module.compile`` leave models and functions as they are."""
+
+    def compiling(_: Any) -> Callable[..., Any]:
+        def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - torch's name
+            if model is None:
+                return lambda given: compile(given, **options)
+            if isinstance(model, nn.Module):
+                note(_EAGER)
+                return model
+
+            @functools.wraps(model)
+            def run(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that no script calls
+                note(_SCORES if getattr(model, "__name__", "") == "flex_attention" else _EAGER)
+                return model(*args, **kwargs)
+
+            return run
+
+        return compile
+
+    def in_place(_: Any) -> Callable[..., None]:
+        def compile(self: nn.Module, *args: Any, **options: Any) -> None:  # noqa: A001 - torch's name
+            note(_EAGER)
+
+        return compile
+
+    with rebound(torch, "compile", compiling), changed(nn.Module, "compile", in_place):
+        yield
+
+
+@contextmanager
+def unnested() -> Iterator[None]:
+    """Inside the block, let ``nn.TransformerEncoder`` keep padded rows: no fake tensor holds rows of several lengths.
+
+    It makes nested tensors in evaluation only, which then holds more here than on a card.
+    """
+    with replaced(torch, "_nested_tensor_from_mask_left_aligned", lambda _: lambda *args: False):
+        yield
+
+
+@contextmanager
+def recurrent_refused() -> Iterator[None]:
+    """Inside the block, refuse to run recurrent layers on fake tensors: cuDNN keeps what no operator here shows."""
+
+    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(parameter, FakeTensor) for parameter in self.parameters()):
+                raise UntraceableError(
+                    f"the model holds a {type(self).__name__}, and what its operators keep for each step in time does "
+                    "not show on fake tensors; run it on a GPU with --meter cuda, or small on this machine with "
+                    "--meter cpu"
+                )
+            return own(self, *args, **kwargs)
+
+        return forward
+
+    def unflattened(_: Any) -> Callable[..., None]:
+        return lambda self: None  # it asks for addresses, which fake tensors have not
+
+    with (
+        changed(nn.RNNBase, "flatten_parameters", unflattened),
+        changed(nn.RNN, "forward", refusing),
+        changed(nn.LSTM, "forward", refusing),
+        changed(nn.GRU, "forward", refusing),
+    ):
+        yield
+
+
+def changes(note: Note) -> dict[str, Change]:
+    """Return the changes of Triton and of transformers' choice of kernels, by the names of their modules."""
+    return {
+        "triton.runtime.jit": _triton(note),
+        "triton.runtime.autotuner": _autotuner(note),
+        "transformers.utils.import_utils": _as_real,
+    }
+
+
+def _as_real(module: ModuleType) -> AbstractContextManager[object]:
+    """Let transformers read the values of masks and positions, which are known, and leave out masks as on a card.
+
+    Asked by it, a fake tensor is one that is traced, whose values it may not read: it would build all masks.
+    """
+    return rebound(module, "is_fake_tensor", lambda _: lambda tensor: False)
+
+
+def _triton(note: Note) -> Change:
+    """Let kernels that are launched do nothing.
+
+    A kernel cannot allocate memory of the card: it fills tensors that torch allocated before. So memory is right
+    without it. Its time is not counted.
+    """
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        return changed(module.JITFunction, "run", lambda _: _launch(note))
+
+    return change
+
+
+def _autotuner(note: Note) -> Change:
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for owner in ("Autotuner", "Heuristics"):
+                if owner in vars(module):
+                    stack.enter_context(changed(vars(module)[owner], "run", lambda _: _launch(note)))
+            return stack.pop_all()
+
+    return change
+
+
+def _launch(note: Note) -> Callable[..., None]:
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        note(
+            f"Triton kernels of {_package(self)} are not run: their memory is that of the tensors they fill, which is "
+            "exact; their time is not counted."
+        )
+
+    return run
+
+
+def _package(kernel: Any) -> str:
+    """Return the package, or the script, that a kernel comes from."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    place = str(getattr(kernel, "__module__", "")).partition(".")[0]
+    return f"the script ({kernel.__name__})" if place == "__main__" else place

@@ -1,0 +1,87 @@
+"""What libraries around torch do that a run on a simulated card answers otherwise.
+
+Each file beside this one has one part of it; :func:`prepared` enters them all. A library that a script does not import
+is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType
+
+from actbench.tools.script import data, flash, kernels, loading, loggers, packed, saving
+from actbench.tools.script.arrivals import Change, on_arrival
+
+Note = Callable[[str], None]
+Real = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def prepared(
+    note: Note,
+    *,
+    batch_size: int | None = None,
+    real: Real = nullcontext,
+    fetched: Callable[[int], object] = lambda rows: None,
+) -> Iterator[None]:
+    """Inside the block, let libraries that are or will be imported run on tensors without values.
+
+    Enter it inside the fake tensor mode. Weights come from shapes, nothing is saved, logged or uploaded, data is loaded
+    in this process, and compilers and kernels leave their work to torch's operators.
+
+    Args:
+        note: Receives one sentence about each thing that is done otherwise, each once.
+        batch_size: Rows of a batch, in place of the script's own (see :mod:`actbench.tools.script.data`).
+        real: Makes the context in which data is loaded, where no tensor is fake.
+        fetched: Is told the samples of each batch that is fetched while gradients are recorded.
+    """
+    told: set[str] = set()
+
+    def once(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            note(sentence)
+
+    parts = [module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash)]
+    changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
+    silent, simulated = loggers.stand_ins(), flash.stand_ins()
+
+    def named(package: str) -> None:
+        (loggers if package in silent else flash).told(once)(package)
+
+    with ExitStack() as stack:
+        stack.enter_context(loggers.environment())
+        stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
+        stack.enter_context(saving.torch_saves_nothing_fake(once))
+        stack.enter_context(loading.nothing_fetched_by_torch(once))
+        stack.enter_context(kernels.uncompiled(once))
+        stack.enter_context(kernels.recurrent_refused())
+        stack.enter_context(kernels.unnested())
+        stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+        yield
+
+
+@contextmanager
+def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
+    """Inside the block, change only what makes a run on real tensors comparable, or would reach out of this machine.
+
+    Data is loaded in this process, nothing is compiled, logged or uploaded. Weights are read, and what a script saves
+    before it ends is written. Arguments are those of :func:`prepared`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(loggers.environment())
+        stack.enter_context(data.loaded_here(note, real, batch_size))
+        stack.enter_context(kernels.uncompiled(note))
+        stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
+        yield
+
+
+def _all(changes: Sequence[Change]) -> Change:
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for each in changes:
+                stack.enter_context(each(module))
+            return stack.pop_all()
+
+    return change

@@ -1,0 +1,127 @@
+"""Who made each storage: the line of the user's script, the module that ran, and the operator."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.nn.modules import module as hooks
+
+from actbench.errors import is_users
+from actbench.measure.meters.stepevents import Origin
+from actbench.model.ledger import OUTSIDE
+from actbench.model.timeline import OPTIMIZER
+
+_LONGEST_LINE = 60
+
+
+class Lines:
+    """Notes the origin of each storage.
+
+    Outside of forward and backward passes it always does. Inside, it does if ``is_on``: to look for the line of each
+    storage takes a third of the time of a step.
+
+    Args:
+        folder: Files below it are the user's; with ``script``, the file that was named. Installed packages are not.
+
+    Attributes:
+        origins: The origin of each storage, by its name in the tracker's events.
+        roots: The modules that ran and were part of no other that did.
+    """
+
+    def __init__(self, folder: Path, script: Path | None = None) -> None:
+        self._folder = f"{folder.resolve()}/"
+        self._script = None if script is None else str(script.resolve())
+        self._own: dict[CodeType, bool] = {}
+        self._active: list[nn.Module] = []
+        self._paths: dict[int, str] = {}
+        self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]
+        self.origins: dict[int, Origin] = {}
+        self.roots: list[nn.Module] = []
+        self.is_on = False
+        self.is_updating: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside the block, follow the modules that run."""
+        with ExitStack() as stack:
+            stack.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
+            leave: Any = hooks.register_module_forward_hook(self._leave, always_call=True)
+            stack.callback(leave.remove)
+            yield
+
+    def made(self, name: int, func: Any) -> None:
+        """Note that an operator makes a storage now."""
+        operator = "unknown" if func is None else func._schema.name
+        node: Node | None = torch._C._current_autograd_node()
+        if node is not None and self.is_on:
+            _, module, line = self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1]
+            self.origins[name] = Origin(module, operator, line)
+        elif self.is_on or not (self._active or node is not None):
+            line, module = self.line(), self._running()
+            if self._active and self._turns[-1][1:] != (module, line):
+                # the node of this operator has been made already
+                self._turns.append((torch._C._autograd._get_sequence_nr() - 1, module, line))
+            self.origins[name] = Origin(module, operator, line)
+
+    def line(self) -> str:
+        """Return the innermost line of the user's that runs now; empty if none does."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code not in self._own:
+                self._own[code] = self._is_own(code.co_filename)
+            if self._own[code]:
+                return self._text(code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+        return ""
+
+    def path_of(self, module: nn.Module) -> str:
+        """Return the path of a module in the model that it is part of."""
+        return self._paths.get(id(module), type(module).__name__)
+
+    def _is_own(self, file: str) -> bool:
+        found = str(Path(file).resolve()) if file and not file.startswith("<") else ""
+        if found == self._script:
+            return True
+        return found.startswith(self._folder) and is_users(file)
+
+    def _text(self, file: str, number: int) -> str:
+        text = linecache.getline(file, number).strip()
+        shown = f"{text[: _LONGEST_LINE - 1]}…" if len(text) > _LONGEST_LINE else text
+        return f"{Path(file).name}:{number} {shown}".rstrip()
+
+    def _running(self) -> str:
+        if self._active:
+            return self.path_of(self._active[-1])
+        return OPTIMIZER if self.is_updating() else OUTSIDE
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if not self._active and torch._C._current_autograd_node() is None and id(module) not in self._paths:
+            self._add_root(module)
+        self._active.append(module)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._active.pop()
+
+    def _add_root(self, module: nn.Module) -> None:
+        """Name the modules inside of one that runs by itself; a part of another keeps its name there.
+
+        Losses and transforms, which have no parameters, are no models.
+        """
+        if next(module.parameters(), None) is None:
+            self._paths[id(module)] = type(module).__name__
+            return
+        self.roots.append(module)
+        prefix = "" if len(self.roots) == 1 else f"{type(module).__name__}."
+        for path, part in module.named_modules():
+            self._paths.setdefault(id(part), f"{prefix}{path}".rstrip("."))

@@ -1,0 +1,188 @@
+"""Loggers of experiments: what a simulated run would log is nobody's result, so nothing is logged."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+from actbench.tools.script.arrivals import Change, Make, changed
+
+Note = Callable[[str], None]
+
+_ENVIRONMENT = {"WANDB_MODE": "disabled", "WANDB_SILENT": "true"}
+_PACKAGES = (
+    *("mlflow", "comet_ml", "clearml", "neptune", "aim", "swanlab", "trackio", "dvclive", "tensorboardX"),
+    "torch.utils.tensorboard",
+)
+
+
+class Silent:
+    """Answers every attribute, call, item and ``with`` by itself, and does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what a class or function of a logger takes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a function that is decorated; else return this object."""
+        decorated = len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], Silent)
+        return args[0] if decorated else self
+
+    def __getitem__(self, key: Any) -> Silent:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Keep nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let errors through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return ""
+
+
+class _SilentModule(ModuleType):
+    """A module of a logger: each name in it is a class whose objects do nothing, so that scripts may derive from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made: Any = type(name, (Silent,), {}) if name[:1].isupper() else Silent()
+        setattr(self, name, made)
+        return made
+
+
+def _silent_module() -> ModuleType:
+    made = _SilentModule("silent")
+    vars(made).update(__version__="0.0.0", __path__=[])
+    return made
+
+
+def stand_ins() -> dict[str, Make]:
+    """Return what makes the modules of loggers that a script imports: each of them does nothing.
+
+    wandb itself does nothing if it is told so, and keeps the settings of a run, which scripts read.
+    """
+    missing = () if importlib.util.find_spec("wandb") else ("wandb",)
+    return dict.fromkeys((*_PACKAGES, *missing), _silent_module)
+
+
+def told(note: Note) -> Callable[[str], None]:
+    """Return what notes a logger that a script imports."""
+    return lambda package: note(f"{package} is off: a simulated run logs nothing.")
+
+
+@contextmanager
+def environment() -> Iterator[None]:
+    """Inside the block, switch off loggers that listen to the environment."""
+    own = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def changes(note: Note) -> dict[str, Change]:
+    """Return the changes of trainers that call loggers, by the names of their modules."""
+    return {
+        "transformers.training_args": lambda module: changed(
+            module.TrainingArguments, "__post_init__", _unreported(note)
+        ),
+        "accelerate.accelerator": lambda module: changed(module.Accelerator, "__init__", _untracked(note)),
+        "lightning.pytorch.trainer.trainer": _lightning(note, "lightning.pytorch.loggers.logger"),
+        "pytorch_lightning.trainer.trainer": _lightning(note, "pytorch_lightning.loggers.logger"),
+        "wandb": _wandb(note),
+    }
+
+
+def _unreported(note: Note) -> Callable[[Any], Any]:
+    def change(own: Callable[..., None]) -> Callable[..., None]:
+        def settle(self: Any, *args: Any, **kwargs: Any) -> None:
+            asked = _names(self.report_to)
+            self.report_to = "none"
+            own(self, *args, **kwargs)
+            if asked:
+                note(f"TrainingArguments.report_to={', '.join(asked)} is off: a simulated run logs nothing.")
+
+        return settle
+
+    return change
+
+
+def _names(asked: Any) -> list[str]:
+    """Return the loggers that a setting names; "all" takes what is installed, which is no wish."""
+    many = asked if isinstance(asked, list | tuple) else [asked]
+    return [str(getattr(each, "value", each)) for each in many if each not in (None, "all", "none")]
+
+
+def _untracked(note: Note) -> Callable[[Any], Any]:
+    def change(own: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            asked = kwargs.pop("log_with", None)
+            own(self, *args, **kwargs)
+            self.log_with = []
+            if asked:
+                named = ", ".join(_names(asked)) or str(asked)
+                note(f"Accelerator(log_with={named}) is off: a simulated run logs nothing.")
+
+        return init
+
+    return change
+
+
+def _lightning(note: Note, loggers: str) -> Change:
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        return changed(module.Trainer, "__init__", _unlogged(note, loggers))
+
+    return change
+
+
+def _unlogged(note: Note, loggers: str) -> Callable[[Any], Any]:
+    def change(own: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            asked = kwargs.get("logger")
+            if asked is not False:
+                kwargs["logger"] = importlib.import_module(loggers).DummyLogger()
+            own(self, *args, **kwargs)
+            if asked not in (None, False, True):
+                many = asked if isinstance(asked, list | tuple) else [asked]
+                named = ", ".join(type(each).__name__ for each in many)
+                note(f"Trainer(logger={named}) is off: a simulated run logs nothing.")
+
+        return init
+
+    return change
+
+
+def _wandb(note: Note) -> Change:
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        note("wandb is off: a simulated run logs nothing.")
+        return ExitStack()
+
+    return change

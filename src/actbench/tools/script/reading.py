@@ -1,0 +1,171 @@
+"""What a step of a script needed: from events, and what was held at its end, to a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from actbench.measure.meters import footprint
+from actbench.measure.meters.base import MemoryReading, held_by_cycles
+from actbench.measure.meters.peak import Communicated, Event, Moments, alive
+from actbench.measure.meters.stepevents import Origin, StepEvents
+from actbench.model.measured import Measurement
+from actbench.model.records import Built
+from actbench.model.timeline import OPTIMIZER
+from actbench.ops.simulation import plain_tensors
+from actbench.tools.script import sharing
+from actbench.tools.script.lines import Lines
+from actbench.tools.script.steps import Step
+
+
+class Names(Protocol):
+    """Names the storages of tensors."""
+
+    def names(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the names in events of the storages of tensors, as far as these are counted."""
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in memory that is not counted."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a script held on the card when a step ended: names of storages, and bytes.
+
+    Attributes:
+        owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
+        dtype: Types of the parameters.
+        models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        tensor_parallel: How many processes share the layers of one batch.
+    """
+
+    weights: set[int]
+    weights_bytes: int
+    state: set[int]
+    state_bytes: int
+    owners: dict[int, Origin]
+    dtype: str | None
+    models: str
+    optimizers: str
+    tensor_parallel: int
+
+
+def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
+    """Return what a script holds now."""
+
+    def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+
+    weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
+    return Held(
+        weights=tracker.names(weights),
+        weights_bytes=footprint.stored_bytes(weights),
+        state=tracker.names(state),
+        state_bytes=footprint.stored_bytes(state),
+        owners=dict(_owners(tracker, lines, optimizers)),
+        dtype=footprint.types(nn.ModuleList(lines.roots)),
+        models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
+        optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        tensor_parallel=sharing.tensor_parallel(lines.roots),
+    )
+
+
+def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, Origin]]:
+    """Yield storages with the modules of their parameters, on the lines that made them."""
+    paths: dict[int, str] = {}
+
+    def owned(path: str, what: str | None, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Origin]]:
+        for name in tracker.names([plain for tensor in tensors for plain in plain_tensors(tensor)]):
+            made = lines.origins.get(name, Origin(path, what or "unknown"))
+            yield name, Origin(path, what or made.operator, made.line)
+
+    for module in (part for root in lines.roots for part in root.modules()):
+        path = lines.path_of(module)
+        for parameter in module.parameters(recurse=False):
+            paths[id(parameter)] = path
+            yield from owned(path, "parameter", [parameter])
+            if parameter.grad is not None:
+                yield from owned(path, None, [parameter.grad])
+        yield from owned(path, "buffer", list(module.buffers(recurse=False)))
+    for optimizer in optimizers:
+        what = f"{type(optimizer).__name__} state"
+        for owner, kept in optimizer.state.items():
+            yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
+
+
+def measurement(
+    step: Step,
+    found: Held,
+    events: Sequence[Event],
+    *,
+    origins: Mapping[int, Origin],
+    memory_bytes: int,
+    warnings: tuple[str, ...],
+    communicated: Communicated | None = None,
+    moved: Set[int] = frozenset(),
+    built: Built | None = None,
+    **more: Any,
+) -> Measurement:
+    """Return the measurement of a step that has ended.
+
+    Args:
+        step: The step.
+        found: What was held at its end.
+        events: All events from the beginning of the script to the end of the step.
+        origins: Who made each storage.
+        memory_bytes: Memory that the step may use.
+        warnings: What has to be said beside the figures.
+        communicated: What collectives read and write.
+        moved: Names of storages that were moved to the card.
+        built: What is known of the models; None for their classes alone.
+        more: Other fields of :class:`actbench.measure.meters.base.MemoryReading`.
+    """
+    moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
+    kinds = moments.kinds(
+        events,
+        weights=found.weights,
+        state=found.state,
+        gradients=step.gradients,
+        communicated=communicated,
+    )
+    kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
+    before = list(alive(events[: step.begun]).items())
+    shift = len(before) - step.begun
+    passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
+    spans = [(phase, at + shift) for phase, at in (*passes, ("optimizer", step.updating))]
+    whole = StepEvents(
+        events=[*before, *events[step.begun :]],
+        before=len(before),
+        peak_at=step.peak_at + shift,
+        spans=spans,  # type: ignore[arg-type]
+        kinds=kinds,
+        origins={**origins, **found.owners},
+    )
+    first, last = moments.forwards[-1]
+    # neither the batch, which is moved to the card meanwhile, nor what the script still holds of the step before
+    older = alive(events[:first]).keys() | moved | step.gradients
+    made_bytes = sum(amount for name, amount in alive(events[:last]).items() if name not in older)
+    read = MemoryReading(
+        weights_bytes=found.weights_bytes,
+        gradients_bytes=step.gradients_bytes,
+        optimizer_bytes=found.state_bytes,
+        activation_bytes=made_bytes,
+        peak_bytes=step.peak_bytes,
+        peak_phase=moments.phase(step.peak_at),
+        phase_peaks=moments.peaks(events, step.updating, 0),
+        peak_parts=moments.parts(events, step.peak_at, kinds),
+        **more,
+    ).against(memory_bytes)
+    return Measurement(
+        **vars(read),
+        dtype=found.dtype,
+        optimizer=found.optimizers,
+        built=built or Built(model_class=found.models),
+        warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        timeline=whole.timeline(),
+    )

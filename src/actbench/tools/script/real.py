@@ -1,0 +1,135 @@
+"""A training script that runs for real on this machine's CPU, while it believes in a CUDA card."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ContextDecorator, ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from actbench.errors import MeasurementError
+from actbench.machine import available_memory_bytes
+from actbench.measure.meters import footprint
+from actbench.measure.meters.base import allocation_failures
+from actbench.model.measured import Measurement
+from actbench.scheme import Scheme
+from actbench.simulator.overrides import replaced
+from actbench.tools.script import reading
+from actbench.tools.script.allocations import Allocations, RealMemory
+from actbench.tools.script.card import believed
+from actbench.tools.script.draws import Draws
+from actbench.tools.script.facade import Facade
+from actbench.tools.script.libraries import prepared_for_real
+from actbench.tools.script.reading import Held
+from actbench.tools.script.schemes import Applied
+from actbench.tools.script.steps import Ended, Step, Steps
+from actbench.tools.script.timed import TIMED, TimedRun
+
+
+class RealRun(TimedRun):
+    """Runs the training steps inside its block on the CPU, with real tensors, and reads torch's allocator.
+
+    A move to ``cuda`` is one to the CPU, and tensors say ``cpu``. All bytes that torch's allocator has for the script
+    count, batches and data sets too, and those of weights, gradients and optimizer state from elsewhere.
+
+    The block ends by itself after two equal steps in a row, or after ``steps`` steps, and a few that are only timed.
+
+    Args:
+        memory_limit_bytes: Memory that may be used; None for what is available now.
+        scheme: Changes the models after the first step.
+        batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
+        options: Those of :class:`~actbench.tools.script.timed.TimedRun`.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.memory_bytes = memory_limit_bytes or available_memory_bytes()
+        self.notes: dict[str, None] = {}
+        self._applied = None if scheme is None else Applied(scheme)
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
+        self._batch_size = batch_size
+        self._allocations = Allocations(self._held_tensors)
+        self.steps = Steps(self._allocations, self._ended)
+        self._held: Held | None = None
+        self._begun_at: float | None = None
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        counters = RealMemory(self._allocations, self.memory_bytes)
+        with ExitStack() as stack:
+            stack.enter_context(allocation_failures("the CPU", self.memory_bytes))
+            stack.enter_context(believed(counters, self._note))
+            stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
+            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size, real=Draws().own))
+            for owner in (torch.autograd.profiler, torch.profiler):
+                stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
+            stack.enter_context(self._lines.watching())
+            stack.enter_context(self.steps.followed())
+            stack.callback(self._allocations.stop)
+            self._allocations.start()
+            self._stack = stack.pop_all()
+        return self
+
+    @property
+    def measurement(self) -> Measurement:
+        """What was read of the last step; a MeasurementError if no step ended."""
+        if self._held is None:
+            raise MeasurementError("no training step ended: no optimizer of torch has stepped")
+        step = max(reversed(self.steps.steady(self._began)), key=lambda each: each.peak_bytes)
+        found = reading.measurement(
+            step,
+            self._held,
+            self._allocations.events[: step.ended],
+            origins=self._allocations.origins,
+            memory_bytes=self.memory_bytes,
+            warnings=tuple(self.notes),
+        )
+        found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def _held_tensors(self) -> list[Tensor]:
+        weights = [tensor for root in self._lines.roots for tensor in footprint.weights(root)]
+        return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
+
+    def _ended(self, step: Step) -> None:
+        if self._begun_at is not None:
+            self._seconds.append(time.perf_counter() - self._begun_at)
+        if self._allocations.is_on:
+            self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
+            self._stepped(len(self.steps.done), step)
+            if self._applied is not None and not self._applied.setups:
+                self._allocations.begin()
+                self._applied.apply(self._lines.roots, self.steps.optimizers)
+            elif self.steps.are_enough(self._limit, self._began):
+                self._allocations.is_on = False
+        if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
+            self._when_ended(self.measurement)
+        if len(self._seconds) >= TIMED:
+            raise Ended
+        if not self._allocations.is_on:
+            self._begun_at = time.perf_counter()
+
+
+class _NoScope(ContextDecorator):
+    """Stands for ``record_function``: a trace ends in the middle of a step, where no scope may be open."""
+
+    def __init__(self, name: str, args: str | None = None) -> None:
+        self.name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass

@@ -1,0 +1,49 @@
+"""What has to be said beside the figures of a simulated script: what its steps were, and whether its batch changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from actbench.errors import MeasurementError
+from actbench.tools.script.steps import Steps
+from actbench.units import format_bytes
+
+
+def about_steps(steps: Steps, began: int) -> Iterator[str]:
+    """Yield remarks on steps of which no two are equal, or of which one ran alone.
+
+    ``began`` is the number of the step that makes optimizer state.
+    """
+    steady = steps.steady(began)
+    peaks = [each.peak_bytes for each in steady]
+    if max(peaks) > 1.01 * min(peaks) and not steady[-1].is_like(steady[-2]):
+        yield (
+            f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
+            f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
+        )
+    if len(steps.done) <= began:
+        yield (
+            "no step ran that began with the optimizer's state: a later one holds it from its beginning, and its peak "
+            "may be larger; let the script take three steps"
+        )
+
+
+def about_outside(most_bytes: int, peak_bytes: int) -> Iterator[str]:
+    """Yield a remark on memory that is needed outside of the step with this peak: ``most_bytes`` over the whole run."""
+    if most_bytes > 1.01 * peak_bytes:
+        yield (
+            f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown, as it begins or between "
+            "others; memory that is reserved counts it"
+        )
+
+
+def refuse_other_batches(asked: int | None, sizes: Set[int]) -> None:
+    """Raise a MeasurementError if none of the batches that were loaded has the number of rows that was asked for."""
+    if asked is not None and asked not in sizes:
+        found = (
+            f"its loaders made {', '.join(map(str, sorted(sizes)))}" if sizes else "it has no DataLoader that trains"
+        )
+        raise MeasurementError(
+            f"--batch-size and --max-batch change the batches of a DataLoader, and none of this script made {asked} "
+            f"rows: {found}; change the script, or give its own argument for the batch"
+        )

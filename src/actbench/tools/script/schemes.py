@@ -1,0 +1,107 @@
+"""A scheme on the models of a running script: applied when the first step has ended, so that all is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from actbench.errors import ConversionError, MeasurementError
+from actbench.model.measured import Measurement
+from actbench.scheme import Scheme
+from actbench.scheme.setup import MakeOptimizer, TrainingSetup
+
+
+class Applied:
+    """A scheme that is applied to what a script trains; the next step is the first with it.
+
+    Attributes:
+        setups: The changed setup of each model.
+    """
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+        self.setups: list[TrainingSetup] = []
+
+    def apply(self, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
+        """Change the models that the optimizers train; an optimizer in the list is replaced by what steps for it.
+
+        Raises:
+            ConversionError: The scheme cannot be applied to a model, or needs another module in its place.
+        """
+        for root in roots:
+            trained = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
+            places = [place for place, each in enumerate(optimizers) if trained & _parameters(each)]
+            if places:
+                self._apply_to(root, optimizers, places)
+        if not self.setups:
+            raise ConversionError(
+                f"{self._scheme.spec}: no optimizer of the script trains a parameter of a model that ran"
+            )
+
+    def told(self, found: Measurement, steps: int) -> Measurement:
+        """Return a measurement with what the scheme changed, and its warnings.
+
+        Raises:
+            MeasurementError: The script ended before it made a step with the scheme.
+            IdleError: Real steps showed that the scheme does nothing.
+        """
+        if steps < 2:
+            raise MeasurementError("the script ended after its first step, and a scheme is applied from the second on")
+        warnings = [text for setup in self.setups for text in setup.warnings]
+        after = [text for setup in self.setups for part in setup.parts for text in part.after()]
+        return found.model_copy(
+            update={
+                "sites": tuple(site for setup in self.setups for site in setup.sites),
+                "unreached": tuple(left for setup in self.setups for left in setup.unreached),
+                "warnings": (*found.warnings, *dict.fromkeys(warnings), *after),
+            }
+        )
+
+    def _apply_to(self, root: nn.Module, optimizers: list[torch.optim.Optimizer], places: list[int]) -> None:
+        replaces = bool({"optimizer", "parameters"} & set(self._scheme.changes))
+        if replaces and len(places) > 1:
+            kinds = " and ".join(type(optimizers[place]).__name__ for place in places)
+            raise ConversionError(f"{self._scheme.spec} changes what one optimizer steps, and {kinds} step this model")
+        own = optimizers[places[0]]
+        changed = self._scheme.apply(TrainingSetup(root, make_optimizer=_given(own) if replaces else None))
+        if changed.module is not root:
+            raise ConversionError(
+                f"{self._scheme.spec} puts another module around {type(root).__name__}, and the script holds the old "
+                "one: convert the model in the script, by actbench.convert"
+            )
+        self.setups.append(changed)
+        for parameter in root.parameters():
+            parameter.grad = None
+        if replaces and changed.make_optimizer is not None:
+            optimizers[places[0]] = _stepping_for(own, changed.make_optimizer(root))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _given(optimizer: torch.optim.Optimizer) -> MakeOptimizer:
+    """Return what makes the script's own optimizer again: of what is trained now, without state."""
+
+    def make(module: nn.Module) -> torch.optim.Optimizer:
+        known = _parameters(optimizer)
+        trained = {id(parameter): parameter for parameter in module.parameters() if parameter.requires_grad}
+        for group in optimizer.param_groups:
+            group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in trained]
+            group.pop("initial_lr", None)  # a scheduler goes on with the groups of what steps from now on
+        optimizer.param_groups[0]["params"] += [trained[key] for key in trained.keys() - known]
+        vars(optimizer).pop("step", None)  # of a scheduler, which counts steps
+        optimizer.state.clear()
+        return optimizer
+
+    return make
+
+
+def _stepping_for(own: torch.optim.Optimizer, new: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Let another optimizer step where the script steps its own, and return it."""
+    if new is own:
+        return own
+    vars(own).update(step=new.step, zero_grad=new.zero_grad, param_groups=new.param_groups, state=new.state)
+    return new

@@ -1,0 +1,293 @@
+"""A training script on a card that is not there: what runs inside :func:`simulate` believes in the card."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from actbench.errors import MeasurementError
+from actbench.measure.meters.stepevents import Origin
+from actbench.model.measured import Measurement
+from actbench.model.records import Built
+from actbench.model.timeline import Timeline
+from actbench.report.render import markdown
+from actbench.scheme import Scheme
+from actbench.simulator import known, profiles, temporaries
+from actbench.simulator.cost.clock import communication, estimate
+from actbench.simulator.cost.recorder import Recorder
+from actbench.simulator.fake import LargeAreFake, fakes_accepted
+from actbench.simulator.operators import device_operators
+from actbench.simulator.profiles import DeviceProfile
+from actbench.simulator.tracker import StorageTracker
+from actbench.simulator.unmodelled import Unmodelled
+from actbench.tools.script import groups, reading, sharing
+from actbench.tools.script.card import believed
+from actbench.tools.script.draws import Draws
+from actbench.tools.script.facade import Facade
+from actbench.tools.script.libraries import prepared
+from actbench.tools.script.lines import Lines
+from actbench.tools.script.memory import CardMemory
+from actbench.tools.script.parameters import faked_when_registered
+from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
+from actbench.tools.script.reading import Held
+from actbench.tools.script.remarks import about_outside, about_steps, refuse_other_batches
+from actbench.tools.script.schemes import Applied
+from actbench.tools.script.steps import Ended, Step, Steps, Tracked
+from actbench.tools.script.tables import script_tables
+from actbench.tools.script.values import ScriptMode
+from actbench.units import MIB
+
+KNOWN_BYTES = 64 * MIB
+"""Storages of integers and booleans keep their values up to this size."""
+
+KNOWN_FLOAT_BYTES = 8 * MIB
+"""Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
+
+_UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
+
+
+class Simulation:
+    """Runs the training steps inside its block on fake tensors, on a card that is not there.
+
+    The block ends by itself after two equal steps in a row, or after ``steps`` steps.
+
+    Args:
+        profile: The card.
+        memory_limit_bytes: Memory that may be used; None for all of the card's.
+        scheme: Is applied to the models when the first step has ended; None for none.
+        batch_size: Rows of the batches of each DataLoader; None for its own.
+        steps: Steps that run; None until two in a row are equal.
+        raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
+        processes: Processes that train together, of which this is the first.
+        folder: Files below it are the user's, whose lines are named.
+        script: The user's file, if it is somewhere else.
+        stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
+    """
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        *,
+        memory_limit_bytes: int | None = None,
+        scheme: Scheme | None = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        raise_oom: bool = False,
+        processes: int = 1,
+        folder: Path | None = None,
+        script: Path | None = None,
+        stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
+    ) -> None:
+        self.profile = profile
+        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self.notes: dict[str, None] = {}
+        self.at_most: dict[str, None] = {}
+        self.moved: set[int] = set()
+        self.rows: int | None = None
+        self._sizes: set[int] = set()
+        self.lines = Lines(folder or Path.cwd(), script)
+        self._applied = None if scheme is None else Applied(scheme)
+        self._batch_size = batch_size
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self.processes = processes
+        self._unmodelled = Unmodelled()
+        self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
+        self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
+            rounding=profile.rounding_bytes,
+            host_is_free=profile.is_cuda,
+            temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
+            observe=self._observed,
+            made=self.lines.made,
+        )
+        cards = groups.cards_of_machine(processes, profile)
+        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
+        self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
+        self.lines.is_updating = lambda: self.steps.phase == "optimizer"
+        self._mode = ScriptMode(self._note_at_most)
+        self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._draws = Draws()
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
+        self._held: Held | None = None
+        self._measured: Measurement | None = None
+        self._stack = ExitStack()
+
+    def note(self, text: str) -> None:
+        """Note what has to be said beside the figures, once."""
+        self.notes[text] = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
+            stack.enter_context(fakes_accepted())
+            stack.enter_context(device_operators(self.profile))
+            stack.enter_context(self._mode)
+            stack.enter_context(LargeAreFake(KNOWN_BYTES))
+            stack.enter_context(self.tracker)
+            stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
+            stack.enter_context(self.facade.shown(self._note_moved))
+            stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
+            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
+            stack.enter_context(self.lines.watching())
+            stack.enter_context(self.steps.followed())
+            if self._applied is None:
+                self.memory.watch(self._restart)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._stack.close()
+        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
+            self._measured = self._read(self._held)
+        return isinstance(error, Ended)
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Inside the block, as while data is loaded, what is made is real; what follows from fakes is counted."""
+        with _disable_current_modes(), self._draws.own(), Loading(self.tracker, only_fakes=self.profile.is_cuda):
+            yield
+
+    @property
+    def measurement(self) -> Measurement:
+        """What was read of the last step; a MeasurementError if no step ended."""
+        if self._measured is None:
+            raise MeasurementError(
+                "no training step ended: no optimizer of torch has stepped; is the training loop inside the block, "
+                "and was it reached?"
+            )
+        return self._measured
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes allocated on the card in a step."""
+        return self.measurement.peak_bytes
+
+    def table(self) -> str:
+        """Return the peak by phase, by kind, by line and by module as Markdown."""
+        return "\n".join(map(markdown, script_tables(self.measurement)))
+
+    def timeline(self) -> Timeline:
+        """Return the memory over the last step, with its holders at the peak."""
+        found = self.measurement.timeline
+        assert found is not None
+        return found
+
+    def _read(self, held: Held) -> Measurement:
+        """Return the measurement of the largest step, and of what the scheme changed.
+
+        Raises:
+            MeasurementError: No loader of the script made batches of the size that was asked for.
+        """
+        refuse_other_batches(self._batch_size, self._sizes)
+        profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
+        step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
+        outside = about_outside(
+            max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
+        )
+        for text in (*about_steps(self.steps, self._began), *(outside if self._applied is None else ())):
+            self.note(text)
+        if profile.rates is not None and step.done:
+            estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+        found = reading.measurement(
+            step,
+            held,
+            self.tracker.events[: step.ended],
+            origins=self.lines.origins,
+            communicated=self.tracker.communicated,
+            moved=self.moved,
+            memory_bytes=self.memory_bytes,
+            warnings=(*self.notes, *self._unmodelled.warnings()),
+            built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),
+            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
+            estimated=estimated,
+            communication=communication(step.done),
+            untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
+            simulated="cuda" if profile.is_cuda else "cpu",
+        )
+        mesh = sharing.mesh(self.processes, held.tensor_parallel)
+        found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
+        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _note_buckets(self, buckets: list[Tensor]) -> None:
+        """Note what tensors in which processes average gradients are for, and who made them."""
+        names = self.tracker.names(buckets)
+        self.tracker.communicated.gathered |= names
+        origin = Origin("", "DistributedDataParallel", self.lines.line())
+        self.lines.origins.update(dict.fromkeys(names, origin))
+
+    def _ended(self, step: Step) -> None:
+        if self._measured is not None:  # the script has caught the end of its run, and goes on
+            self._when_ended(self._measured)
+            raise Ended
+        self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
+        self._stepped(len(self.steps.done), step)
+        if self._applied is not None and not self._applied.setups:
+            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            gc.collect()
+            self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
+            self.memory.watch(self._restart)
+            return
+        if self.steps.are_enough(self._limit, self._began):
+            self._measured = self._read(self._held)
+            raise Ended
+        self.lines.is_on = len(self.steps.done) > self._began
+
+    def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.recorder.note(func, args, kwargs, result)
+        if self.profile.is_cuda and is_mixed(func, args):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
+                f"checking arguments for {func._schema.name})"
+            )
+
+    def _fetched(self, rows: int) -> None:
+        self.rows = rows
+        self._sizes.add(rows)
+
+    def _note_moved(self, tensors: list[Tensor]) -> None:
+        self.tracker.add(tensors)  # no operator of another thread comes to the tracker
+        self.moved |= self.tracker.names(tensors)
+
+    def _restart(self) -> None:
+        self.steps.restart()
+        self._held, self.lines.is_on = None, False
+
+    def _note_at_most(self, operator: str) -> None:
+        self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
+
+
+def simulate(device_profile: str, **options: Any) -> Simulation:
+    """Return a context manager in which a training loop runs on a simulated card.
+
+    ::
+
+        with actbench.simulate("rtx-4090") as card:
+            train()
+        print(card.peak_bytes, card.table())
+
+    The loop ends by itself after two equal steps in a row.
+
+    Args:
+        device_profile: A name of ``actbench devices``, or a ``.toml`` file.
+        options: Those of :class:`Simulation`.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    gc.collect()
+    caller = Path(sys._getframe(1).f_code.co_filename)
+    if caller.is_file():
+        options = {"folder": caller.parent, "script": caller, **options}
+    return Simulation(profiles.get(device_profile), **options)

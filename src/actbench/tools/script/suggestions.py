@@ -1,0 +1,113 @@
+"""The schemes that are worth trying on a script, by what its peak is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from actbench.model.measured import Measurement, PeakParts
+from actbench.model.timeline import Holder
+
+MOST = 3
+"""Most schemes that are suggested."""
+
+_WORTH = 0.1
+"""Share of the peak that a scheme has to save, at best, to be suggested."""
+
+_ADAMS = ("Adam", "AdamW")
+_LOGITS = re.compile(r"log_softmax|cross_entropy|nll_loss")
+_ACTIVATION = re.compile(r"::(gelu|silu|sigmoid|tanh|mish|hardswish|elu|selu|softplus)\b")
+
+
+class Suggestion(NamedTuple):
+    """A scheme, why it is worth trying, and the bytes that it saves at best: what it costs is not known before."""
+
+    scheme: str
+    reason: str
+    bytes_at_best: int
+
+
+def suggestions(measured: Measurement) -> list[Suggestion]:
+    """Return the schemes worth trying, that which may save most of the peak first; none without the peak's parts.
+
+    Offloading is slow, and for the same bytes as recomputation: it comes last.
+    """
+    parts = measured.peak_parts
+    if parts is None or not measured.peak_bytes:
+        return []
+    made = [rule(measured, parts) for rule in _RULES]
+    found = [each for each in made if each is not None and each.bytes_at_best >= _WORTH * measured.peak_bytes]
+    return sorted(found, key=lambda each: (each.scheme == "offload", -each.bytes_at_best))[:MOST]
+
+
+def _percent(amount: int, measured: Measurement) -> str:
+    return f"{100 * amount / measured.peak_bytes:.0f} % of the peak"
+
+
+def _held(measured: Measurement, is_meant: Callable[[Holder], object]) -> int:
+    holders: Iterable[Holder] = measured.timeline.holders if measured.timeline else ()
+    return sum(holder.held_bytes for holder in holders if holder.kind != "host" and is_meant(holder))
+
+
+def _recomputed(measured: Measurement, parts: PeakParts) -> Suggestion:
+    saved = parts.activation_bytes
+    why = f"{_percent(saved, measured)} are saved tensors: blocks keep their inputs and run again; gradients are exact"
+    return Suggestion("checkpoint", why, round(0.8 * saved))
+
+
+def _offloaded(measured: Measurement, parts: PeakParts) -> Suggestion:
+    saved = parts.activation_bytes
+    why = f"{_percent(saved, measured)} are saved tensors: they wait in host memory; gradients are exact"
+    return Suggestion("offload", why, round(0.6 * saved))
+
+
+def _packed(measured: Measurement, parts: PeakParts) -> Suggestion | None:
+    """The input of an activation is as large as its output, and saved if the model trains what is before it."""
+    results = _held(measured, lambda holder: holder.kind == "saved" and _ACTIVATION.search(holder.operator))
+    if not results:
+        return None
+    why = f"inputs of activations are as large as their results, {_percent(results, measured)}: 3 bits per element stay"
+    return Suggestion("fewbit:3", why, round(0.9 * results))
+
+
+def _in_pieces(measured: Measurement, parts: PeakParts) -> Suggestion | None:
+    logits = _held(measured, lambda holder: _LOGITS.search(holder.operator))
+    if not logits:
+        return None
+    why = f"{_percent(logits, measured)} are made in the cross entropy: logits a piece of the tokens at a time"
+    why += "; head=LAYER names the layer that makes them, where the model does not"
+    return Suggestion("chunked_loss:8", why, round(0.85 * logits))
+
+
+def _eight_bits(measured: Measurement, parts: PeakParts) -> Suggestion | None:
+    if measured.optimizer not in _ADAMS:
+        return None
+    state = parts.optimizer_bytes
+    why = f"{_percent(state, measured)} are state of {measured.optimizer}: moments of 8 bits; gradients are exact"
+    return Suggestion("adam8bit", why, round(0.7 * state))
+
+
+def _adapters(measured: Measurement, parts: PeakParts) -> Suggestion | None:
+    """Adapters take the gradients and the state of all weights but their own; qlora stores the weights in 4 bits."""
+    trained = parts.gradients_bytes + parts.optimizer_bytes
+    if (measured.gradients_bytes or 0) < 0.5 * measured.weights_bytes:  # most of the model is frozen already
+        return None
+    limit = measured.memory_limit_bytes
+    if limit is not None and measured.peak_bytes - trained > limit:
+        why = f"{_percent(trained + parts.weights_bytes, measured)} are weights, their gradients and optimizer state"
+        return Suggestion(
+            "qlora:16", f"{why}: adapters over weights of 4 bits", round(0.95 * trained + 0.7 * parts.weights_bytes)
+        )
+    why = f"{_percent(trained, measured)} are gradients and optimizer state: adapters alone are trained"
+    return Suggestion("lora:16", why, round(0.95 * trained))
+
+
+_RULES: tuple[Callable[[Measurement, PeakParts], Suggestion | None], ...] = (
+    _recomputed,
+    _in_pieces,
+    _packed,
+    _eight_bits,
+    _adapters,
+    _offloaded,
+)

@@ -1,0 +1,111 @@
+"""What the peak of a script's step is made of: by phase, by kind, by line of the script and by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from actbench.model.advice import PHASES
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Phase
+from actbench.model.timeline import TITLES, Holder, Timeline
+from actbench.report.tables.step import LARGEST, display_holder
+from actbench.report.tables.table import Table, fill
+from actbench.report.tables.values import Column, quotient
+
+_KINDS = {
+    "weights_bytes": TITLES["weights"],
+    "gradients_bytes": TITLES["gradients"],
+    "optimizer_bytes": TITLES["optimizer"],
+    "activation_bytes": TITLES["saved"],
+    "batch_bytes": TITLES["batch"],
+    "communication_bytes": TITLES["communication"],
+    "temporary_bytes": TITLES["temporary"],
+}
+NO_LINE = "(no line of the script)"
+
+
+def script_tables(measured: Outcome) -> Iterator[Table]:
+    """Yield what is known of the peak and the time of a step, as tables; none of a case that failed."""
+    if not isinstance(measured, Measurement):
+        return
+    if measured.phase_peaks is not None or measured.estimated is not None:
+        yield _phases_table(measured)
+    if measured.peak_parts is not None:
+        yield _kinds_table(measured)
+    if measured.timeline is not None:
+        timeline = measured.timeline
+        if any(holder.line for holder in timeline.holders):
+            yield _holders("by line", "Line", lambda holder: holder.line or NO_LINE, timeline)
+        yield _holders("by module", "Module", display_holder, timeline)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    name: str
+    peak_bytes: int | None
+    seconds: float | None
+
+
+def _phases_table(measured: Measurement) -> Table:
+    def of(phase: Phase) -> _Phase:
+        peak = getattr(measured.phase_peaks, f"{phase}_bytes", None)
+        return _Phase(PHASES[phase], peak, getattr(measured.estimated, f"{phase}_seconds", None))
+
+    whole = _Phase("step", measured.peak_bytes, measured.estimated.step_seconds if measured.estimated else None)
+    columns: tuple[Column[_Phase], ...] = (
+        Column("phase", "Phase", "text", lambda row: row.name),
+        Column("peak_bytes", "Peak", "bytes", lambda row: row.peak_bytes),
+        Column("estimated_seconds", "Time, est.", "seconds", lambda row: row.seconds),
+    )
+    return fill("Peak and time by phase", columns, [*map(of, PHASES), whole])
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Some memory at the peak; ``kinds`` are those of its bytes, the largest first."""
+
+    name: str
+    held_bytes: int
+    share: float | None
+    kinds: str | None = None
+
+
+def _columns(title: str) -> tuple[Column[_Held], ...]:
+    return (
+        Column("name", title, "text", lambda row: row.name),
+        Column("kinds", "Kinds", "text", lambda row: row.kinds, detail=1),
+        Column("held_bytes", "Held", "bytes", lambda row: row.held_bytes),
+        Column("share", "Of the peak", "share", lambda row: row.share),
+    )
+
+
+def _kinds_table(measured: Measurement) -> Table:
+    found = measured.peak_parts.model_dump() if measured.peak_parts else {}
+    rows = [
+        _Held(title, found[part], quotient(found[part], measured.peak_bytes))
+        for part, title in _KINDS.items()
+        if found[part]
+    ]
+    return fill("What the peak is made of", _columns("Kind"), rows)
+
+
+def _holders(how: str, title: str, of: Callable[[Holder], str], timeline: Timeline) -> Table:
+    """Return the largest holders on the device at the peak, of which those with one name are one, and the rest."""
+    alike: dict[str, list[Holder]] = {}
+    for holder in timeline.holders:
+        if holder.kind != "host":
+            alike.setdefault(of(holder), []).append(holder)
+    rows = sorted((_held(name, holders, timeline) for name, holders in alike.items()), key=lambda row: -row.held_bytes)
+    rest = [holder for row in rows[LARGEST:] for holder in alike[row.name]]
+    shown = [*rows[:LARGEST], *([_held("all others", rest, timeline)] if rest else [])]
+    return fill(f"The largest holders at the peak, {how}", _columns(title), shown)
+
+
+def _held(name: str, holders: Sequence[Holder], timeline: Timeline) -> _Held:
+    kinds: dict[str, int] = {}
+    for holder in holders:
+        kinds[TITLES[holder.kind]] = kinds.get(TITLES[holder.kind], 0) + holder.held_bytes
+    total = sum(kinds.values())
+    ranked = sorted(kinds, key=lambda kind: -kinds[kind])
+    return _Held(name, total, quotient(total, timeline.peak_bytes), ", ".join(ranked))

@@ -1,0 +1,48 @@
+"""What runs on real tensors share: they end by themselves, after the steps that are read and a few that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from actbench.model.measured import Measurement
+from actbench.tools.script.lines import Lines
+from actbench.tools.script.steps import Ended, Step
+
+TIMED = 3
+"""Steps that are only timed, after those whose bytes are read."""
+
+
+class TimedRun:
+    """A block around a script's training steps.
+
+    Args:
+        steps: Steps that are read; None until two in a row are equal.
+        folder: Files below it are the user's.
+        script: The user's file, if it is somewhere else.
+        stepped: Told of each step that ended, and of its number.
+        ended: Told of the measurement of a script that caught the end of its run and goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        folder: Path | None = None,
+        script: Path | None = None,
+        stepped: Callable[[int, Step], object] = lambda number, step: None,
+        ended: Callable[[Measurement], object] = lambda found: None,
+    ) -> None:
+        self._lines = Lines(folder or Path.cwd(), script)
+        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self._stack = ExitStack()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Ended):
+            self._stack.close()
+            return True
+        return bool(self._stack.__exit__(kind, error, trace))

@@ -1,0 +1,120 @@
+"""The largest batch of a script: each trial runs the whole script, in a process forked before any has run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+from pydantic import TypeAdapter
+
+from actbench.errors import ActbenchError, CodeError, MeasurementError, is_users
+from actbench.measure import search
+from actbench.measure.failures import failure_of
+from actbench.measure.search import Trial
+from actbench.model.measured import LargestBatch, Measurement, Outcome
+from actbench.model.records import Failure
+
+_OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
+
+_FEW = 8
+"""Rows of the first trial of a search where nobody knows those of the script."""
+
+Finish = Callable[[Measurement], NoReturn]
+"""Answers with a measurement and ends the process, whatever runs in it."""
+
+
+def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
+    """Return what a function returns in a process of its own, or the failure of what it raises.
+
+    What runs a script leaves its modules, threads and hooks behind; so the next one begins where this one began. And a
+    script that catches everything, and goes on when its run has ended, can be left.
+    """
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receiving)
+        _answer(run, sending)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as answers:
+        text = answers.read()
+    _, status = os.waitpid(child, 0)
+    if text:
+        return _OUTCOME.validate_json(text)
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Failure(reason="crash", message=f"the script's process {how} before any step was read")
+
+
+def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
+    """Send an outcome and end the process: nothing of its parent's may run in it."""
+
+    def finish(found: Measurement | Failure) -> NoReturn:
+        with os.fdopen(sending, "wb") as answers:
+            answers.write(found.model_dump_json().encode())
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the script may have closed it
+                stream.flush()
+        os._exit(0)
+
+    os.register_at_fork(after_in_child=partial(os.close, sending))  # else a child of the script keeps the answer open
+    try:
+        finish(run(finish))
+    except BaseException as error:  # whatever a script does is an outcome of its trial
+        _print_of_script(error)
+        finish(failure_of(error))
+    finally:
+        os._exit(1)
+
+
+def largest_batch(
+    run: Callable[[int, Finish], Measurement], own: Measurement, limit_bytes: int, tried: Callable[[int, bool], object]
+) -> LargestBatch:
+    """Return the largest batch that fits; ``run`` runs the script with batches of so many rows.
+
+    ``own`` is the measurement of the script's own batch, with which the search begins: the peak of very few rows is
+    often that of the optimizer's step, and says nothing of more rows.
+
+    Raises:
+        MeasurementError: A trial failed, or no loader of the script makes batches of other sizes.
+    """
+    seconds: dict[int, float] = {}
+
+    def fits(batch: int) -> Trial:
+        found = forked(lambda finish: run(batch, finish))
+        if isinstance(found, Failure):
+            if found.reason == "out-of-memory":
+                tried(batch, False)
+                return Trial(False)
+            raise MeasurementError(f"with a batch of {batch} rows: {found.message}")
+        if found.estimated is not None:
+            seconds[batch] = found.estimated.step_seconds
+        tried(batch, found.fits)
+        return Trial(found.fits, found.peak_bytes, found.reserved_bytes)
+
+    rows = own.built.batch_size if own.built else None
+    known = {rows: Trial(own.fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    first = next(iter(known))
+    other = 2 * first if known[first].fits else max(1, first // 2)
+    if other != first:
+        known[other] = fits(other)
+    needed = [(batch, trial.needed_bytes or 0) for batch, trial in known.items()]
+    guess = search.predict(needed[0], needed[-1], limit_bytes)
+    found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=known)
+    trials = found.trials + len(known) - bool(rows)
+    return found.model_copy(update={"trials": trials, "estimated_step_seconds": seconds.get(found.batch_size)})
+
+
+def _print_of_script(error: BaseException) -> None:
+    """Print the traceback of what the script raised, as far as it is in code of the user's."""
+    if not isinstance(error, ActbenchError):
+        traceback.print_exc()
+    elif isinstance(error, CodeError) and error.__cause__ is not None:
+        told = traceback.TracebackException.from_exception(error.__cause__)
+        told.stack = traceback.StackSummary.from_list([frame for frame in told.stack if is_users(frame.filename)])
+        told.__cause__ = told.__context__ = None
+        print("".join(told.format()), file=sys.stderr)

@@ -1,0 +1,227 @@
+"""Values and shapes that only a real run could know: plausible values, and the largest shapes.
+
+A value that depends on weights or activations is taken for 1 in every element. So ``loss.item()`` is 1.0, and a
+predicate such as ``isnan(loss)``, ``norm > 1`` or ``isfinite(x).all()`` is what it is for ones. A shape that depends on
+such values (``nonzero``, a mask that selects, ``nms``) is the largest that it can be: bytes are then an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._pytree import tree_map
+
+from actbench.errors import UntraceableError
+from actbench.simulator import known
+from actbench.simulator.fake import LARGEST_REAL_BYTES
+from actbench.simulator.recalled import RecallingMode, tensors_of
+
+aten = torch.ops.aten
+
+_NAME = "_actbench_plausible"
+"""The attribute of a fake tensor of truth values that nobody knows: what all of them are taken for."""
+
+_PREDICATES = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isposinf", "isneginf", "signbit"),
+        *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "mul"),
+        *("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias"),
+    )
+)
+"""Operators whose truth values follow from plausible arguments."""
+
+_CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+_disabled: Any = torch._C._DisableTorchDispatch
+
+
+class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
+    """A fake tensor mode for a whole training script.
+
+    Args:
+        at_most: Told what makes the bytes an upper bound.
+    """
+
+    def __init__(self, at_most: Callable[[str], object]) -> None:
+        super().__init__()
+        self._at_most = at_most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note what truth values in its result are taken for."""
+        if func is _CHECKS_FINITE:
+            return self._all_finite(func, types, args, kwargs)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
+            found = known.computed(func, args, kwargs or {})
+            result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
+        is_truth = type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result)
+        if is_truth and getattr(func, "overloadpacket", None) in _PREDICATES and not func._schema.is_mutable:
+            vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
+        return result
+
+    def __deepcopy__(self, memo: Any) -> ScriptMode:
+        """Return this mode: a copy of a tensor belongs to the mode of the tensor."""
+        return self
+
+    def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
+        """Make a real tensor fake; a small one keeps its values, unless it is trained."""
+        made = super().from_tensor(tensor, **options)
+        if made is not tensor and not tensor.requires_grad and known.NAME not in vars(made):
+            known.keep(made, tensor)
+        return made
+
+    def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a plausible value, or a result of the largest shape; an UntraceableError for other operators.
+
+        NotImplemented for an operator whose arguments decide that no value is needed.
+        """
+        match func._schema.name:
+            case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
+                return plausible(args[0])
+            case "aten::equal":
+                return args[0].shape == args[1].shape
+            case "aten::index":
+                return self._by_masks(args)
+        largest = _LARGEST.get(func._schema.name)
+        if largest is None:
+            raise UntraceableError(
+                f"{func._schema.name} makes a shape from values that only a real run knows; run it with --meter cuda "
+                "or, if it is small, with --meter cpu"
+            )
+        self._at_most(func._schema.name)
+        with self:
+            return largest(*args, **kwargs)
+
+    def _by_masks(self, args: Any) -> Any:
+        """Select by index what a mask of unknown values selects: all elements."""
+        if not any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+            return NotImplemented
+        with self:
+            return aten.index.Tensor(args[0], list(_as_indices(args[1])))
+
+    def _all_finite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Check gradients, which nobody knows, for infinity: none is found, so no step is left out."""
+        found = known.value_of(args[1])
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if found is not None and isinstance(args[1], FakeTensor):
+            known.keep(args[1], found)
+        return result
+
+
+def _as_indices(indices: Any) -> Iterator[Any]:
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            yield from aten.nonzero.default(index).unbind(1)
+        else:
+            yield index
+
+
+def _indices(count: int, *more: int) -> Tensor:
+    return torch.empty((count, *more), dtype=torch.int64)
+
+
+def _unique(x: Tensor, _: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    inverse = _indices(*x.shape) if return_inverse or return_counts else _indices(0)
+    return x.new_empty(x.numel()), inverse, _indices(x.numel() if return_counts else 0)
+
+
+def _selected(x: Tensor, mask: Tensor) -> Tensor:
+    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())  # type: ignore[no-untyped-call]
+
+
+_LARGEST: dict[str, Callable[..., Any]] = {
+    "aten::nonzero": lambda x: _indices(x.numel(), x.dim()),
+    "aten::masked_select": _selected,
+    "aten::_unique2": _unique,
+    "aten::unique_consecutive": lambda x, inverse=False, counts=False, dim=None: _unique(x, True, inverse, counts),
+    "torchvision::nms": lambda boxes, scores, threshold: _indices(boxes.shape[0]),
+}
+"""Operators whose results have a largest shape, by name."""
+
+
+def plausible(tensor: Tensor) -> Any:
+    """Return what each element of a tensor is taken for, as a number of its type; a known one's only value.
+
+    Truth values of which nothing is known are taken for False.
+    """
+    value = known.value_of(tensor)
+    if value is not None and value.numel() == 1:
+        with _disabled():
+            return value.item()
+    one = vars(tensor).get(_NAME, False) if tensor.dtype is torch.bool else 1
+    with _disabled():
+        return torch.ones((), dtype=tensor.dtype).item() if tensor.dtype is not torch.bool else one
+
+
+def values(tensor: Tensor) -> Tensor:
+    """Return a real tensor of the known or plausible values of a tensor."""
+    value = known.value_of(tensor)
+    if value is not None:
+        return value
+    with _disabled():
+        return torch.full(tensor.shape, plausible(tensor), dtype=tensor.dtype)
+
+
+def real_if_known(tensor: Tensor) -> Tensor:
+    """Return a small tensor in host memory, whose values are known, as a real one; another as it is."""
+    value = known.value_of(tensor)
+    most_bytes = LARGEST_REAL_BYTES if tensor.is_floating_point() else known.MOST_BYTES
+    if value is None or tensor.requires_grad or tensor.nbytes > most_bytes:
+        return tensor
+    with _disabled():
+        return value.clone()
+
+
+def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return what a predicate is for plausible arguments, each one element."""
+    if not any(isinstance(each, FakeTensor) for each in tensors_of((args, kwargs))):
+        return False
+
+    def one(value: Any) -> Any:
+        return torch.full((1,), plausible(value), dtype=value.dtype) if isinstance(value, Tensor) else value
+
+    name = func._schema.name.removeprefix("aten::")
+    with _disabled():
+        if name in _SAME:
+            first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+            return bool(plausible(first))
+        if name in ("any", "all"):
+            return bool(one(args[0]).any())
+        return bool(func(*tree_map(one, args), **tree_map(one, kwargs)).any())
+
+
+_SAME = frozenset(
+    ("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias")
+)
+"""Operators whose result has the values of their first argument."""
+
+
+def _format(tensor: Tensor, spec: str) -> str:
+    return format(tensor.item(), spec) if not tensor.dim() else object.__format__(tensor, spec)
+
+
+def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    if not force and tensor.requires_grad:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    if not force and tensor.is_cuda:
+        raise TypeError(
+            f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
+        )
+    with _disabled():
+        return values(tensor).detach().numpy().copy()
+
+
+READERS: dict[str, Callable[..., Any]] = {
+    "__format__": _format,
+    "numpy": _numpy,
+    "__array__": lambda tensor, dtype=None, copy=None: _numpy(tensor).astype(dtype or _numpy(tensor).dtype),
+    "tolist": lambda tensor: values(tensor).tolist(),
+}
+"""Methods of fake tensors that read values."""

@@ -1,0 +1,79 @@
+"""Whether a script fits on its device, in sentences."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actbench.model.advice import PHASES
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.report.advice import needed_bytes
+from actbench.report.sentences import rows_of
+from actbench.report.tables.values import step_time
+from actbench.units import GIB, format_bytes, format_seconds
+
+CONTEXT_BYTES: Final = GIB // 2
+"""What a CUDA context takes beside a step: its own memory and the code of the kernels of torch, cuBLAS and cuDNN that
+the driver loads. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and libraries; no record can know."""
+
+
+def verdict(record: MeasuredRecord) -> list[str]:
+    """Return whether a step fits and by how much, what the allocator adds, and what a CUDA context adds.
+
+    A failed record has no verdict.
+    """
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    lines = [_fits(record, measured), *_reserved(measured)]
+    if (seconds := step_time(measured.step_seconds)) is not None:
+        lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
+    if measured.largest_batch is not None:
+        lines.append(f"The largest batch that fits is {measured.largest_batch}.")
+    if measured.simulated == "cuda" or record.case.meter == "cuda":
+        lines.append(_context(record, measured))
+    return lines
+
+
+def device_of(record: MeasuredRecord) -> str:
+    """Return the device that a case is measured on, or simulated for."""
+    if record.case.meter == "simulated":
+        return record.case.device_profile or "a CUDA device"
+    return record.machine.gpu or "a CUDA device" if record.case.meter == "cuda" else f"{record.machine.name}'s memory"
+
+
+def _fits(record: MeasuredRecord, measured: Measurement) -> str:
+    limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, record.case.model
+    processes = record.case.script.processes if record.case.script else 1
+    what += f", on the first of {processes} cards," if processes > 1 else ""
+    rows = rows_of(record.case, measured)
+    step = "a step" if rows is None else f"a step, with batches of {rows} rows,"
+    peak = f"{'at most ' if measured.at_most else ''}{format_bytes(measured.peak_bytes)}"
+    where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
+    if limit is None:
+        return f"{what}: the peak of {step} is {peak}{where}; how much memory {device_of(record)} has is not known."
+    room = f"the {format_bytes(limit)} of {device_of(record)}"
+    if record.case.memory_limit_bytes is not None:
+        room = f"the limit of {format_bytes(limit)}"
+    if over is None:
+        left = format_bytes(max(0, limit - needed_bytes(measured)))
+        return f"{what} fits into {room}, with {left} to spare: the peak of {step} is {peak}{where}."
+    does_not = "may not fit" if measured.at_most else "does not fit"
+    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. The peak of {step} is {peak}{where}."
+
+
+def _reserved(measured: Measurement) -> list[str]:
+    reserved = measured.reserved_bytes
+    if reserved is None:
+        return []
+    taken, gaps = format_bytes(reserved), format_bytes(max(0, reserved - measured.peak_bytes))
+    allocated = f"Allocated: {format_bytes(measured.peak_bytes)}"
+    return [f"{allocated}. Reserved by torch's allocator: {taken}, {gaps} of it in gaps between its blocks."]
+
+
+def _context(record: MeasuredRecord, measured: Measurement) -> str:
+    told = f"The CUDA context of a process takes some {CONTEXT_BYTES / GIB:.1f} GiB more, which is no part of these"
+    limit, needed = measured.memory_limit_bytes, needed_bytes(measured)
+    is_whole_card = limit is not None and record.case.memory_limit_bytes is None and record.case.meter == "simulated"
+    if limit is not None and is_whole_card and measured.fits and needed + CONTEXT_BYTES > limit:
+        return f"{told}: together they are more than the card has, so expect it to run out of memory."
+    return f"{told}."

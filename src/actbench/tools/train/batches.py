@@ -1,0 +1,188 @@
+"""A data set as batches for one model: named as the model wants them, pictures at its size and channels."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from actbench.errors import UsageError
+from actbench.model.records import Task
+from actbench.scheme.setup import Batch
+from actbench.tools.train import data
+from actbench.tools.train.data import DataSet, Kind, Samples
+from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.records import TrainingCase
+from actbench.workload.base import Workload
+
+_MODELS: dict[Kind, str] = {
+    "pictures": "an image-classification model",
+    "language": "a causal-lm model (see task)",
+    "sentences": "a sequence-classification model (see task)",
+    "ratings": "a sequence-classification model with num_labels=1",
+}
+_TASKS: tuple[Task, ...] = ("image-classification", "causal-lm", "sequence-classification")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Batches of a data set for a model; which samples a step sees depends on seed and step alone.
+
+    Each of ``ranks`` processes has its share of a batch of ``batch_size``. ``inputs`` is what the model calls its
+    inputs, ``shape`` that of one input, and ``dtype`` the type of pictures.
+    """
+
+    data: DataSet
+    inputs: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_size: int
+    seed: int
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of the training set; the samples left over are others in each epoch."""
+        return len(self.data.train) // self.batch_size
+
+    def chosen(self, step: int) -> Tensor:
+        """Return the samples of this process's share of a step's batch, int64 (rows,)."""
+        return self._mine(self._of_all(step))
+
+    def batch(self, step: int) -> Batch:
+        """Return this process's share of the batch of a training step, from 0."""
+        chosen, augment = self._of_all(step), self.data.augment
+        train, mine = self.data.train, self._mine(chosen)
+        if augment is None:
+            return self._named(train, mine, train.inputs[mine])
+        changed = augment(train.inputs[chosen], _generator("augment", self.seed, step))
+        return self._named(train, mine, self._mine(changed))
+
+    def validation(self) -> Iterator[tuple[Batch, int]]:
+        """Yield this process's share of the validation set in order, and how many rows of each batch count.
+
+        All processes get as many batches, because under FSDP2 a forward pass takes all of them: one that has no rows
+        left gets one that does not count.
+        """
+        held_back = self.data.validation
+        for start in range(0, len(held_back), self.batch_size):
+            rows = torch.arange(start, min(start + self.batch_size, len(held_back)))
+            mine = rows.tensor_split(self.ranks)[self.rank]
+            shown = mine if len(mine) else rows[:1]
+            yield self._named(held_back, shown, held_back.inputs[shown]), len(mine)
+
+    def _of_all(self, step: int) -> Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = torch.randperm(len(self.data.train), generator=_generator("order", self.seed, epoch))
+        return order[place * self.batch_size :][: self.batch_size]
+
+    def _mine(self, rows: Tensor) -> Tensor:
+        share = self.batch_size // self.ranks
+        return rows[self.rank * share :][:share]
+
+    def _named(self, samples: Samples, rows: Tensor, inputs: Tensor) -> Batch:
+        if self.data.kind == "pictures":
+            inputs = self._fitted(inputs).to(self.dtype)
+        beside = {name: tensor[rows] for name, tensor in samples.beside.items()}
+        return {self.inputs: inputs, **beside, "labels": samples.labels[rows]}
+
+    def _fitted(self, images: Tensor) -> Tensor:
+        channels, *size = self.shape
+        if list(images.shape[2:]) != size:
+            images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
+        return images.expand(-1, channels, -1, -1).contiguous()
+
+
+def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
+    """Return a generator for a place of a run; torch's CPU generator reads the low 32 bits of a seed only."""
+    digest = hashlib.sha256(f"{purpose} {seed} {place}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
+
+
+def feed(case: TrainingCase, workload: Workload, task: Task | None, group: ProcessGroup) -> Feed:
+    """Load a run's data set for its model, which was built for ``task`` (None where nobody says).
+
+    Raises:
+        UsageError: The data set is unknown or missing, or it and the model do not go together.
+    """
+    example = workload.batch(1, seed=0)
+    inputs = next((name for name in ("images", "pixel_values", "input_ids") if name in example), None)
+    if inputs is None or "labels" not in example:
+        raise UsageError(f"{case.model} cannot be trained on data sets: its batches hold {', '.join(example)}")
+    shape = tuple(example[inputs].shape[1:])
+    _check_kind(case, task, data.kind_of(case.data), inputs, example)
+    found = data.load(case, shape[0] if inputs == "input_ids" else 0)
+    _check_shape(case, found, shape)
+    _check_size(case, found)
+    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, group.rank, group.size)
+
+
+def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:
+    """Raise a UsageError if a model has fewer classes than the data."""
+    found, needed = scores.shape[-1], feed.data.classes
+    if found < needed:
+        key = "num_labels" if hasattr(module, "config") else "num_classes"
+        raise UsageError(
+            f"{spec} tells {found} classes apart and {feed.data.name} has {needed}: write {spec}"
+            f"{',' if '@' in spec else '@'}{key}={needed}"
+        )
+
+
+def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
+    """Raise a UsageError if a model has fewer tokens than the data."""
+    embeddings = getattr(module, "get_input_embeddings", None)
+    if feed.data.vocabulary is None or embeddings is None:
+        return
+    known = embeddings().num_embeddings
+    if known < feed.data.vocabulary:
+        raise UsageError(
+            f"{spec} knows {known} tokens and {feed.data.name} has {feed.data.vocabulary}: write "
+            f"vocab_size={feed.data.vocabulary} after the @"
+        )
+
+
+def _check_kind(case: TrainingCase, task: Task | None, wanted: Kind, inputs: str, example: Batch) -> None:
+    if task not in (None, *_TASKS) or "decoder_input_ids" in example or _kind(inputs, example["labels"]) != wanted:
+        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
+
+
+def _kind(inputs: str, labels: Tensor) -> str:
+    kind = "pictures" if inputs != "input_ids" else "language" if labels.dim() > 1 else "sentences"
+    if labels.is_floating_point():
+        return "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
+    return kind
+
+
+def _check_shape(case: TrainingCase, found: DataSet, shape: tuple[int, ...]) -> None:
+    if found.kind != "pictures":
+        return
+    channels = found.train.inputs.shape[1]
+    if channels not in (1, shape[0]):
+        raise UsageError(f"{case.data} has pictures of {channels} channels; {case.model} takes {shape[0]}")
+
+
+def _check_size(case: TrainingCase, found: DataSet) -> None:
+    parts = case.processes * case.gradient_accumulation
+    if len(found.train) < case.batch_size:
+        raise UsageError(f"batch_size {case.batch_size}: {case.data} has {len(found.train)} training samples")
+    if case.batch_size % parts:
+        raise UsageError(
+            f"batch_size {case.batch_size} cannot be cut into {parts} equal parts: {case.processes} processes with "
+            f"gradient_accumulation {case.gradient_accumulation} each; make it a multiple of {parts}"
+        )
+
+
+def total_steps(case: TrainingCase, feed: Feed) -> int:
+    """Return how many steps a run has."""
+    return case.steps or (case.epochs or 1) * feed.steps_per_epoch
+
+
+def evaluation_interval(case: TrainingCase, feed: Feed, steps: int) -> int:
+    """Return the steps between evaluations: an epoch unless given, and more where that made over 20."""
+    return case.evaluate_every or max(feed.steps_per_epoch, math.ceil(steps / 20))

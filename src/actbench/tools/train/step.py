@@ -1,0 +1,211 @@
+"""One step of a training run on a model that is spread over processes.
+
+The model is a copy in each process (DDP), or each has shares of its parameters (FSDP2). The module of a setup, to which
+schemes have been applied before, keeps the names of its parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch._guards import active_fake_mode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+from actbench.errors import ModelError, UntraceableError, UsageError, boundary
+from actbench.measure.inspection import refuse_idle, trace
+from actbench.measure.meters import Meter
+from actbench.methods.parallel.replicated import ReplicatedModel
+from actbench.methods.parallel.sharded import ShardedModel
+from actbench.packing.blocks import blocks
+from actbench.packing.samplegradients import samples
+from actbench.scheme.microbatches import MicroBatch
+from actbench.scheme.setup import Batch, HoldsGradients, StepsInBackward, TrainingSetup, TrainStep
+from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.records import TrainingCase
+
+
+class Parallel:
+    """A setup in one process; its loss runs the model as it is spread over the processes."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
+
+    def average_gradients(self, wanted: bool) -> None:
+        """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
+
+    def broadcast_buffers(self) -> None:
+        """Give all processes the buffers of the first."""
+
+    def reshard(self) -> None:
+        """Free the shares of the others, which a pass without a backward one leaves gathered."""
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, of which this process may hold a share, as a whole; all processes must call this."""
+        return tensor
+
+    def is_own(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the optimizer's state may be another one in each process, and no known share."""
+        return False
+
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
+        return given
+
+
+class _Distributed(Parallel):
+    """A setup in several processes, each with a share of the batches and so with running statistics of its own."""
+
+    def broadcast_buffers(self) -> None:
+        for buffer in self.setup.module.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+class _Sharded(_Distributed):
+    """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
+
+    Raises:
+        ConversionError: The scheme runs backward passes of its own.
+    """
+
+    def __init__(self, setup: TrainingSetup, group: ProcessGroup) -> None:
+        super().__init__(setup)
+        module, launch = setup.module, group.launch
+        units = [block for _, block in blocks(module, launch.blocks)]
+        mesh = init_device_mesh(next(module.parameters()).device.type, (group.size,))
+        self._model = ShardedModel(module, units, mesh, reshard=launch.reshard)
+
+    def average_gradients(self, wanted: bool) -> None:
+        self._model.reduce_gradients(wanted)
+
+    def reshard(self) -> None:
+        self._model.reshard()
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def is_own(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and not isinstance(tensor, DTensor)
+
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return given
+        return distribute_tensor(given.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+class _Replicated(_Distributed):
+    """A setup of which every process has a copy; gradients are averaged while the backward pass runs (DDP)."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        loss = setup.loss
+        assert loss is not None
+        self._model = model = ReplicatedModel(setup.module)
+        super().__init__(replace(setup, loss=lambda _, batch: loss(model.forward, batch)))
+
+    def average_gradients(self, wanted: bool) -> None:
+        self._model.average_gradients(wanted)
+
+
+def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:
+    """Spread a model, whose weights are the same in every process, in place."""
+    match group.launch.strategy:
+        case "single":
+            return Parallel(setup)
+        case "ddp":
+            return _Replicated(setup)
+        case "fsdp2":
+            return _Sharded(setup, group)
+
+
+def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
+    """Return what multiplies the learning rate of a step: of the step alone, so that resuming restores nothing."""
+    if step < case.warmup_steps:
+        return (step + 1) / (case.warmup_steps + 1)
+    done = step / steps
+    match case.schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            past = (step - case.warmup_steps) / max(1, steps - case.warmup_steps)
+            return 0.5 * (1 + math.cos(math.pi * past))
+        case "multi_step":
+            return math.prod(case.gamma for milestone in case.milestones if done >= milestone)
+
+
+def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, ...]:
+    """Run one forward pass on fake tensors, and refuse a scheme of which a part does nothing in it.
+
+    Returns:
+        A warning where that is unknown, since the model does not run on fake tensors.
+
+    Raises:
+        ConversionError: Nothing that a part converted runs.
+        IdleError: It runs, and changes nothing of what the step saves.
+    """
+    try:
+        with meter.operators(), boundary("it cannot be run on fake tensors", UntraceableError):
+            seen = trace(setup, lambda: {name: tree_map(_fake, value) for name, value in batch.items()})
+    except (UntraceableError, ModelError) as error:  # what is wrong with the model is for a real step to say
+        return (f"whether each part of the scheme acts is unknown: {error}",)
+    for part in setup.parts:
+        refuse_idle(part, seen)
+    return ()
+
+
+def _fake(value: Any) -> Any:
+    mode = active_fake_mode()
+    return mode.from_tensor(value) if isinstance(value, Tensor) and mode is not None else value
+
+
+class LearningStep(TrainStep):
+    """A step of a training run, whose gradients are averaged over the processes, scaled and clipped.
+
+    ``chosen`` are the samples of the data set in ``batch``, int64 (rows,); the two change together. The scaler
+    multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose gradients are no
+    numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
+
+    Raises:
+        UsageError: The scheme holds gradients in a form of its own, and the case asks to clip or to scale them.
+    """
+
+    def __init__(self, parallel: Parallel, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
+        super().__init__(parallel.setup, batch)
+        self.chosen = chosen
+        self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.parallel, self._longest = parallel, case.max_grad_norm
+        in_float16 = self.setup.precision.autocast is torch.float16
+        _check(case, self.optimizer, in_float16)
+        self.scaler = torch.amp.GradScaler(case.device, enabled=in_float16)
+
+    def update(self) -> None:
+        """Clip the gradient, step the optimizer and free the gradients."""
+        if self._longest is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.setup.module.parameters(), self._longest)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _forward(self, part: MicroBatch) -> Tensor:
+        self.parallel.average_gradients(not self._waiting)
+        with samples(self.chosen[part.rows]):
+            return super()._forward(part)
+
+    def _add(self, loss: Tensor) -> None:
+        super()._add(self.scaler.scale(loss))
+
+
+def _check(case: TrainingCase, optimizer: torch.optim.Optimizer, in_float16: bool) -> None:
+    if not isinstance(optimizer, HoldsGradients | StepsInBackward):
+        return
+    asked = f"max_grad_norm = {case.max_grad_norm}" if case.max_grad_norm is not None else "autocast in float16"
+    if in_float16 or case.max_grad_norm is not None:
+        raise UsageError(
+            f"{case.scheme} takes each gradient as soon as it is known; {asked} needs all of them before the step: "
+            "leave one of the two out"
+        )

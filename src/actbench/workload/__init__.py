@@ -1,0 +1,91 @@
+"""Models to train: how each is found and built, its batches, and its loss.
+
+torchvision and transformers are imported only when one of their models is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from actbench import plugins
+from actbench.errors import ModelError, boundary
+from actbench.model.records import Case, Task
+from actbench.workload import names
+from actbench.workload.base import Workload
+
+
+class Available(NamedTuple):
+    """A model with its own name."""
+
+    spec: str
+    source: str
+    task: Task
+    note: str
+
+
+class Network(Protocol):
+    """A model that a plug-in brings by an entry point of the group ``actbench.workload``, whose name is the model's.
+
+    Attributes:
+        task: What it is trained to do.
+        note: One line for ``actbench models``.
+    """
+
+    task: Task
+    note: str
+
+    def __call__(self, changes: Mapping[str, Any], case: Case) -> Workload:
+        """Return the workload of a case; ``changes`` follow the ``@`` of its model.
+
+        Raises:
+            ModelError: A change is impossible, or the model is unfit for the case.
+        """
+        ...
+
+
+def load(case: Case) -> Workload:
+    """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
+    with boundary(f"model {case.model!r} cannot be read", ModelError):
+        name = names.parse(case.model)
+        if name.kind == "torchvision":
+            from actbench.workload.torchvision import TorchvisionWorkload
+
+            return TorchvisionWorkload(name.name, case)
+        if name.kind == "plugin":
+            network: Network = plugins.installed("workloads")[name.name].load()
+            return network(name.changes, case)
+        if name.kind == "function":
+            from actbench.workload.function import FunctionWorkload
+
+            return FunctionWorkload(name.name, case)
+        if name.kind == "smallnet":
+            from actbench.workload.smallnets import SmallNetWorkload
+
+            return SmallNetWorkload(name.name, name.changes, case)
+        from actbench.workload.huggingface import HuggingFaceWorkload
+
+        return HuggingFaceWorkload(name, case)
+
+
+def from_folder(folder: Path, case: Case) -> Workload:
+    """Find the model in a folder of any name; a ModelError if it holds none, or a broken one."""
+    from actbench.workload.huggingface import HuggingFaceWorkload
+
+    with boundary(f"{folder} cannot be read", ModelError):
+        return HuggingFaceWorkload(names.ModelName("folder", str(folder)), case)
+
+
+def available() -> list[Available]:
+    """Return the shipped presets and torchvision's classification models."""
+    from actbench.workload import torchvision
+
+    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
+    shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
+    networks: dict[str, Network] = plugins.loaded("workloads")
+    shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
+    return shipped + [
+        Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
+        for name in torchvision.names()
+    ]

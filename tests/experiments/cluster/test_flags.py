@@ -1,0 +1,97 @@
+"""What is asked of a cluster: by flags, and by a cluster's nodes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from actbench import plugins
+from actbench.errors import UsageError
+from actbench.run.executor import Place, Work
+from actbench.run.progress import Progress
+from actbench.tools.cluster.cluster import Nodes, connected
+from actbench.tools.cluster.executor import Cluster, RayExecutor, _asking
+
+HAS = {"GPU": 1.0, "a100": 1.0, "memory": 64e9, "node:10.0.0.1": 1.0}
+
+
+class TwoNodes:
+    """Stands for the module ``ray`` where it is asked which nodes there are."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"Alive": alive, "NodeManagerHostname": name, "NodeID": name, "Resources": {**HAS, "CPU": cores}}
+            for name, cores, alive in (("first", 4.0, True), ("second", 8.0, True), ("gone", 99.0, False))
+        ]
+
+    def remote(self, function: object) -> object:
+        return function
+
+    def put(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags", "naming"),
+    [
+        ("sweep", ["--gpus-per-case", "1"], "--gpus-per-case: only with --cluster"),
+        ("sweep", ["--cluster", "auto", "--resources", "a100"], "'a100': give a name and an amount of at least"),
+        ("sweep", ["--cluster", "auto", "--resources", "GPU=2"], "--gpus-per-case says how many"),
+        ("sweep", ["--cluster", "auto", "--gpus-per-case", "1.5"], "--gpus-per-case 1.5: give a part of one GPU"),
+        ("sweep", ["--cluster", "auto", "--gpus-per-case", "0"], "--gpus-per-case 0: give"),
+        ("sweep", ["--cluster", "auto", "--resources", "a100=-1"], "--resources 'a100=-1'"),
+        ("fit", ["--device-profile", "rtx-4090", "--resources", "a100=1"], "--resources: only with --cluster"),
+    ],
+)
+def test_flags_that_say_nothing_are_refused(cli: Any, verb: str, flags: list[str], naming: str) -> None:
+    cli.refused(verb, "tiny-bert", "-s", "checkpoint", *flags, naming=naming)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(UsageError, match=r"pip install 'actbench\[cluster\]'"), connected("auto"):
+        pass
+
+
+def test_without_the_plug_in_that_is_said(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "installed", lambda group: {})
+
+    cli.refused("fit", "tiny-bert", "--cluster", "auto", naming="--cluster: no installed package measures on a cluster")
+
+
+@pytest.mark.parametrize(
+    ("amounts", "naming"),
+    [
+        ({"CPU": 1.0, "GPU": 2.0}, "no node has CPU=1, GPU=2, as a case asks for; nodes: first CPU=4, GPU=1"),
+        ({"CPU": 1.0, "a10": 1.0}, "no node has CPU=1, a10=1"),
+        ({"CPU": 9.0}, "no node has CPU=9"),
+    ],
+)
+def test_what_no_node_has_is_refused(amounts: dict[str, float], naming: str) -> None:
+    with pytest.raises(UsageError, match=f"--cluster: {naming}"):
+        Nodes(TwoNodes()).able("a case", amounts)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "options"),
+    [
+        ({"CPU": 1.0, "a100": 0.5}, {"num_cpus": 1, "resources": {"a100": 0.5}}),
+        ({"CPU": 1.0, "GPU": 0.5}, {"num_cpus": 1, "num_gpus": 0.5, "resources": {}}),
+        ({"CPU": 1.0, "memory": 8e9}, {"num_cpus": 1, "memory": 8e9, "resources": {}}),
+    ],
+)
+def test_amounts_are_asked_for_as_ray_names_them(amounts: dict[str, float], options: Any) -> None:
+    assert _asking(amounts) == options
+
+
+def test_there_are_as_many_places_as_tasks_run_at_a_time() -> None:
+    def places(meter: Any, **settings: Any) -> list[Place]:
+        return list(RayExecutor(TwoNodes(), Cluster("auto", **settings), Work(Progress(), "")).places(meter))
+
+    assert len(places("simulated")) == 12
+    assert len(places("simulated", resources={"memory": 40e9})) == 2
+    assert len(places("cuda", gpus=0.5)) == 4
+    assert places("cpu") == [Place("second"), Place("first")]  # a node each, the largest first
