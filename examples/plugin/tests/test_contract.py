@@ -1,10 +1,9 @@
 import pytest
 import torch
-from theirs.codec import Integers
 
-from actbench.nn.layout import Layout
-from actbench.nn.saved import SiteState
+from actbench.packing import Layout, SiteState
 from actbench.testing import check_scheme
+from theirs.codec import Integers
 
 
 @pytest.mark.parametrize("spec", ["theirs:8", "theirs:4", "theirs:1", "theirs:4+checkpoint"])

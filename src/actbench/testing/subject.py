@@ -18,8 +18,8 @@ from actbench.model.records import Case
 from actbench.scheme import Scheme
 from actbench.scheme.facets import Limits
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
-from actbench.workload.base import Workload
 from actbench.simulator.overrides import without_dropout
+from actbench.workload.base import Workload
 
 OF_STEPS = frozenset(("optimizer", "gradients", "precision", "batch", "memory format", "placement over processes"))
 """Changes that a model alone cannot have, so that there is nothing to convert, undo or save."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actbench.codecs.encodings.encoding import stochastic
-from actbench.nn.layout import Layout
-from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
 from actbench.ops.noise import fresh_seed
+from actbench.ops.rounding import stochastic
+from actbench.packing import Codec, Layout, Parts, SiteState
 
 BLOCK = 128
 """Elements that share a least value and a step."""

@@ -6,13 +6,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from actbench.nn.saved import SavedTensors
-from actbench.results.gradient import Gradient
-from actbench.schemes import Scheme
-from actbench.schemes.base import SAVED_RESULTS, SAVED_TENSORS
-from actbench.schemes.card import Card
-from actbench.schemes.packedsaved import with_packed_saved_tensors
-from actbench.setup import TrainingSetup
+from actbench.methods.actnn.layers import small_codes
+from actbench.packing import SavedTensors
+from actbench.scheme import SAVED_RESULTS, SAVED_TENSORS, Card, Scheme, TrainingSetup, with_packed_saved_tensors
 from theirs.codec import Integers
 
 
@@ -33,11 +29,11 @@ class Theirs(Scheme):
         summary="whatever is saved for backward, as integers of few bits", rank=20, variants=(":8", ":4")
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
-    gradient: ClassVar[Gradient] = "unbiased"
+    gradient: ClassVar[str] = "unbiased"
 
     bits: Annotated[int, Field(ge=1, le=8)] = 4
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model; a ConversionError if it trains nothing, or has such hooks already."""
-        packer = SavedTensors(Integers(self.bits))
-        return with_packed_saved_tensors(self, setup, packer, f"saved tensors, {self.bits} bits")
+        packer, becomes = SavedTensors(Integers(self.bits)), f"saved tensors, {self.bits} bits"
+        return with_packed_saved_tensors(self, setup, packer, becomes, rules=small_codes())
