@@ -315,7 +315,7 @@ def test_a_row_of_a_device_is_none_of_the_shortlist(cli, log, tmp_path) -> None:
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
-from actbench.fitting import simulations
+from actbench.tools.fit import simulations
 simulations.BENCH, simulations.PRELOAD = "fakefit", ()
 sys.argv = ["actbench", *{words!r}]
 from actbench.cli import main

@@ -32,17 +32,17 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
 kind, folder, benches, asked = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 sys.path[:0] = [benches, str(folder)]
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.runner import run
-from actbench.measuring.place import place
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.measure.place import place
+from actbench.report import store
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
 machines = nullcontext()
 if kind == "ranks":
-    from actbench.experiments.ranks.follower import Follower
-    from actbench.experiments.ranks.rendezvous import following, leading
-    from actbench.measuring.launch import address
+    from actbench.tools.ranks.follower import Follower
+    from actbench.tools.ranks.rendezvous import following, leading
+    from actbench.tools.ranks.launch import address
     here = place(os.environ)
     if not here.is_first:
         with following(here, address(os.environ)) as frames, Follower(frames) as follower:
@@ -50,8 +50,8 @@ if kind == "ranks":
         sys.exit(0)
     machines = leading(here, address(os.environ), "fakebench")
 elif kind != "local":
-    from actbench.experiments.cluster import node
-    from actbench.experiments.cluster.executor import Cluster
+    from actbench.tools.cluster import node
+    from actbench.tools.cluster.executor import Cluster
     node.files_of = lambda cases: {}  # the schemes of fakebench are none that name files
     machines = nullcontext(Cluster(kind))
 settings = dict(model=str(folder / "log"), batch_size=4, min_steps=10, min_seconds=0.0)

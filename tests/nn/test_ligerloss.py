@@ -21,11 +21,11 @@ import itertools
 import torch
 from torch import nn
 from torch.nn import functional as F
-from actbench import schemes
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, IdleError
-from actbench.measuring.bench import measure
-from actbench.results.records import Case
-from actbench.setup import TrainingSetup
+from actbench.measure.bench import measure
+from actbench.model.records import Case
+from actbench.scheme.setup import TrainingSetup
 
 class Model(nn.Module):
     def __init__(self, tied, bias, loss):

@@ -25,7 +25,7 @@ from actbench.units import LONGEST_SECONDS
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from actbench.experiments.runner.forkserver import main
+from actbench.run.forkserver import main
 main(sys.argv[2:])
 """
 # OpenMP threads that wait for work sleep rather than spin, unless the user has said otherwise: a case that waits for

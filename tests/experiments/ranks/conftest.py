@@ -18,15 +18,15 @@ import json, os, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
-from actbench.measuring import launch
-from actbench.measuring.place import place as place_of
-from actbench.experiments.ranks.follower import Follower
-from actbench.experiments.ranks.rendezvous import following, leading
-from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.runner import run
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.tools.ranks import launch
+from actbench.measure.place import place as place_of
+from actbench.tools.ranks.follower import Follower
+from actbench.tools.ranks.rendezvous import following, leading
+from actbench.run.recipes.sections import Planned
+from actbench.run.runner import run
+from actbench.report import store
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
 folder = Path(sys.argv[2])
 place, address = place_of(os.environ), launch.address(os.environ)
 if not place.is_first:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from actbench.experiments.recipes.sections import parse_batch_range
 
 from actbench.errors import UsageError
+from actbench.run.recipes.sections import parse_batch_range
 
 
 @pytest.mark.parametrize(

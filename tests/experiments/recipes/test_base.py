@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actbench.experiments import recipes
-from actbench.experiments.recipes import runs
-from actbench.experiments.recipes.base import BaseRecipe
 
 from actbench.errors import RecipeError
+from actbench.run import recipes
+from actbench.run.recipes.base import BaseRecipe
+from actbench.tools.train import recipe as runs
 
 SWEEP = """
 title = "?"

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from actbench.experiments import recipes
-from actbench.experiments.recipes import runs
-from actbench.experiments.recipes.base import SWEEPS, TRAININGS
 
 from actbench.errors import RecipeError
+from actbench.run import recipes
+from actbench.run.recipes.base import SWEEPS, TRAININGS
+from actbench.tools.train import recipe as runs
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from actbench.experiments.recipes import Recipe
-from actbench.experiments.recipes.sections import Measure, SchemeRow, WorkloadGrid
+from actbench.run.recipes import Recipe
+from actbench.run.recipes.sections import Measure, SchemeRow, WorkloadGrid
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "recipes.md").read_text(encoding="utf-8")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from actbench.experiments import recipes
-from actbench.experiments.recipes import runs
-from actbench.experiments.recipes.sections import Planned, _distinct
-from actbench.experiments.runner import runner
-from actbench.results.records import Case
 
 from actbench.errors import RecipeError
+from actbench.model.records import Case
+from actbench.run import recipes, runner
+from actbench.run.recipes.sections import Planned, _distinct
+from actbench.tools.train import recipe as runs
 
 GRID = 'title = "?"\n[workload]\nmodel = "tiny"\nbatch_size = "1-1000+1"\nsequence_length = [8, 16]\n'
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from actbench.experiments import recipes
-from actbench.experiments.recipes import Recipe
 
 from actbench.errors import RecipeError
+from actbench.run import recipes
+from actbench.run.recipes import Recipe
 
 RECIPE = """
 title = "What does each scheme save?"

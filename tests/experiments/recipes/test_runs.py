@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from actbench.experiments import recipes
-from actbench.experiments.recipes import runs
-from actbench.experiments.recipes.runs import parse_seeds
 
 from actbench.errors import RecipeError, UsageError
+from actbench.run import recipes
+from actbench.tools.train import recipe as runs
+from actbench.tools.train.recipe import parse_seeds
 
 GOOD = """
 title = "Which?"

@@ -21,11 +21,11 @@ import sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
 sys.path[:0] = [{here!r}, {folder!r}]
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
-from actbench.experiments.runner.runner import run
-from actbench.experiments.recipes.sections import Planned
+from actbench.report import store
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Case
+from actbench.run.runner import run
+from actbench.run.recipes.sections import Planned
 log = {folder!r} + "/log"
 plan = [
     Planned(Case(model=log, scheme=f"name:{{name}}+sleep:0.04", batch_size=batch, meter=meter, min_seconds=0.0))

@@ -11,9 +11,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 IMPORTS = """
 from dataclasses import dataclass
 from torch import Tensor
-from actbench.nn.layout import Layout
-from actbench.nn.saved.codecs import Codec, Parts
-from actbench.nn.saved.sitestate import SiteState
+from actbench.packing.layout import Layout
+from actbench.packing.codecs import Codec, Parts
+from actbench.packing.sitestate import SiteState
 """
 
 

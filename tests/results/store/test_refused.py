@@ -182,8 +182,8 @@ def test_the_file_is_free_again_after_an_error(tmp_path: Path, make_record: Make
 NO_ROOM = """
 import resource, signal, sys
 from pathlib import Path
-from actbench.results import store
-from actbench.results.measured import MeasuredRecord
+from actbench.report import store
+from actbench.model.measured import MeasuredRecord
 from actbench.errors import StoreError
 
 path = Path(sys.argv[1])
