@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import actbench
 from actbench.errors import ConversionError
 from actbench.measure import inspection
+from actbench.measure.bench import measure
 from actbench.measure.meters.cpu import CpuMeter
 from actbench.packing import savedtensors
 from actbench.scheme.facets import LossyForward, Packs
@@ -178,8 +178,8 @@ def simulation(subject: Subject) -> None:
     if subject.untraceable:
         return
     case = subject.case.model_copy(update={"scheme": subject.scheme.spec, "batch_size": 4 * subject.case.batch_size})
-    measured = actbench.measure(case.model_copy(update={"min_steps": 0, "min_seconds": 0.0}))
-    simulated = actbench.measure(case.model_copy(update={"meter": "simulated", "device_profile": "cpu"}))
+    measured = measure(case.model_copy(update={"min_steps": 0, "min_seconds": 0.0}))
+    simulated = measure(case.model_copy(update={"meter": "simulated", "device_profile": "cpu"}))
     off = simulated.peak_bytes / measured.peak_bytes - 1
     if not abs(off) < TOLERANCE:
         raise AssertionError(
