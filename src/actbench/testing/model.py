@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,18 @@ def converting_twice(subject: Subject) -> None:
     """Check that a changed model is not changed again, which would pack what is packed."""
     if not subject.is_of_model:
         return
-    converted = actbench.convert(subject.plain().module, subject.scheme)
     applied = subject.changed()
-    for what, again in (
-        ("actbench.convert", lambda: actbench.convert(converted, subject.scheme)),
-        ("scheme.apply", lambda: subject.scheme.apply(applied)),
-    ):
-        try:
-            again()
-        except ConversionError:
-            continue
-        raise AssertionError(f"{what} takes a model that the scheme has changed; raise a ConversionError")
+    _refused("scheme.apply", lambda: subject.scheme.apply(applied))
+    converted = actbench.convert(subject.plain().module, subject.scheme)
+    _refused("actbench.convert", lambda: actbench.convert(converted, subject.scheme))
+
+
+def _refused(what: str, again: Callable[[], object]) -> None:
+    try:
+        again()
+    except ConversionError:
+        return
+    raise AssertionError(f"{what} takes a model that the scheme has changed; raise a ConversionError")
 
 
 def undo(subject: Subject) -> None:
