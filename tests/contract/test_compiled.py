@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.methods.compile.compiled import CompiledForward
-from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.compile.forward import CompiledForward
+from actbench.methods.randomized.ops.sketch import KINDS, Sketching
 from actbench.methods.randomized.sketched import Sketched
 from actbench.scheme.base import OF_PARTS
 from actbench.scheme.setup import TrainingSetup

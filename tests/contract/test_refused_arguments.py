@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from actbench.methods.formats.smaqops.format import Format, format_of
+from actbench.methods.formats.smaqstep import rules
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench import scheme as schemes
 from actbench.methods.actnn import groupquant
 from actbench.methods.fewbit.ops import stepwise
 from actbench.methods.formats import smaqops as smaq, smaqstep
-from actbench.methods.formats.smaqops.format import Format, format_of
-from actbench.methods.formats.smaqstep import rules
 from actbench.methods.randomized.ops import sketch_rows
 from actbench.ops.noise import random_words
 

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from actbench import scheme as schemes
 from actbench.errors import SpecError
 from actbench.methods.actnn.scheme import ActNN
-from actbench.methods.checkpointing.checkpoint import Checkpoint
+from actbench.methods.checkpointing.scheme import Checkpoint
 from actbench.methods.fewbit.scheme import FewBit
 from actbench.methods.formats.encode import Encode
 from actbench.methods.formats.smaq import Smaq

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groupquantization import GroupQuantization, groups_of
 from actbench.methods.actnn.groups import Groups
+from actbench.methods.actnn.ops import groupquant
 from actbench.packing import SavedTensors, SiteState
 from actbench.packing.layout import Layout
 from actbench.simulator.tracker import StorageTracker

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groupquantization import GroupQuantization, RowGroups, RowWidths, groups_of, size_within
 from actbench.methods.actnn.groups import Groups
 from actbench.methods.actnn.layers import compressed
 from actbench.methods.actnn.layers.layers import small_codes
+from actbench.methods.actnn.ops import groupquant
 from actbench.ops import bitpack
 from actbench.packing import Packed, SavedTensors, SiteState
 from actbench.packing.hooked import HookedForward, Hooks

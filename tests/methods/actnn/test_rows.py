@@ -5,10 +5,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import group_ranges
 from actbench.methods.actnn.groupquantization import GroupQuantization, RowWidths
 from actbench.methods.actnn.groups import Groups
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import group_ranges
 from actbench.methods.actnn.solver import row_widths
 from actbench.packing import SavedTensors, SiteState, samplegradients
 from actbench.packing.layout import in_order, memory_order

@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.methods.checkpointing.checkpoint import Checkpoint
+from actbench.methods.checkpointing.scheme import Checkpoint
 from actbench.scheme.setup import TrainingSetup
 
 

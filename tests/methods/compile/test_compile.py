@@ -19,7 +19,7 @@ from actbench.errors import ConversionError, IdleError, MeasurementError, Nothin
 from actbench.measure.meters.base import MemoryReading
 from actbench.measure.meters.cpu import CpuMeter
 from actbench.methods.compile import partition
-from actbench.methods.compile.compiled import CompiledForward
+from actbench.methods.compile.forward import CompiledForward
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
 EAGER = "backend=aot_eager_decomp_partition"

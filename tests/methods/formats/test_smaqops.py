@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from actbench.methods.formats import smaqops as smaq
-from actbench.methods.formats.smaqops import reference as smaqblocks
-from actbench.methods.formats.smaqops.format import Format, format_of
+from actbench.methods.formats.ops import smaq
+from actbench.methods.formats.ops.smaq import reference as smaqblocks
+from actbench.methods.formats.ops.smaq.format import Format, format_of
 from actbench.ops import bitpack
 from actbench.ops.library import DTYPES
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.formats import smaqops as smaq, smaqstep
-from actbench.methods.formats.smaqops.format import Format
-from actbench.methods.formats.smaqstep import rules as steprules
+from actbench.methods.formats.ops import smaq, smaqstep
+from actbench.methods.formats.ops.smaq.format import Format
+from actbench.methods.formats.ops.smaqstep import rules as steprules
 
 ops = torch.ops.actbench
 USUAL = Format(6, 7, 64, 256)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.randomized.ops.sketch import KINDS, Sketching
 from actbench.methods.randomized.sketched import Sketched, sketched
 from actbench.packing.savedtensors import SharingTable
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
-from actbench.methods.randomized import sketch as sketching
-from actbench.methods.randomized.sketch import Sketching
+from actbench.methods.randomized.ops import sketch as sketching
+from actbench.methods.randomized.ops.sketch import Sketching
 from actbench.methods.randomized.sketched import sketched
 from actbench.packing.savedtensors import SharingTable
 

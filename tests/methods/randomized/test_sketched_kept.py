@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from actbench.methods.randomized import sketched as module_under_test
-from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.randomized.ops.sketch import KINDS, Sketching
 from actbench.methods.randomized.sketched import sketched
 from actbench.packing.savedtensors import SharingTable
 from actbench.simulator import fake

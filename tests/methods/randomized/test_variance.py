@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 from actbench import scheme as schemes
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.variance import rounding_variance
-from actbench.methods.randomized.sketch import Sketching, batch_variance, variance
+from actbench.methods.randomized.ops.sketch import Sketching, batch_variance, variance
 from actbench.methods.randomized.sketched import sketched
 from actbench.methods.randomized.variance import sketch_variance
 from actbench.packing.hooked import HookedForward

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.ops import groupquant
 
 BATCH, ROWS, HEADS, WIDTH = 4, 32, 4, 16
 SHAPE = (BATCH, HEADS, ROWS, WIDTH)

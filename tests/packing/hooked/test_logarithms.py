@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.gact.sensitivity import Probing
 from actbench.packing.codecs import Logarithms
 from actbench.packing.hooked import HookedForward

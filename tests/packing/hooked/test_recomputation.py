@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.checkpointing.recomputed import RecomputedForward
 from actbench.methods.gact.sensitivity import Probing
 from actbench.packing import SavedTensors, SiteState

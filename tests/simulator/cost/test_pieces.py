@@ -10,7 +10,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.methods.formats.optim.storage import CHUNK
-from actbench.methods.randomized.sketch import samples, transforms
+from actbench.methods.randomized.ops.sketch import samples, transforms
 from actbench.ops.simulation import few_for_all, one_for_all, repeated_by
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles

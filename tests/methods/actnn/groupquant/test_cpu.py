@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import reference as groups
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import reference as groups
 from actbench.ops import cpu
 
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 2047, 2049, 7003)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import reference as groups
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import reference as groups
 from actbench.ops import bitpack, noise
 from actbench.ops.library import DTYPES
 

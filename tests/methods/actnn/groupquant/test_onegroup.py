@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import reference
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import reference
 from actbench.ops import bitpack
 
 SEED = torch.tensor(7)

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers import compressed
 from actbench.methods.actnn.layers.savedinput import RowByRow, SavedInput, summed
+from actbench.methods.actnn.ops import groupquant
 from actbench.packing import SavedTensors, SiteState
 
 FEW = GroupQuantization(32)

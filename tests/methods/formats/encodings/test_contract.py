@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.methods.formats.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
-from actbench.methods.formats.smaqops import reference as smaqblocks
+from actbench.methods.formats.ops.smaq import reference as smaqblocks
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
 

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from actbench.methods.formats.encodings import build
-from actbench.methods.formats.encodings.encoding import E4M3, E5M2, FP16, bf16_stochastic, lanes, stochastic
+from actbench.methods.formats.encodings.encoding import E4M3, E5M2, FP16, bf16_stochastic
 from actbench.ops import noise
+from actbench.ops.rounding import lanes, stochastic
 
 SEED = torch.tensor(7)
 FORMATS = (FP16, E4M3, E5M2)

@@ -9,7 +9,7 @@ from torch import nn
 from actbench import optim, workload as workloads
 from actbench.measure.meters import footprint
 from actbench.measure.meters.cpu import CpuMeter
-from actbench.methods.formats.smaqops.format import SMAQ
+from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles

@@ -8,8 +8,8 @@ from torch import nn
 
 from actbench import optim
 from actbench.errors import UsageError
+from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.methods.formats.optim.storage import storage_of
-from actbench.methods.formats.smaqops.format import SMAQ
 
 ENCODINGS = ("smaq", "smaq,outlier_bits=8", "smaq,block=1024", "int:6", "int:8,group_size=256", "bf16", "fp8:e4m3")
 OPTIMIZERS = {

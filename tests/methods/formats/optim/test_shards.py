@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from actbench import optim
 from actbench.errors import UsageError
+from actbench.methods.formats.ops.smaqstep import rules as steprules
 from actbench.methods.formats.optim.storage import CHUNK, Storage, storage_of
-from actbench.methods.formats.smaqstep import rules as steprules
 
 SHAPES = [[64, 128], [50, 256], [2, 4096], [70, 96], [8, 8], [64]]
 WHOLE, CUT = ("weights.0", "weights.1", "weights.2", "weights.4", "weights.5"), "weights.3"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from actbench import optim
-from actbench.methods.formats import smaqops as smaq
+from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.optim.storage import is_packed
 
 SEEDS = (0, 1, 2)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.methods.randomized import ops as sketch
-from actbench.methods.randomized.ops import gaussian_table
+from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops.matrix import gaussian_table
 
 TABLES = {"gaussian": gaussian_table(), "rademacher": None}
 

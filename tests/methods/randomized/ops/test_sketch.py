@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.randomized import ops as sketch
-from actbench.methods.randomized.ops import KINDS, sketch_rows
+from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops.matrix import KINDS, sketch_rows
 
 CPU = torch.device("cpu")
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from actbench.methods.randomized.ops import KINDS, sketch_rows
-from actbench.methods.randomized.sketch import transforms
-from actbench.methods.randomized.sketch.transforms import project
+from actbench.methods.randomized.ops.matrix import KINDS, sketch_rows
+from actbench.methods.randomized.ops.sketch import transforms
+from actbench.methods.randomized.ops.sketch.transforms import project
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from actbench.methods.randomized.sketch import samples
-from actbench.methods.randomized.sketch.samples import compress, project, row_norms, winners
+from actbench.methods.randomized.ops.sketch import samples
+from actbench.methods.randomized.ops.sketch.samples import compress, project, row_norms, winners
 
 CPU = torch.device("cpu")
 

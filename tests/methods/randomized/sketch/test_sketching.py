@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from actbench.methods.randomized.sketch import KINDS, Sketching, batch_variance, compress, project, variance
+from actbench.methods.randomized.ops.sketch import KINDS, Sketching, batch_variance, compress, project, variance
 
 TRIALS = 2500
 KEYED = ["norm", "wta"]

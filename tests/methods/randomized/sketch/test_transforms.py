@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from actbench.methods.randomized.sketch import transforms
-from actbench.methods.randomized.sketch.transforms import fourier, hadamard, transform_rows
+from actbench.methods.randomized.ops.sketch import transforms
+from actbench.methods.randomized.ops.sketch.transforms import fourier, hadamard, transform_rows
 
 SIZES = [1, 2, 3, 4, 5, 8, 9, 12, 17, 64]
 

@@ -1,7 +1,7 @@
 """A step of an optimizer whose state is SmaQ blocks, on the CPU: threads share the blocks; each is read once.
 
-:mod:`actbench.methods.formats.smaqstep.rules` says what is computed. Every intermediate is cast back to 32 bits, as in
-:mod:`actbench.methods.actnn.groupquant.cpu`.
+:mod:`actbench.methods.formats.ops.smaqstep.rules` says what is computed. Every intermediate is cast back to 32 bits, as
+in :mod:`actbench.methods.actnn.ops.groupquant.cpu`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.groupquant.cpu import values_of
-from actbench.methods.formats.smaqops.cpu import read_block, work_of, workspace, write_block
-from actbench.methods.formats.smaqops.cpublock import float_of
-from actbench.methods.formats.smaqops.format import Format
-from actbench.methods.formats.smaqstep.rules import AdamRule, SgdRule
+from actbench.methods.actnn.ops.groupquant.cpu import values_of
+from actbench.methods.formats.ops.smaq.cpu import read_block, work_of, workspace, write_block
+from actbench.methods.formats.ops.smaq.cpublock import float_of
+from actbench.methods.formats.ops.smaq.format import Format
+from actbench.methods.formats.ops.smaqstep.rules import AdamRule, SgdRule
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 from actbench.ops.noise import state_of

@@ -122,7 +122,8 @@ def adam(p: Tensor, g: Tensor, m: Tensor, s: Tensor, rule: AdamRule) -> tuple[Te
     """Return parameter, first moment and root of the second (not negative) after a step, float32 of any shape."""
     kept, g = p * rule.kept, g * rule.sign + p * rule.decay
     m = (g if rule.from_gradient else m) + (g - m) * rule.toward
-    s = _root(s * s * rule.beta2 + g * rule.rest2 * g)
+    # the float32 nearest to each root; torch's own root of float32 on the CPU is sometimes the one beside it
+    s = (s * s * rule.beta2 + g * rule.rest2 * g).double().sqrt().float()
     divisor = s / torch.full_like(s, rule.correction) + rule.eps
     return kept + m * rule.rate / divisor, m, s
 
@@ -132,11 +133,6 @@ def sgd(p: Tensor, g: Tensor, b: Tensor, rule: SgdRule) -> tuple[Tensor, Tensor]
     g = g * rule.sign + p * rule.decay
     b = b * rule.momentum + g * rule.added
     return p + (g + b * rule.momentum if rule.nesterov else b) * rule.rate, b
-
-
-def _root(x: Tensor) -> Tensor:
-    """Return the float32 nearest to each root; torch's own root on the CPU is sometimes the one beside it."""
-    return x.double().sqrt().float()
 
 
 def _single(value: float) -> float:

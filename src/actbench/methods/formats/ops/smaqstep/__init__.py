@@ -1,9 +1,9 @@
 """One step of an optimizer whose state is SmaQ blocks, in one pass: read, step and write block after block.
 
 Shoghi et al. (2021) quantize the state of an optimizer but store it as before; here the state is stored as blocks of
-:mod:`actbench.methods.formats.smaqops.format`, replaced in place. Each block is decoded, stepped by
-:mod:`actbench.methods.formats.smaqstep.rules` and encoded with noise as in
-:mod:`actbench.methods.formats.smaqops.reference`. The new moments step the parameter before they are rounded. Adam's
+:mod:`actbench.methods.formats.ops.smaq.format`, replaced in place. Each block is decoded, stepped by
+:mod:`actbench.methods.formats.ops.smaqstep.rules` and encoded with noise as in
+:mod:`actbench.methods.formats.ops.smaq.reference`. The new moments step the parameter before they are rounded. Adam's
 second moment is stored as its root. A root that decodes to less than half a main step of its block counts as that half
 step: it could have been rounded up as well, and a first moment divided by next to nothing would throw its parameter far
     away.
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.methods.formats.smaqops import reference
-from actbench.methods.formats.smaqops.format import Format, check_format
-from actbench.methods.formats.smaqstep import cpu, rules
-from actbench.methods.formats.smaqstep.rules import AdamRule, SgdRule
+from actbench.methods.formats.ops.smaq import reference
+from actbench.methods.formats.ops.smaq.format import Format, check_format
+from actbench.methods.formats.ops.smaqstep import cpu, rules
+from actbench.methods.formats.ops.smaqstep.rules import AdamRule, SgdRule
 from actbench.ops import noise, rawkernel
 from actbench.ops.library import Implementation, Kernels, check_contiguous, define
 

@@ -122,8 +122,11 @@ class CompiledForward(ReboundForward):
             return self._compiled(module, *args, **kwargs)
         except TorchDynamoException as error:
             allowed = "; fullgraph=false compiles what lies between the breaks" if self.fullgraph else ""
+            # the start of the error, without the pages of advice and frames that follow
+            lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
+            reason = shortened(" ".join(line for line in lines if line)) or told(error)
             raise ConversionError(
-                f"compile: torch.compile makes no graph of {type(module).__name__}: {_reason(error)}{allowed}"
+                f"compile: torch.compile makes no graph of {type(module).__name__}: {reason}{allowed}"
             ) from error
 
     def _compile(self) -> Callable[..., Any]:
@@ -149,9 +152,3 @@ class CompiledForward(ReboundForward):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "_compiled": None}
-
-
-def _reason(error: Exception) -> str:
-    """Return the start of a compiler error, without the pages of advice and frames that follow."""
-    lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
-    return shortened(" ".join(line for line in lines if line)) or told(error)

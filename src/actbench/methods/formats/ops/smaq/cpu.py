@@ -8,8 +8,8 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.groupquant.cpu import noise_of, per_unit, values_of
-from actbench.methods.formats.smaqops.cpublock import (
+from actbench.methods.actnn.ops.groupquant.cpu import noise_of, per_unit, values_of
+from actbench.methods.formats.ops.smaq.cpublock import (
     HUGE,
     copy,
     fill,
@@ -23,8 +23,8 @@ from actbench.methods.formats.smaqops.cpublock import (
     quantize,
     restore,
 )
-from actbench.methods.formats.smaqops.format import HEADER_BYTES, Format
-from actbench.methods.formats.smaqops.reference import NAN_HALF
+from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
+from actbench.methods.formats.ops.smaq.reference import NAN_HALF
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow

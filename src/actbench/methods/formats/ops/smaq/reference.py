@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from actbench.methods.formats.smaqops.format import HEADER_BYTES, Format
+from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
 from actbench.ops import bitpack, noise
 from actbench.ops.library import wide
 

@@ -20,10 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actbench.methods.randomized import ops as sketch
-from actbench.methods.randomized.ops import sketch_rows
-from actbench.methods.randomized.sketch import samples
-from actbench.methods.randomized.sketch.samples import CHUNK_BYTES, working_type
+from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops.matrix import sketch_rows
+from actbench.methods.randomized.ops.sketch import samples
+from actbench.methods.randomized.ops.sketch.samples import CHUNK_BYTES, working_type
 from actbench.ops.library import traced
 from actbench.ops.simulation import few_for_all
 

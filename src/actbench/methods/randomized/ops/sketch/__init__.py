@@ -17,9 +17,9 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from actbench.methods.randomized.ops import fourth_moment
-from actbench.methods.randomized.sketch import samples, transforms
-from actbench.methods.randomized.sketch.samples import working_type
+from actbench.methods.randomized.ops.matrix import fourth_moment
+from actbench.methods.randomized.ops.sketch import samples, transforms
+from actbench.methods.randomized.ops.sketch.samples import working_type
 from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
 from actbench.ops.noise import fresh_seed
 

@@ -2,7 +2,7 @@
 
 Elements keep their order: the codes of a vector are one stream (:mod:`actbench.ops.bitpack`), so every element costs
 the same, and any part can be decoded alone. Each group costs one more 32-bit word, its smallest and largest value as
-bfloat16. :mod:`actbench.methods.actnn.groupquant.reference` says what a code means.
+bfloat16. :mod:`actbench.methods.actnn.ops.groupquant.reference` says what a code means.
 
 For comparisons, a vector may also be one group of any size with the same codes, in plain torch on any device.
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.methods.actnn.groupquant import cpu, reference
+from actbench.methods.actnn.ops.groupquant import cpu, reference
 from actbench.ops import bitpack, rawkernel
 from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
 from actbench.ops.noise import check_seed, state_of

@@ -1,15 +1,15 @@
-"""One SmaQ block at a time, in loops that vectorise; :mod:`actbench.methods.formats.smaqops.reference` says what is
+"""One SmaQ block at a time, in loops that vectorise; :mod:`actbench.methods.formats.ops.smaq.reference` says what is
 computed.
 
-As in :mod:`actbench.methods.actnn.groupquant.cpu`, every intermediate is cast back to 32 bits. Distances from the mean
-are compared by keys, the bits of their floats, which have the same order.
+As in :mod:`actbench.methods.actnn.ops.groupquant.cpu`, every intermediate is cast back to 32 bits. Distances from the
+mean are compared by keys, the bits of their floats, which have the same order.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from actbench.methods.formats.smaqops.reference import HALF_MOST
+from actbench.methods.formats.ops.smaq.reference import HALF_MOST
 from actbench.ops.cpu import inlined
 
 HUGE = np.int32(253 << 23)

@@ -1,8 +1,8 @@
 """SmaQ, packed: few bits for numbers near the mean of their block, more for a fixed number of outliers in each block.
 
-:mod:`actbench.methods.formats.smaqops.format` says how the bytes are laid out,
-:mod:`actbench.methods.formats.smaqops.reference` what a code means. Encoding is one pass and waits for nothing, and any
-part can be decoded alone.
+:mod:`actbench.methods.formats.ops.smaq.format` says how the bytes are laid out,
+:mod:`actbench.methods.formats.ops.smaq.reference` what a code means. Encoding is one pass and waits for nothing, and
+any part can be decoded alone.
 
 All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
 launched.
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.methods.formats.smaqops import cpu, reference
-from actbench.methods.formats.smaqops.format import SMAQ, Format, check_format
+from actbench.methods.formats.ops.smaq import cpu, reference
+from actbench.methods.formats.ops.smaq.format import SMAQ, Format, check_format
 from actbench.ops import rawkernel
 from actbench.ops.library import Kernels, check_contiguous, check_vector, copied, define
 from actbench.ops.noise import check_seed, state_of

@@ -9,7 +9,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.groupquant.reference import NAN_WORD
+from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_random, narrow, widen
