@@ -11,7 +11,7 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.measure import inspection
 from actbench.measure.bench import gradients_of, relative_error_and_cosine
 from actbench.measure.meters import footprint
-from actbench.methods.offload import onhost
+from actbench.methods.offload import hostoptimizer
 from actbench.model.records import Case
 from actbench.ops.hostmemory import is_host
 from actbench.scheme.base import Change
@@ -81,7 +81,7 @@ def test_a_scheme_of_the_loss_gives_the_same_value_and_gradients_to_rounding(
 def test_a_scheme_of_the_optimizer_alone_leaves_gradients_and_keeps_less_state_on_the_device(
     spec: str, setup: TrainingSetup, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onhost, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(hostoptimizer, "is_elsewhere", lambda tensor: True)
 
     def after(setup: TrainingSetup) -> tuple[list[torch.Tensor], int]:
         torch.manual_seed(1)

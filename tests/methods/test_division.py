@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
+from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,24 +21,6 @@ from actbench.scheme.setup import TrainingSetup
 DRAWS = 200
 FAR = 4.5
 """Standard errors that no mean of a right estimate is off by."""
-
-
-class Doubled(nn.Module):
-    """Makes what the layer behind it is given: what a model is given itself is left as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-def converted(module: nn.Module, spec: str) -> Any:
-    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(module))).module
-
-
-def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    return list(torch.autograd.grad((y * weights).sum(), [x, *layer.parameters()]))
 
 
 def test_what_is_constant_in_blocks_comes_back_whole() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
+from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
 
 from actbench import scheme as schemes
@@ -23,27 +23,9 @@ LAYERS = {
 }
 
 
-class Doubled(nn.Module):
-    """Makes what the layer behind it is given: what a model is given itself is left as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-def converted(module: nn.Module, spec: str) -> nn.Module:
-    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(module))).module
-
-
 def largest(x: Tensor, share: float) -> Tensor:
     count = math.ceil(share * x.numel())
     return x.masked_fill(x.abs() < x.abs().flatten().sort(descending=True).values[count - 1], 0)
-
-
-def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    return list(torch.autograd.grad((y * weights).sum(), [x, *layer.parameters()]))
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -17,24 +18,6 @@ from actbench.methods.velora import SubTokens, usual_size
 from actbench.packing import SiteState
 from actbench.packing.layout import Layout
 from actbench.scheme.setup import TrainingSetup
-
-
-class Doubled(nn.Module):
-    """Makes what the layer behind it is given: what a model is given itself is left as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-def converted(module: nn.Module, spec: str) -> Any:
-    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(module))).module
-
-
-def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    return list(torch.autograd.grad((y * weights).sum(), [x, *layer.parameters()]))
 
 
 def along(x: Tensor, vector: Tensor) -> Tensor:

@@ -69,13 +69,3 @@ def test_one_bit_an_element_is_kept(name, count):
     assert [t.numel() for t in kept if t.dtype == torch.uint8] == [-(-count // 8)]
     assert sum(t.numel() * t.element_size() for t in kept) == -(-count // 8) + (0 if name == "relu" else 2 * 4)
     assert y.grad_fn is not None
-
-
-def test_channels_last():
-    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    grad = torch.randn(2, 3, 4, 5)
-    converted = schemes.build("fewbit:3").apply(TrainingSetup(nn.ReLU6())).module
-    (y, gradient), (expected, expected_gradient) = run(converted, x, grad), run(nn.ReLU6(), x, grad)
-    assert torch.equal(y, expected)
-    assert torch.equal(gradient, expected_gradient)
-    assert gradient.stride() == x.stride()

@@ -6,41 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from controlled import Block, batch, is_plain, loss_of, network
+from torch import nn
 
 import actbench
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked import HookedForward
 from actbench.tools.convert.model import conversion_of
 
 
-class Block(nn.Sequential):
-    pass
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block(nn.Linear(64, 64), nn.Tanh(), nn.BatchNorm1d(64)) for _ in range(3)))
-
-
 def attributes(model: nn.Module) -> list[dict[str, Any]]:
     return [dict(vars(module)) for module in model.modules()]
-
-
-def batch() -> Tensor:
-    return torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
-
-
-def loss_of(model: nn.Module, rows: int = 32) -> Tensor:
-    loss: Tensor = (model(batch()[:rows]) - batch().sin()[:rows]).square().mean()
-    return loss
-
-
-def is_plain(model: nn.Module) -> bool:
-    bound = any(isinstance(vars(module).get("forward"), ReboundForward) for module in model.modules())
-    hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return not bound and not hooked and conversion_of(model) is None
 
 
 @pytest.mark.parametrize("spec", ["gact", "gact:L1", "gact:L3", "gact:L2+checkpoint,blocks=Block"])

@@ -181,7 +181,7 @@ def _kind(model: nn.Module, case: Case | None) -> str:
         return "huggingface"
     if case is not None and type(model).__module__.startswith("torchvision.models."):
         return "torchvision"
-    if case is not None and type(model).__module__.startswith("actbench."):
+    if case is not None and names.is_own(case.model):
         return "actbench"
     return "module"
 

@@ -76,16 +76,6 @@ def test_awkward_shapes(shape):
     check("max_pool2d", torch.randn(shape), 3, 2, 1)
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d"])
-def test_channels_last(name):
-    check(name, torch.randn(3, 5, 9, 8).to(memory_format=torch.channels_last), 3, 2, 1)
-
-
-@pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
-def test_channels_last_in_three_dimensions(name):
-    check(name, torch.randn(3, 5, 9, 8, 7).to(memory_format=torch.channels_last_3d), 3, 2, 1)
-
-
 def test_the_rows_of_a_transposed_batch():
     check("max_pool2d", torch.randn(8, 9, 5, 3).permute(3, 2, 1, 0), 2)
 
@@ -164,16 +154,6 @@ def test_on_fake_tensors(function):
         x = torch.empty(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
         function(2, x, 2).sum().backward()
         assert x.grad.stride() == x.stride()
-
-
-@pytest.mark.parametrize("function", [pool.max_pool, pool.avg_pool, pool.adaptive_avg_pool])
-def test_a_retained_graph_and_no_second_derivative(function):
-    x = torch.randn(2, 3, 8, 8, requires_grad=True)
-    y = function(2, x, 2).square().sum()
-    first, again = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
-    assert torch.equal(first, again)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(y, x, create_graph=True)
 
 
 @pytest.mark.gpu

@@ -115,29 +115,11 @@ def test_the_numbers_beside_the_bits_are_the_same_tensor_in_every_call():
     assert first.data_ptr() == second.data_ptr()
 
 
-@pytest.mark.parametrize("name", ["relu", "leaky_relu"])
-def test_nothing_is_kept_where_no_gradient_is_needed(name):
-    x = torch.randn(4, requires_grad=True)
-    function = getattr(relu, name)
-    with torch.no_grad():
-        assert function(x).grad_fn is None
-    assert kept_bytes(function, x.detach()) == 0
-
-
 def test_a_leaf_may_not_be_overwritten_and_is_not():
     x = torch.tensor([-1.0, 1.0], requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         relu.relu(x, inplace=True)
     assert x.tolist() == [-1.0, 1.0]
-
-
-def test_a_retained_graph_gives_the_same_gradient_again_and_no_second_derivative():
-    x = torch.randn(9, requires_grad=True)
-    y = relu.relu(x).square().sum()
-    first, again = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
-    assert torch.equal(first, again)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(y, x, create_graph=True)
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from actbench.methods.offload import onhost
+from actbench.methods.offload import hostoptimizer
 from actbench.ops.hostmemory import is_host
 from actbench.optim import HostOptimizer
 
@@ -23,7 +23,7 @@ KINDS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onhost, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(hostoptimizer, "is_elsewhere", lambda tensor: True)
 
 
 def model() -> nn.Module:
@@ -141,8 +141,8 @@ def test_a_gradient_of_a_step_that_failed_is_not_stepped_later(monkeypatch: pyte
     found(torch.ones(2)).sum().backward()
     moved.state_dict()  # makes the copies of the parameters
     with monkeypatch.context() as patch:
-        copies = iter((onhost.to_host,))
-        patch.setattr(onhost, "to_host", lambda tensor: next(copies)(tensor))
+        copies = iter((hostoptimizer.to_host,))
+        patch.setattr(hostoptimizer, "to_host", lambda tensor: next(copies)(tensor))
         with pytest.raises(StopIteration):
             moved.step()
 
