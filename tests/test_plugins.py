@@ -38,14 +38,14 @@ late = theirs:LATE
 picture = theirs:PICTURE
 csv = theirs:SHOUT
 
-[actbench.scheme]
+[actbench.schemes]
 halved = theirs:Halved
 quartered = theirs_broken:Quartered
 """
 MODULES = {
     "theirs": '''
 import typer
-from actbench.results.exporting import Exported, ExportFormat
+from actbench.report.exporting import Exported, ExportFormat
 
 TEXT = "no command"
 greet, several, empty, strange = typer.Typer(), typer.Typer(), typer.Typer(), typer.Typer()
@@ -82,11 +82,11 @@ PICTURE = ExportFormat("Draw.", lambda what: b"bytes")
 ''',
     "theirs_kind": """
 from typing import ClassVar, Literal
-from actbench.results.data import CaseData, OutcomeData
-from actbench.results.kinds import Kind
-from actbench.results.records import Failure, Migrations, Record
-from actbench.results.tables import fill
-from actbench.results.tables.values import Column
+from actbench.model.data import CaseData, OutcomeData
+from actbench.report.kinds import Kind
+from actbench.model.records import Failure, Migrations, Record
+from actbench.report.tables import fill
+from actbench.report.tables.values import Column
 
 class Brew(CaseData):
     name: str
@@ -262,7 +262,7 @@ def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
 
 
 def test_processes_that_a_command_starts_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("x", "nowhere:x", "actbench.scheme")
+    entry = EntryPoint("x", "nowhere:x", "actbench.schemes")
     monkeypatch.setenv(plugins.TOLD_BY, "1")
 
     plugins.leave_out(plugins.Plugin("x", entry), "schemes", "told by the command")

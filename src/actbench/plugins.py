@@ -1,6 +1,6 @@
 """What installed packages add to actbench: objects that entry points name, found without importing them.
 
-The groups are ``actbench.scheme``, ``.workloads``, ``.meters``, ``.kinds``, ``.exports``, ``.commands`` and
+The groups are ``actbench.schemes``, ``.workloads``, ``.meters``, ``.kinds``, ``.exports``, ``.commands`` and
 ``.executors``. What actbench itself ships comes in by the same entry points.
 """
 

@@ -45,7 +45,7 @@ def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, t
 
 
 BENCH = """
-from actbench.results.records import Failure
+from actbench.model.records import Failure
 
 class Session:
     def __init__(self, case):

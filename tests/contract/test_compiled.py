@@ -190,7 +190,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
         ("aot_eager", "chain", False),  # with a gradient of the input, a test above has it; here a transformer has
         ("aot_eager", "transformer", True),
         ("aot_eager", "convolutions", False),
-        ("inductor", "transformer", True),  # its graphs are those above; tests/nn/test_inductor.py has convolutions
+        ("inductor", "transformer", True),  # its graphs are those above; tests/scheme/test_inductor.py has convolutions
     ],
 )
 @pytest.mark.parametrize("spec", [*COMPILE.values(), *TOGETHER])

@@ -115,7 +115,7 @@ def _make_rates_tensors(groups: list[dict[str, Any]]) -> None:
 
 
 def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
-    """Do of a step what is seen of it where it is a kernel a parameter: make state, and read and write all of it."""
+    """Mimic torchao's compiled step: make the state; one kernel for each parameter reads and writes all of it."""
     for parameter in parameters:
         if parameter.grad is None:
             continue

@@ -2,6 +2,6 @@
 
 Each trainer has its own file, the only one that imports it::
 
-    from actbench.conversion.trainers.huggingface import ActbenchCallback
-    from actbench.conversion.trainers.lightning import ActbenchCallback
+    from actbench.tools.trainers.huggingface import ActbenchCallback
+    from actbench.tools.trainers.lightning import ActbenchCallback
 """

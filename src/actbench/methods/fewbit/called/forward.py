@@ -214,7 +214,7 @@ def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledF
     like = next(model.parameters(), None)
     place = torch.empty(0) if like is None else like
     for path, module in model.named_modules():
-        if type(module).__module__.startswith(("actbench.nn.", "torch.jit.")):
+        if type(module).__module__.startswith(("actbench.methods.", "actbench.packing.", "torch.jit.")):
             continue
         forward, functions = CalledForward(module, stand_in), functions_called(module)
         layers = dict(_wanted(forward, functions, place))

@@ -96,9 +96,9 @@ class PackedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, the same for any number of processes.
 
-        Packed state is uint8 in rows of whole blocks, which share their memory with the optimizer where they lie so,
-        and of a DTensor a DTensor. Where blocks do not end with rows of the parameter it is one vector; of a DTensor it
-        is gathered and packed anew, so that all processes must call this.
+        Packed state is returned as uint8 rows of whole blocks: a view of the optimizer's memory where possible, a
+        DTensor for a DTensor. If the blocks do not end with rows of the parameter, it is one vector; that of a DTensor
+        is gathered and packed anew, so all processes must call this.
         """
         found = super().state_dict()
         numbered = {

@@ -1,0 +1,348 @@
+"""``actbench fit`` as it is typed, on steps that are made up (``fakefit``)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.report import store
+from actbench.run import local, runner
+from actbench.tools.fit import simulations
+from actbench.tools.fit.records import FitRecord
+
+HERE = str(Path(__file__).parent)
+AMONG = [word for name in ("checkpoint", "gact:L2", "chunked_loss:8") for word in ("--scheme", name)]
+STEP = ("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "4", "--sequence-length", "8")
+CPU = "gib = 4\nfp32 = 0.1\nbandwidth = 20\nlink = 10\nlaunch = 1\n"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the module that makes steps up."""
+    monkeypatch.syspath_prepend(HERE)
+    return importlib.import_module("fakefit")
+
+
+@pytest.fixture
+def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let steps be made up, and return the file that they are listed in."""
+    monkeypatch.setattr("actbench.tools.fit.simulations.BENCH", "fakefit")
+    monkeypatch.setattr("actbench.tools.fit.simulations.PRELOAD", ())
+    monkeypatch.setitem(runner.run.__kwdefaults__, "bench", "fakefit")
+    monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
+    monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
+    path = tmp_path / "log"
+    monkeypatch.setenv("FAKEFIT_LOG", str(path))
+    return path
+
+
+def records_below(folder: Path) -> tuple[FitRecord, ...]:
+    (file,) = folder.rglob("*.fit.jsonl")
+    return store.read(file, FitRecord).records
+
+
+@pytest.mark.parametrize(
+    ("words", "naming"),
+    [
+        (("fit", "tiny-lama", "--device-profile", "rtx-4090"), "did you mean tiny-llama"),
+        (("fit", "tiny-llama"), "--device-profile: name the card that the step is to fit on"),
+        (("fit", "tiny-llama", "--device-profile", "rtx-4091"), "did you mean rtx-4090"),
+        (("fit", "tiny-llama", "--device-profile", "cuda-16gib"), "no time can be estimated; name another card"),
+        ((*STEP, "--batch-size", "0"), "--batch-size"),
+        ((*STEP, "--memory-limit", "24"), "'24' is not an amount of memory"),
+        ((*STEP, "--memory-limit", "0GiB"), "more than zero"),
+        ((*STEP, "--max-slowdown", "0.9"), "--max-slowdown"),
+        ((*STEP, "--scheme", "checkpont"), "did you mean 'checkpoint'"),
+        ((*STEP, "--scheme", "checkpoint+gact:L2"), "name them one by one"),
+        ((*STEP, "--scheme", "fsdp:8"), "a fit is of one process, and fsdp:8 spreads it over 8"),
+        ((*STEP, "--scheme", "tp:2"), "a fit is of one process, and tp:2 spreads it over 2"),
+        ((*STEP, "--optimizer", "adamx"), "--optimizer"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_simulated(cli, log, tmp_path, words, naming) -> None:
+    cli.refused(*words, "--output", tmp_path / "none", naming=naming)
+
+    assert not log.exists()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_table_is_no_place_for_records(cli, log, tmp_path) -> None:
+    cli.refused(*STEP, *AMONG, "--output", tmp_path / "fit.md", naming="name a folder or a .jsonl file")
+
+    assert not log.exists()
+
+
+def test_what_fits_is_listed_the_fastest_first_and_the_exact_step_beside_it(cli, log, tmp_path) -> None:
+    ended = cli(
+        *STEP, *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-", "--export-csv", tmp_path / "t"
+    )
+
+    assert ended.status == 0, ended.err
+    found = [FitRecord.model_validate(each) for each in json.loads(ended.out)]
+    fitting = sorted(
+        (each for each in found if each.outcome.fits), key=lambda each: each.outcome.estimated.step_seconds
+    )
+    assert fitting[0].case.scheme == "checkpoint"  # gact:L2 saves more and takes longer
+    rows = (tmp_path / "t").read_text().splitlines()
+    assert rows[0].startswith("scheme,")
+    assert [row.split(",")[0] for row in rows[1:3]] == ["exact", "checkpoint"]
+    assert "gradient" in rows[0]
+    assert set(found) == set(records_below(tmp_path))
+    (table,) = tmp_path.rglob("*.fit.md")
+    assert "| checkpoint |" in table.read_text()
+
+
+def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp_path) -> None:
+    deep = "tiny-llama@num_hidden_layers=16"
+    words = ("fit", deep, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-")
+    first = cli(*words)
+    simulated = log.read_text()
+    again = cli(*words)
+
+    copies = {record.case.model for record in records_below(tmp_path) if record.of_copy}
+    assert copies == {f"tiny-llama@num_hidden_layers={count}" for count in (1, 2)}
+    assert {record["case"]["model"] for record in json.loads(first.out)} == {deep}
+    assert all("num_hidden_layers=2" not in table.read_text() for table in tmp_path.rglob("*.fit.*[dv]"))
+    assert "more explored on two copies of the model" in first.err
+    assert (again.status, again.out, log.read_text()) == (0, first.out, simulated)
+    assert "0 stacks simulated" in again.err
+
+
+def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
+    words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
+    cli("fit", "tiny-llama@num_hidden_layers=16", *words)
+    copy = cli("fit", "tiny-llama@num_hidden_layers=2", *words)
+
+    assert copy.status == 0, copy.err
+    assert "checkpoint" in copy.out
+
+
+def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) -> None:
+    ended = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--exact", "-o", tmp_path)
+
+    assert {each.training.gradient for each in records_below(tmp_path)} == {"exact"}
+    assert ended.status == 0, ended.err
+
+
+def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
+    among = ("--scheme", "checkpoint", "--max-slowdown", "1.2", "-o", tmp_path)
+
+    ended = cli(*STEP, *among, "--memory-limit", "6GiB")
+
+    assert ended.status == 1
+    told = " ".join(ended.err.split())
+    assert "nothing fits within --max-slowdown 1.2; checkpoint fits and takes 1.3 times" in told
+
+
+def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
+    words = (*STEP, "--scheme", "checkpoint", "--memory-limit", "6GiB", "-o", tmp_path)
+    assert cli(*words).status == 0
+
+    slow = cli(*words, "--max-slowdown", "1.2")
+    fast = cli(*words)
+
+    assert slow.status == 1
+    assert "0 stacks simulated" in slow.err
+    assert "Nothing takes at most 1.2 times" in slow.out
+    assert "What fits" not in slow.out
+    assert fast.status == 0
+    assert "What fits" in fast.out
+
+
+TRAINED_ALL = ("--scheme", "checkpoint", "--scheme", "adam8bit")
+
+
+def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_path) -> None:
+    ended = cli(*STEP, *TRAINED_ALL, "--scheme", "lora:16", "--memory-limit", "3GiB", "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert "What fits" not in ended.out
+    assert "Nothing fits; what needs least" in ended.out
+    assert "With adapters: " in ended.out
+    assert "# lora:16+checkpoint, a loop of your own" in ended.out
+    frontier = ended.out.partition("Frontier")[2]
+    assert "lora:16+checkpoint" in frontier
+    assert not any(line.startswith(" exact ") for line in frontier.splitlines())
+
+
+@pytest.mark.parametrize(
+    "began",
+    [pytest.param(1, id="nothing was tried"), pytest.param(2, id="recomputation was tried", marks=pytest.mark.slow)],
+)
+def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
+    begun = []
+    in_time = simulations.Simulations._in_time
+    monkeypatch.setattr(
+        simulations.Simulations, "_in_time", lambda run: in_time(run) and not (len(begun) >= began or begun.append(1))
+    )
+    words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)
+
+    ended = cli(*words)
+
+    told = " ".join(ended.err.split())
+    ways = ("recomputation, ", "")[began - 1]
+    assert ended.status == 1
+    assert f"the time of --budget ended before {ways}adapters and another optimizer could be tried" in told
+    assert "give a larger --budget" in told
+    assert "smaller" not in told
+    assert "--device-profile" not in told
+
+
+def test_what_most_likely_fits_is_simulated_first(cli, log, tmp_path) -> None:
+    among = ("offload", "gact:L2", "chunked_loss:8", "checkpoint", "release", "adam8bit", "lora:16")
+    words = [word for name in among for word in ("--scheme", name)]
+
+    cli(*STEP, *words, "-j", "1", "--memory-limit", "1100MiB", "-o", tmp_path)
+
+    schemes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert schemes[:3] == ["exact", "checkpoint", "lora:16+checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("function", "wants", "tried", "remarks"),
+    [
+        ("build", (), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
+        ("half", (), {"exact adamw-fused"}, ("the model's parameters are bfloat16: no other precision was tried",)),
+        ("descent", (), {"autocast:bfloat16 None"}, ("of the model's own optimizer, SGD, no other implementation",)),
+        ("descent", ("--optimizer", "adamw"), {"autocast:bfloat16 adamw", "exact adamw-fused"}, ()),
+        ("half", ("--dtype", "float32"), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
+    ],
+)
+def test_types_and_optimizers_are_tried_for_a_model_of_ones_own(
+    cli, log, tmp_path, function, wants, tried, remarks
+) -> None:
+    model = tmp_path / "own.py"
+    model.write_text("def build(): pass\nhalf = descent = build\n")
+    words = ("fit", f"{model}:{function}", *STEP[2:4], *wants, "--scheme", "autocast:bfloat16")
+
+    ended = cli(*words, "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    stacks = {" ".join(line.split()[1:]) for line in log.read_text().splitlines()}
+    assert tried <= stacks
+    assert any("autocast" in stack for stack in stacks) == (function != "half" or bool(wants))
+    assert any("fused" in stack for stack in stacks) == (function != "descent" or bool(wants))
+    for remark in ("no other precision", "no other implementation"):
+        assert (remark in ended.err) == any(remark in each for each in remarks)
+    for remark in remarks:
+        assert remark in " ".join(ended.err.split())
+
+
+def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fake, tmp_path) -> None:
+    ended = cli(*STEP, *AMONG, "--exact", "--memory-limit", "2GiB", "-o", tmp_path)
+
+    told = " ".join(ended.err.split())
+    least = fake.WEIGHTS + fake.ACTIVATIONS * 0.5 * 0.9
+    assert ended.status == 1
+    assert f"the least, chunked_loss:8+checkpoint, needs {least / fake.GIB:.2f} GiB" in told
+    assert "take a smaller --batch-size or shorter samples, or a larger --memory-limit" in told
+    assert "leave out --exact" in told
+
+
+def test_where_the_model_alone_is_too_much_no_smaller_batch_is_advised(cli, log, tmp_path) -> None:
+    ended = cli(*STEP, *AMONG, "--memory-limit", "512MiB", "-o", tmp_path)
+
+    assert ended.status == 1
+    assert "weights, gradients and optimizer state alone are 1.00 GiB" in " ".join(ended.err.split())
+    assert "--batch-size" not in ended.err
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_simulated(cli, log, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    told = cli.refused(
+        *STEP, *AMONG, "--measure", "-o", tmp_path / "none", naming="--measure: rtx-4090 is a CUDA device"
+    )
+
+    assert "leave --measure out, or give the same command on a machine that has one" in told
+    assert not log.exists()
+
+
+def test_what_is_measured_stands_beside_what_was_simulated(cli, log, fake, tmp_path) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text(CPU)
+    words = [str(profile) if word == "rtx-4090" else word for word in STEP]
+
+    ended = cli(*words, *AMONG, "--memory-limit", "6GiB", "--measure", "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    meters = [line.split()[0] for line in log.read_text().splitlines()]
+    assert meters.count("cpu") == 3
+    assert "Measured beside estimated" in ended.out
+    (table,) = tmp_path.rglob("*.fit.md")
+    section = table.read_text().partition("Measured beside estimated")[2].partition("Frontier")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    heads, lines = rows[0], [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    assert {"Peak off by", "Step off by"} <= set(heads)
+    simulated, measured = lines[0], lines[1]
+    assert simulated["Meter"] == "simulated"
+    assert "est." in simulated["Step"]
+    assert measured["Meter"] == "cpu"
+    assert "est." not in measured["Step"]
+    assert measured["Peak off by"] == f"{100 * (fake.OVER_ESTIMATE - 1):+.1f} %"
+    (record,) = [each for each in records_below(tmp_path) if each.case.meter == "cpu"][:1]
+    assert record.outcome.estimated is None
+    assert record.outcome.step_seconds
+    assert record.outcome.step_seconds[0] == fake.SECONDS / fake.OVER_ESTIMATE
+
+    again = cli(*words, *AMONG, "--memory-limit", "6GiB", "--measure", "-o", tmp_path)
+
+    assert again.status == 0
+    assert len(log.read_text().splitlines()) == len(meters)  # all of it stood in the file
+
+
+def test_a_row_of_a_device_is_none_of_the_shortlist(cli, log, tmp_path) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text(CPU)
+    words = [str(profile) if word == "rtx-4090" else word for word in STEP]
+    cli(*words, *AMONG, "--memory-limit", "6GiB", "--measure", "-o", tmp_path)
+    csv = next(tmp_path.rglob("*.fit.csv")).read_text().splitlines()
+
+    stacks = [tuple(row.split(",")[:2]) for row in csv[1:]]
+
+    assert len(stacks) == len(set(stacks))
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+from actbench.tools.fit import simulations
+simulations.BENCH, simulations.PRELOAD = "fakefit", ()
+sys.argv = ["actbench", *{words!r}]
+from actbench.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_killed_goes_on_where_it_was(tmp_path) -> None:
+    log, output = tmp_path / "log", tmp_path / "output"
+    words = [*STEP, *AMONG, "--memory-limit", "3GiB", "-j", "1", "--budget", "600", "-o", str(output)]
+    command = [sys.executable, "-c", PROGRAM.format(here=HERE, words=words)]
+    environment = {**os.environ, "FAKEFIT_LOG": str(log), "FAKEFIT_SLEEP": "0.3"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 120
+        while not (log.exists() and len(log.read_text().splitlines()) >= 3):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+    before = [record.case for record in records_below(output)]
+
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    cases = [record.case for record in records_below(output)]
+    assert ended.returncode == 0, ended.stderr
+    assert cases[: len(before)] == before
+    assert len(set(cases)) == len(cases)
+    assert f"{len(before)} taken from the results file" in ended.stderr
+    lines = next(output.rglob("*.fit.jsonl")).read_text().splitlines()
+    assert len({json.dumps(json.loads(line)["case"]) for line in lines}) == len(lines)
