@@ -1,3 +1,5 @@
+"""Gradient accumulation: a step runs its batch in micro-batches."""
+
 from __future__ import annotations
 
 from dataclasses import replace

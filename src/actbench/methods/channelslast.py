@@ -1,3 +1,5 @@
+"""Channels last: convolutions and images in the memory format ``torch.channels_last``."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

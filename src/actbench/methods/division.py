@@ -1,3 +1,5 @@
+"""DIVISION: means of blocks as they are, and differences to them in few bits (Wang et al., arXiv 2208.04187)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

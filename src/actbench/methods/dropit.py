@@ -1,3 +1,5 @@
+"""DropIT: only the largest elements of an input are saved (Chen et al., arXiv 2202.13808)."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Half types: autocast (Micikevicius et al., arXiv 1710.03740), and whole models in a half type."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable

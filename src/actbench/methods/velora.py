@@ -1,3 +1,5 @@
+"""VeLoRA: sub-tokens of an input as multiples of one vector (Miles et al., arXiv 2405.17991)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""``torch.compile`` with a memory budget for what it saves (He and Yu, MLSys 2023)."""

@@ -122,7 +122,7 @@ def _kind(
 
 def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: torch.device) -> DeviceTable:
     """Return the device profile of a calibration."""
-    is_cuda = device.type == "cuda"
+    is_cuda, versions = device.type == "cuda", report.versions
     operators: dict[str, dict[str, Any]] = {}
     for (label, precision), each in sorted(found.items()):
         operators.setdefault(label, {})[precision] = [
@@ -137,7 +137,9 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
             "bandwidth": _rounded(report.bandwidth / _GIGA),
             "link": _rounded(report.link / _GIGA),
             "launch": _rounded(report.launch_seconds / _MICRO),
-            "source": _source(report),
+            "source": f"actbench calibrate: {report.device}, {report.threads} threads of {report.machine.name}, "
+            f"{report.machine.system}, actbench {versions.actbench}, torch {versions.torch}, "
+            f"Python {versions.python}, {report.recorded_at}",
             "host": {
                 **{name: _rounded(seconds / _MICRO) for name, seconds in report.host.model_dump().items()},
                 "bandwidth": _rounded(report.bandwidth / _GIGA),
@@ -145,15 +147,6 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
             "efficiencies": _kinds(report),
             "operators": operators,
         }
-    )
-
-
-def _source(report: CalibrationReport) -> str:
-    versions = report.versions
-    return (
-        f"actbench calibrate: {report.device}, {report.threads} threads of {report.machine.name}, "
-        f"{report.machine.system}, actbench {versions.actbench}, torch {versions.torch}, Python {versions.python}, "
-        f"{report.recorded_at}"
     )
 
 

@@ -77,26 +77,21 @@ _TERA, _GIGA = 1e12, 1e9
 
 def calibration_table(report: CalibrationReport) -> Table:
     """Return one row for each kind of operator and dtype."""
-    return fill(f"What {report.device} reaches", COLUMNS, report.kinds, _notes(report))
-
-
-def _notes(report: CalibrationReport) -> list[str]:
     peaks = ", ".join(f"{name} {rate / _TERA:.3g} TFLOP/s" for name, rate in report.flops_per_second.items())
+    links = (
+        f"memory {report.bandwidth / _GIGA:.3g} GB/s, link to host memory {report.link / _GIGA:.3g} GB/s, the smallest "
+        f"operators {format_seconds(report.launch_seconds)}"
+    )
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
-    return [
+    notes = [
         f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}.",
         f"{report.timed} operators were timed in {report.seconds:.0f} s.",
-        f"Peak rates: {peaks}; {_links(report)}.",
+        f"Peak rates: {peaks}; {links}.",
         f"The host needs, beside what operators take: {_of_host(report.host)}.",
         "Share: of the peak rate of the type, or of the bandwidth; more than 100 % where caches help.",
         *report.notes,
     ]
-
-
-def _links(report: CalibrationReport) -> str:
-    memory, link = report.bandwidth / _GIGA, report.link / _GIGA
-    smallest = format_seconds(report.launch_seconds)
-    return f"memory {memory:.3g} GB/s, link to host memory {link:.3g} GB/s, the smallest operators {smallest}"
+    return fill(f"What {report.device} reaches", COLUMNS, report.kinds, notes)
 
 
 def _of_host(host: HostFound) -> str:

@@ -66,7 +66,9 @@ def save_converted(
     folder = Path(folder)
     replaceable = is_replaceable(folder, force=force)
     refuse_taken(folder, replaceable=replaceable)
-    refuse_full_disk(folder, _bytes_of(model) + _OTHER_BYTES)
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}  # shared ones once
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    refuse_full_disk(folder, needed + _OTHER_BYTES)
     saved = _described(model, conversion, built_from, weights_origin)
     with staged(folder, replaceable=replaceable) as stage:
         try:
@@ -278,8 +280,3 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ModelError(f"{folder} does not fit the model: {' '.join(str(error).split())}") from None
-
-
-def _bytes_of(model: nn.Module) -> int:
-    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,1 @@
+"""Searches for the schemes with which a model fits on a card."""

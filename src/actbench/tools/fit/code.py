@@ -72,7 +72,7 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
         "import actbench",
         *_more_imports(made),
         *([f"{INSTEAD}import torchao.optim"] if other else []),
-        *_loss(_returns(built)),
+        *("", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""),
         *(_rounded(kept) if kept else []),
         *_prepared(case, built),
     ]
@@ -145,10 +145,6 @@ def _returns(built: Built | None) -> Returns:
         return "own"
     is_own = built.task == "image-classification" and not built.model_class.endswith("ForImageClassification")
     return "scores" if is_own else "loss"
-
-
-def _loss(returns: Returns) -> list[str]:
-    return ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[returns]}", "", ""]
 
 
 _WRITING: frozenset[Task] = frozenset(("causal-lm", "seq2seq-lm", "speech-seq2seq", "image-text-to-text"))

@@ -219,7 +219,8 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
     may_fit = sum(map(search.seems_to_fit, untried))
     need = min(each.need_bytes for each in found[0].tried)
     has_more = search.limit < need <= profiles.get(found[0].case.device_profile or profiles.DEFAULT).memory_bytes
-    least = None if has_more else _least_profile(need)
+    large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
+    least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name
     explored = len(search.explored.keys() & search.predictions.known.keys() - search.outcomes.keys())
     names = tuple(map(name_of, untried))
     return Fit(
@@ -240,9 +241,3 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
 
 def _changing(stacks: Iterable[Stack], change: Change) -> bool:
     return any(change in choice.changes for stack in stacks for choice in stack)
-
-
-def _least_profile(need: int) -> str | None:
-    """Return the smallest CUDA device with ``need`` bytes, or None."""
-    large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
-    return min(large, key=lambda each: each.memory_bytes).name if large else None

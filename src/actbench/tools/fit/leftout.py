@@ -81,7 +81,9 @@ def _unbeaten(stacks: Sequence[Stack], predictions: Predictions, exact: Needs, t
     kept: list[Stack] = []
     for _, alike in itertools.groupby(sorted(stacks, key=distance), key=distance):
         group = list(alike)
-        beaten = _beaten(np.array([_costs(stack, predictions, exact) for stack in group]))
+        rows = np.array([_costs(stack, predictions, exact) for stack in group])
+        # how many others are no larger in anything and smaller in something
+        beaten = [int(((rows <= row).all(axis=1) & (rows < row).any(axis=1)).sum()) for row in rows]
         kept += [stack for stack, by in zip(group, beaten, strict=True) if by < _BEATEN_BY]
     return kept
 
@@ -93,11 +95,6 @@ def _costs(stack: Stack, predictions: Predictions, exact: Needs) -> tuple[float,
     # All else is equal in these stacks, so these numbers decide every peak, whatever the other groups do.
     forward, backward, update = needs.phases
     return needs.seconds, forward, backward, update, needs.gradients, needs.activations
-
-
-def _beaten(rows: np.ndarray) -> list[int]:
-    """Return how many others beat each row: they are no larger in anything and smaller in something."""
-    return [int(((rows <= row).all(axis=1) & (rows < row).any(axis=1)).sum()) for row in rows]
 
 
 class Refusals:

@@ -53,7 +53,10 @@ class Search(Trials):
             self._learn(level)
             self._improve(level)
         for level in levels:
-            self._quicken(level)
+            # something fits: what may make a step faster is simulated alone, though memory suffices
+            if self.fastest(level.training) is not None:
+                found = (choice for choice in self._new(level) if choice.quickens and self._works(choice))
+                self.explore([frozenset({choice}) for choice in found])
             self._complete(level)
         for trained in dict.fromkeys(level.trained for level in levels):
             self._settle(trained)
@@ -244,12 +247,6 @@ class Search(Trials):
         least = min(predicted, default=None)
         known = min((needs.bytes for needs in self.predictions.known.values()), default=math.inf)
         return [least[-1]] if least is not None and least[0] < known else []
-
-    def _quicken(self, level: Level) -> None:
-        """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
-        if self.fastest(level.training) is not None:
-            found = (choice for choice in self._new(level) if choice.quickens and self._works(choice))
-            self.explore([frozenset({choice}) for choice in found])
 
     def _works(self, choice: Choice) -> bool:
         """Whether the operators that a choice works on, if it names them, take enough of the exact step's time."""

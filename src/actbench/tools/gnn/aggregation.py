@@ -116,8 +116,11 @@ def _row_sums(values: Tensor, rows: Tensor, nodes: int) -> Tensor:
 def _edge_sum(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
     _check(row_pointers, columns, x)
     summed = torch.empty_like(x, memory_format=torch.contiguous_format)
+    nodes = row_pointers.numel() - 1
+    _take_the_warning()
     for head in range(x.shape[1]):
-        matrix = _matrix(row_pointers, columns, weights[:, head].to(x.dtype))
+        values = weights[:, head].to(x.dtype)
+        matrix = torch.sparse_csr_tensor(row_pointers, columns, values, (nodes, nodes), check_invariants=False)
         if x.is_cuda:
             torch.mm(matrix, x[:, head], out=summed[:, head])
         else:  # unlike MKL's product, the product with a reduction takes half types and does not copy the indices
@@ -145,12 +148,6 @@ def _edge_dot(row_pointers: Tensor, columns: Tensor, left: Tensor, right: Tensor
 def _edge_dot_fake(row_pointers: Tensor, columns: Tensor, left: Tensor, right: Tensor) -> Tensor:
     _check(row_pointers, columns, left)
     return left.new_empty(columns.numel(), left.shape[1])
-
-
-def _matrix(row_pointers: Tensor, columns: Tensor, values: Tensor) -> Tensor:
-    _take_the_warning()
-    nodes = row_pointers.numel() - 1
-    return torch.sparse_csr_tensor(row_pointers, columns, values, (nodes, nodes), check_invariants=False)
 
 
 @functools.cache

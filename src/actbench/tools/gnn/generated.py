@@ -104,9 +104,12 @@ def features(labels: Tensor, width: int, classes: int, random: torch.Generator) 
 
 def _citations_of_each(nodes: int, edges: int, random: torch.Generator) -> Tensor:
     """Return how many earlier nodes each node cites, ``(nodes,)`` int64 with the sum ``edges``."""
-    usual = _usual_citations(nodes, edges)
+    # If each node cites `usual` others, or as many as precede it, there are usual * nodes - usual (usual + 1) / 2
+    # citations. The largest `usual` that makes no more than `edges` of them is the smaller root, rounded down.
+    twice = 2 * nodes - 1
+    usual = (twice - math.isqrt(twice**2 - 8 * edges - 1) - 1) // 2
     node = torch.arange(nodes)
-    spare = edges - _most_citations(nodes, usual)
+    spare = edges - (usual * nodes - usual * (usual + 1) // 2)
     later = max(1, nodes - 1 - usual)  # nodes that can cite one more; the spare citations are spread evenly over them
     turn = (node - usual - 1).clamp(0, later)
     more = ((turn + 1) * spare // later - turn * spare // later) * (node > usual)
@@ -116,14 +119,3 @@ def _citations_of_each(nodes: int, edges: int, random: torch.Generator) -> Tenso
     given = torch.randint(usual + 1, pairs.shape[:1], generator=random) * (node[: nodes // 2 * 2 : 2] >= 2 * usual + 2)
     pairs += torch.stack((given, -given), dim=1)
     return counts
-
-
-def _most_citations(nodes: int, limit: int) -> int:
-    """Return how many citations there are when each node makes ``limit``, or as many as nodes precede it."""
-    return limit * nodes - limit * (limit + 1) // 2
-
-
-def _usual_citations(nodes: int, edges: int) -> int:
-    """Return the largest limit that makes no more than ``edges`` citations."""
-    twice = 2 * nodes - 1
-    return (twice - math.isqrt(twice**2 - 8 * edges - 1) - 1) // 2

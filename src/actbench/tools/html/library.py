@@ -9,7 +9,6 @@ import os
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 from actbench.caches import user_cache
@@ -39,15 +38,10 @@ def script() -> str:
         if text := kept.read_text(encoding="utf-8"):
             return text
     text = str(importlib.import_module("vl_convert").javascript_bundle(_SNIPPET))
-    _keep(kept, text)
+    if kept.is_absolute() and os.access(next(place for place in kept.parents if place.exists()), os.W_OK):
+        with suppress(Exception):  # a cache that cannot be written
+            exports.export({kept: text})
     return text
-
-
-def _keep(path: Path, text: str) -> None:
-    """Write a text into the cache, completely or not at all; ignore a cache that cannot be written."""
-    if path.is_absolute() and os.access(next(place for place in path.parents if place.exists()), os.W_OK):
-        with suppress(Exception):
-            exports.export({path: text})
 
 
 Format = Literal["png", "svg"]

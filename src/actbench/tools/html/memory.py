@@ -155,7 +155,7 @@ def _values(records: Sequence[MeasuredRecord]) -> list[dict[str, Any]]:
 def _row(record: MeasuredRecord) -> dict[str, Any]:
     measured = record.outcome
     assert isinstance(measured, Measurement)
-    time, over = step_time_of(record), over_limit_bytes(record)
+    time, over, error = step_time_of(record), over_limit_bytes(record), measured.gradient_error
     source = "estimated" if time is not None and time.is_estimated else "measured"
     return {
         "scheme": plain(record.label or record.case.scheme),
@@ -167,13 +167,9 @@ def _row(record: MeasuredRecord) -> dict[str, Any]:
         "frontier": False,
         "seconds": None if time is None else time.seconds,
         "seconds_text": "" if time is None else f"{format_seconds(time.seconds)}, {source}",
-        "gradient_error": _finite(measured.gradient_error),
-        "gradient_error_text": write(measured.gradient_error, "number"),
+        "gradient_error": error if error is not None and math.isfinite(error) else None,
+        "gradient_error_text": write(error, "number"),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _bar_names(records: Sequence[MeasuredRecord]) -> list[str]:

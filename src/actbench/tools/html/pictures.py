@@ -103,9 +103,14 @@ def texts_of(record: Record[Any, Any]) -> dict[str, str]:
     device = f"{machine.gpu}, " if machine.gpu else ""
     commit = f" ({versions.commit[:12]}{', uncommitted changes' if versions.dirty else ''})" if versions.commit else ""
     numbers = versions.model_dump(exclude_none=True, exclude={"actbench", "commit", "dirty"})
+    settings = (
+        (name.replace("_", " "), value)
+        for name, value in record.case.model_dump(exclude_none=True).items()
+        if value is not False
+    )
     found = {
         "Command": record.command,
-        "Settings": _settings(record.case.model_dump(exclude_none=True)),
+        "Settings": ", ".join(name if value is True else f"{name} {value}" for name, value in settings),
         "Failure": f"{outcome.reason}: {outcome.message}" if isinstance(outcome, Failure) else "",
         "Warnings": "\n".join(getattr(outcome, "warnings", ())),
         "Machine": f"{machine.name}: {device}{machine.processor}, {machine.cores} cores, {machine.system}",
@@ -113,12 +118,6 @@ def texts_of(record: Record[Any, Any]) -> dict[str, str]:
         "Recorded": f"{record.recorded_at}, recipe {record.recipe}",
     }
     return {heading: plain(text) for heading, text in found.items() if text}
-
-
-def _settings(case: dict[str, Any]) -> str:
-    """Return the fields of a case that are not None or false, as text."""
-    told = ((name.replace("_", " "), value) for name, value in case.items() if value is not False)
-    return ", ".join(name if value is True else f"{name} {value}" for name, value in told)
 
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"

@@ -52,20 +52,17 @@ def memory_over_step(name: str, timeline: Timeline) -> Picture:
         "encoding": {"x": x, "tooltip": [{"field": "total", "title": f"alive ({scale.unit})"}, *amounts]},
     }
     layers = [areas, *_host(timeline, x, scale), *_spans(timeline, x), *_peak(timeline, x, scale), pointer]
-    chart = spec(_values(timeline, scale), layers)
-    return Picture(plain(f"Memory over a step: {name}"), _about(timeline), chart, is_wide=True)
-
-
-def _values(timeline: Timeline, scale: Scale) -> list[dict[str, Any]]:
-    columns = {TITLES[kind]: amounts for kind, amounts in timeline.held_bytes.items()}
-    return [
+    columns = {TITLES[kind]: held for kind, held in timeline.held_bytes.items()}
+    values = [
         {
             "at": moment,
             "total": round(total / scale.factor, 6),
-            **{title: round(amounts[place] / scale.factor, 6) for title, amounts in columns.items()},
+            **{title: round(held[place] / scale.factor, 6) for title, held in columns.items()},
         }
         for place, (moment, total) in enumerate(zip(timeline.moments, timeline.totals, strict=True))
     ]
+    chart = spec(values, layers)
+    return Picture(plain(f"Memory over a step: {name}"), _about(timeline), chart, is_wide=True)
 
 
 def _host(timeline: Timeline, x: dict[str, Any], scale: Scale) -> list[dict[str, Any]]:

@@ -60,7 +60,9 @@ class Ranks(World):
 
     def mean(self, gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
         """Return the mean over the ranks with batches of their own, by name, in host memory; see the base class."""
-        if not _have_all(gradients is not None) or gradients is None:
+        missing = torch.tensor(0 if gradients is not None else 1)
+        distributed.all_reduce(missing)
+        if missing.item() or gradients is None:
             return None
         found: dict[str, Tensor] = {}
         for name, gradient in _named(gradients, module):
@@ -167,12 +169,6 @@ def _state(task: Path) -> str:
     except OSError:
         return ""
     return rest.partition(")")[2].strip()[:1]
-
-
-def _have_all(here: bool) -> bool:
-    missing = torch.tensor(0 if here else 1)
-    distributed.all_reduce(missing)
-    return not missing.item()
 
 
 def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tensor]]:

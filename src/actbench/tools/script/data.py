@@ -120,7 +120,9 @@ def resize(loader: DataLoader[Any], rows: int, note: Note) -> None:
     accelerate and Lightning wrap the sampler of batches: the innermost one is changed. A loader that makes no batches
     itself, or by a class of the script's own, keeps its batches; ``note`` is told.
     """
-    batches = _innermost(loader.batch_sampler)
+    batches: Any = loader.batch_sampler
+    while type(batches) is not BatchSampler and hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
     if not isinstance(batches, BatchSampler):
         what = "its data set makes the batches" if batches is None else f"{type(batches).__name__} makes the batches"
         note(f"A DataLoader keeps its own batch size, not the requested {rows}: {what}.")
@@ -130,12 +132,6 @@ def resize(loader: DataLoader[Any], rows: int, note: Note) -> None:
         batches.batch_size = rows
     if loader.batch_size is not None:
         vars(loader)["batch_size"] = rows
-
-
-def _innermost(sampler: Any) -> Any:
-    while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
-        sampler = sampler.batch_sampler
-    return sampler
 
 
 def _several_times(batches: BatchSampler, rows: int) -> Any:

@@ -92,7 +92,8 @@ def run(
     """
     planned = plan(case, specs)
     title = f"What does each scheme save on {case.model}?" if specs else case.model
-    name = _name_of(case)
+    script = case.script  # results of a script lie in one folder, whatever its arguments
+    name = case.model if script is None else script.target if script.is_module else Path(script.target).stem
     with MEASURED.opened(name, output) as opened, passed_on(*printed) if printed else nullcontext() as folder:
         summary = runner.run(
             planned,
@@ -109,9 +110,3 @@ def run(
             printed=None if folder is None else str(folder),
         )
         return finished(MEASURED, opened, planned, summary, title, output)
-
-
-def _name_of(case: Case) -> str:
-    """Return the name of the folder for results of a script, whatever its arguments."""
-    script = case.script
-    return case.model if script is None else script.target if script.is_module else Path(script.target).stem

@@ -31,7 +31,6 @@ _HOST = torch.device("cpu")
 
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-_LIKE_AND_FFT = (*_LIKE, "from_numpy", "normal")
 
 
 class Facade:

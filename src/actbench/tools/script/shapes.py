@@ -32,7 +32,9 @@ def loading(module: ModuleType) -> Callable[[Any], Any]:
                 return own(model, state_dict, checkpoint_files, load_config, expected_keys, **options)
             if expected_keys is None:  # else of an adapter, which has its shapes
                 fill(model, load_config)
-            return _all_loaded(module.LoadStateDictInfo), None
+            # transformers' report of a model whose weights were all found
+            empty, info = {"error_msgs": list, "conversion_errors": dict}, module.LoadStateDictInfo
+            return info(**{field.name: empty.get(field.name, set)() for field in dataclasses.fields(info)}), None
 
         return load
 
@@ -100,9 +102,3 @@ def _kept(path: str, plan: dict[str, torch.dtype] | None) -> torch.dtype | None:
 
 def _regex(pattern: str) -> str:
     return rf"(^|\.){re.escape(pattern).replace(re.escape('*'), '.*')}($|\.)"
-
-
-def _all_loaded(info: type[Any]) -> Any:
-    """Return transformers' report of a model whose weights were all found."""
-    empty = {"error_msgs": list, "conversion_errors": dict}
-    return info(**{field.name: empty.get(field.name, set)() for field in dataclasses.fields(info)})

@@ -116,7 +116,9 @@ def feed(case: TrainingCase, workload: Workload, task: Task | None, group: Proce
     if inputs is None or "labels" not in example:
         raise UsageError(f"{case.model} cannot be trained on data sets: its batches hold {', '.join(example)}")
     shape = tuple(example[inputs].shape[1:])
-    _check_kind(case, task, data.kind_of(case.data), inputs, example)
+    wanted = data.kind_of(case.data)
+    if task not in (None, *_TASKS) or "decoder_input_ids" in example or _kind(inputs, example["labels"]) != wanted:
+        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
     found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
     _check_size(case, found)
@@ -145,11 +147,6 @@ def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
             f"{spec} knows {known} tokens and {feed.data.name} has {feed.data.vocabulary}: write "
             f"vocab_size={feed.data.vocabulary} after the @"
         )
-
-
-def _check_kind(case: TrainingCase, task: Task | None, wanted: Kind, inputs: str, example: Batch) -> None:
-    if task not in (None, *_TASKS) or "decoder_input_ids" in example or _kind(inputs, example["labels"]) != wanted:
-        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
 
 
 def _kind(inputs: str, labels: Tensor) -> str:

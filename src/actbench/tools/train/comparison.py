@@ -120,7 +120,8 @@ class Training:
     def outcomes(self, cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained | Failure]]:
         """Train one case after the other; the checkpoints of one are removed before the next."""
         for case in cases:
-            folder = CheckpointFolder(self.checkpoints / _run_name(case))
+            files = Contents().of(case) or {}  # where one holds something else now, the run begins anew
+            folder = CheckpointFolder(self.checkpoints / "-".join([case.key(), *files.values()]))
             if self.group.is_first and self.force:
                 folder.remove()
             yield case, self._outcome(case, folder)
@@ -159,12 +160,6 @@ class Training:
             if self.group.broadcast(due):
                 loop.save(folder)
                 saved = time.monotonic()
-
-
-def _run_name(case: TrainingCase) -> str:
-    """Return the name of a run's checkpoints: where a file that it names holds something else now, it begins anew."""
-    files = Contents().of(case)
-    return "-".join([case.key(), *(files or {}).values()])
 
 
 def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:

@@ -16,7 +16,7 @@ from actbench.measure import meters
 from actbench.model.records import Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import refuse_spread
-from actbench.scheme.setup import Batch, MakeOptimizer
+from actbench.scheme.setup import Batch
 from actbench.tools.train.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.tools.train.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.tools.train.evaluation import evaluated, evaluating, scores_of
@@ -45,13 +45,17 @@ class TrainingLoop:
             "leave it out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, or by "
             "'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
         )
-        described = _model_case(case)
+        # what builds the model of a run; the optimizer is made below
+        shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
+        described = Case(**{name: getattr(case, name) for name in shared}, meter=case.device)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
         micro_batching = replace(exact.micro_batching, parts=case.gradient_accumulation)
-        exact = replace(exact, make_optimizer=_make_optimizer(case), micro_batching=micro_batching)
+        momentum = {"momentum": case.momentum} if case.momentum else {}
+        make = make_optimizer(case.optimizer, lr=case.learning_rate, weight_decay=case.weight_decay, **momentum)
+        exact = replace(exact, make_optimizer=make, micro_batching=micro_batching)
         exact = self._meter.adopt(exact)
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
@@ -205,14 +209,3 @@ def seed_of(seed: int, rank: int) -> int:
     if not rank:
         return seed
     return int.from_bytes(hashlib.sha256(f"rank {seed} {rank}".encode()).digest()[:4])
-
-
-def _make_optimizer(case: TrainingCase) -> MakeOptimizer:
-    momentum = {"momentum": case.momentum} if case.momentum else {}
-    return make_optimizer(case.optimizer, lr=case.learning_rate, weight_decay=case.weight_decay, **momentum)
-
-
-def _model_case(case: TrainingCase) -> Case:
-    """Return what builds the model of a run; the optimizer is made here."""
-    shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
-    return Case(**{name: getattr(case, name) for name in shared}, meter=case.device)

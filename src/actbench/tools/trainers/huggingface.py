@@ -82,7 +82,8 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         if args.torch_compile:
             raise ConversionError(compiled("with torch_compile=True the model", self.scheme))
         model: nn.Module = given["model"]
-        self.begin(model, _autocast_dtype(args))
+        # Accelerate puts this autocast around the model's own forward
+        self.begin(model, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         if self._sample_ids is not None:
             hook = model.register_forward_pre_hook(self._name_samples, with_kwargs=True)
             self._naming.callback(hook.remove)
@@ -112,8 +113,3 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         if key is not None and module.training and torch.is_grad_enabled():
             self.name_samples(kwargs, key)
         return args, {name: value for name, value in kwargs.items() if name != key}
-
-
-def _autocast_dtype(args: TrainingArguments) -> torch.dtype | None:
-    """Return the dtype of the autocast that Accelerate puts around the model's own forward, or None."""
-    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None

@@ -65,7 +65,12 @@ class ConvertedRun:
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         refuse_compiled(model, scheme)
-        _refuse_other_parameters(scheme)
+        if "parameters" in scheme.changes:
+            raise ConversionError(
+                f"{scheme.spec!r} changes the parameters, and a callback converts the model after the trainer has made "
+                "its optimizer; convert it before you make the trainer, and leave the callback out: "
+                f"model = actbench.convert(model, {scheme.spec!r})"
+            )
         self.model, self._scheme = model, scheme
         with noting(model) as self._changes:
             self._conversion = converted_in_place(model, scheme)
@@ -130,15 +135,6 @@ def refuse_compiled(model: nn.Module, scheme: Scheme) -> None:
     for path, module in model.named_modules():
         if isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConversionError(compiled(path or type(model).__name__, scheme))
-
-
-def _refuse_other_parameters(scheme: Scheme) -> None:
-    if "parameters" in scheme.changes:
-        raise ConversionError(
-            f"{scheme.spec!r} changes the parameters, and a callback converts the model after the trainer has made its "
-            "optimizer; convert it before you make the trainer, and leave the callback out: "
-            f"model = actbench.convert(model, {scheme.spec!r})"
-        )
 
 
 def compiled(what: str, scheme: Scheme) -> str:

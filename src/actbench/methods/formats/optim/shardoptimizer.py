@@ -97,6 +97,7 @@ def by_element(optimizer: optim.Optimizer) -> bool:
     kind = type(_innermost(optimizer))
     if kind.__module__.startswith("torch.optim."):
         return kind.__name__ in _ELEMENT_BY_ELEMENT
+    # those of plug-ins; Muon, in the core, needs whole matrices
     return kind.__module__.startswith(("actbench.methods.", "torchao.", "bitsandbytes."))
 
 
