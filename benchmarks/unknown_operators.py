@@ -2,7 +2,7 @@
 
 A step of each architecture, two blocks deep where its config says how many it has, runs on fake tensors through the
 simulated meter of a card with rates. Each line names a model, and the operators without a kind, or why it did not run.
-Add kinds to ``src/actbench/measuring/cost/kinds.toml``::
+Add kinds to ``src/actbench/simulator/cost/kinds.toml``::
 
     .venv/bin/python benchmarks/unknown_operators.py                        # all libraries that are installed
     .venv/bin/python benchmarks/unknown_operators.py timm transformers

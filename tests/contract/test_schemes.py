@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, SpecError, UntraceableError
 from actbench.measure import inspection
@@ -22,7 +23,6 @@ from actbench.scheme.base import OF_PARTS, Change
 from actbench.scheme.facets import Limits, LossyForward
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 from actbench.testing import PARTS, check_scheme
-from actbench.tools import convert as conversion
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {
@@ -230,7 +230,7 @@ def test_a_copy_stands_on_its_own(spec: str, setup: TrainingSetup, batch: Batch)
 @pytest.mark.parametrize("spec", specs())
 def test_converting_nothing_is_refused(spec: str) -> None:
     with pytest.raises(ConversionError):
-        conversion.convert(torch.nn.Flatten(), spec)
+        actbench.convert(torch.nn.Flatten(), spec)
 
 
 @pytest.mark.parametrize("first", specs())

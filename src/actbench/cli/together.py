@@ -1,4 +1,4 @@
-"""A command that several processes run which were launched together: who takes part, and who prints."""
+"""Running one command under a launcher such as torchrun: which ranks take part, and which one prints."""
 
 from __future__ import annotations
 

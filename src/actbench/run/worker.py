@@ -160,9 +160,9 @@ class Bench(Protocol):
 def work(frames: Frames, bench: Bench) -> None:
     """Measure the case that comes, and answer until the other end closes the connection.
 
-    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` of each
-    step that takes long, a number of steps with ``Seconds``, an error with a ``Failure``, or with ``Lost`` where it
-    comes of that of another rank.
+    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` for each
+    step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
+    rank's failure caused it.
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case

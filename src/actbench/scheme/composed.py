@@ -130,7 +130,10 @@ def refuse_spread(scheme: Scheme, who: str, instead: str) -> None:
 
 
 def _refuse_apart(parts: Sequence[Scheme], text: str) -> None:
-    """Refuse what learns from gradients of which each process sees its part: what all have would be packed apart."""
+    """Refuse schemes that learn bit widths from gradients under tensor parallelism.
+
+    Ranks would choose different widths for tensors that all of them have.
+    """
     sharing = next((part for part in parts if TENSOR_PARALLEL in part.claims), None)
     adapting = next((part for part in parts if (facet := part.facet(Adaptive)) and facet.by_gradients), None)
     if sharing and adapting:

@@ -116,8 +116,8 @@ def _number(leaf: Any) -> Any:
 def numbers_drawn() -> AbstractContextManager[None]:
     """Inside the block, let ``torch.rand([])`` return 1.
 
-    Versions of transformers up to 5.17 compare it with the rate of LayerDrop though that is 0, which is to be false,
-    and a fake tensor has no value to compare.
+    transformers up to 5.17 evaluates ``rand([]) < layerdrop`` even if ``layerdrop`` is 0. On a fake tensor that raises,
+    so it gets a number that is never smaller.
     """
 
     def change(rand: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ Version = Annotated[int, Field(strict=True, ge=0, lt=1000)]
 
 
 class KindTable(Data):
-    """The shares of rates that one kind of operator reaches; see ``measuring/cost/efficiencies.toml``."""
+    """The shares of rates that one kind of operator reaches; see ``simulator/cost/efficiencies.toml``."""
 
     fp32: Share | None = None
     tf32: Share | None = None
@@ -82,7 +82,7 @@ class HostTable(Data):
 
 
 class DeviceTable(Data):
-    """A device; see ``measuring/meters/devices.toml``. A file of one device may have its own efficiencies."""
+    """A device; see ``simulator/devices.toml``. A file of one device may have its own efficiencies."""
 
     gib: Gib
     compute_capability: tuple[Version, Version] | None = None

@@ -146,10 +146,10 @@ class _Seen:
 
 
 def _sent(sites: Iterable[SiteState]) -> _Seen | None:
-    """Send what sites saw to the host; return None if no site saw both ranges and gradients, or only fake ones.
+    """Send the costs of sites to the host; return None if no site saw both ranges and gradients, or only fake ones.
 
-    The costs of a tensor that several sites share are added up at the site that packed it, even if that is a norm's,
-    which then follows no other site.
+    If several sites share a tensor, its cost is summed at the site that packed it. A norm that packed it is then
+    allocated by itself.
     """
     costs: dict[SiteState, Tensor] = {}
     for site in sites:

@@ -168,8 +168,8 @@ class Column(Generic[Item]):
     Attributes:
         key: Name in CSV and data frames; amounts carry their base unit in it.
         title: Name in front of people.
-        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` one of
-            which 1,000 is as good as all, ``rate`` samples a second.
+        unit: ``share`` is a fraction of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` a factor
+            that is shown as "all" above 1,000, ``rate`` samples a second.
         compute: From an item to its value.
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.

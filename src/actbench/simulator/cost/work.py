@@ -200,10 +200,10 @@ def _copied(kind: Kind | None, precision: Precision, args: tuple[Any, ...], resu
 
 
 def _reached(kind: Kind | None, precision: Precision, args: tuple[Any, ...], result: Any) -> float:
-    """Return how a convolution of groups in a half type compares with one of groups of 64 channels without a stride.
+    """Return the rate of a grouped convolution in a half type over that with groups of 64 channels and stride 1.
 
-    Gradients of uneven groups take a time that follows the positions of the input, whatever the stride, and the width
-    of a group to the power of 1.5. Other convolutions multiply wider groups faster, up to the rate of a single group.
+    The time of gradients of uneven groups scales with input positions, whatever the stride, and with
+    ``group width ** 1.5``. Other convolutions multiply wider groups faster, up to the rate of a single group.
     """
     if precision != "half" or kind not in ("grouped convolution", "uneven grouped convolution"):
         return 1.0

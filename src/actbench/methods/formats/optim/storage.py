@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import UsageError
-from actbench.methods.formats import encodings, smaqstep
+from actbench.methods.formats import encodings
 from actbench.methods.formats.encodings import Encoding, Smaq
-from actbench.methods.formats.smaqstep import rules as steprules
-from actbench.methods.formats.smaqstep.rules import AdamRule, SgdRule
+from actbench.methods.formats.ops import smaqstep
+from actbench.methods.formats.ops.smaqstep import rules as steprules
+from actbench.methods.formats.ops.smaqstep.rules import AdamRule, SgdRule
 from actbench.ops import noise
 from actbench.ops.simulation import one_for_all
 
@@ -202,14 +203,14 @@ _WHOLE = "shape_of_whole"
 
 
 def mark_as_share(part: Tensor, shape: torch.Size) -> None:
-    """Note of what a process holds of a parameter that the whole has this shape, which decides what is packed."""
+    """Mark a shard with the shape of its full parameter; whether state is packed depends on the full shape."""
     setattr(part, _WHOLE, shape)
 
 
 def is_packed(parameter: Tensor) -> bool:
-    """Return whether the state of a parameter is packed: that of norms, biases and small ones stays float32.
+    """Return whether the state of a parameter is packed; state of norms, biases and small parameters stays float32.
 
-    Of a share the whole parameter decides, so that it is the same for any number of processes.
+    The shape of the full parameter decides for a shard, so that the answer is the same for any number of processes.
     """
     shape: torch.Size = getattr(parameter, _WHOLE, parameter.shape)
     return len(shape) >= 2 and shape.numel() >= LEAST_PACKED
