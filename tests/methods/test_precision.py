@@ -14,7 +14,7 @@ from actbench.errors import ConversionError, SpecError
 from actbench.measure.bench import Session
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup, TrainStep
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 
 def case_of(spec: str, **fields: Any) -> Case:

@@ -13,7 +13,7 @@ from actbench import Controller, scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.scheme.only import parts_of
 from actbench.scheme.setup import TrainingSetup
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 
 def block(width: int = 32) -> nn.Module:

@@ -10,7 +10,7 @@ from actbench.methods.fewbit.activation import own_activation
 from actbench.methods.fewbit.tables import table
 from actbench.scheme.facets import RunsFiles
 from actbench.scheme.setup import TrainingSetup
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 SOURCE = """
 import torch

@@ -17,7 +17,7 @@ from actbench.measure.bench import measure
 from actbench.measure.meters import footprint
 from actbench.model.records import Case
 from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 
 def setup(make: MakeOptimizer, module: nn.Module | None = None) -> TrainingSetup:

@@ -13,7 +13,7 @@ from actbench.measure.bench import Session
 from actbench.measure.meters import footprint
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 CASE = Case(model="tiny-llama@num_hidden_layers=6", batch_size=1, sequence_length=4, optimizer="adamw")
 

@@ -15,7 +15,7 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 FLOAT = 4
 HEADS, WIDTH, INNER, WORDS, LAYERS, ROWS = 64, 256, 512, 1024, 2, 2
