@@ -22,8 +22,8 @@ from actbench.testing.subject import (
     flat,
     gradients,
     loss_of,
-    plain_bytes,
     plain_gradient,
+    plain_trace,
     said,
     small_batch,
 )
@@ -36,6 +36,7 @@ MOST_ERRORS = 1.5
 LAST_WORDS = 4 + 4
 """Bytes: codes are rounded up to a word at most, and the last group has metadata of its own."""
 TOLERANCE = 0.02
+_OF_SITES = "bytes_before", "bytes_after"
 _NONE = re.compile("second derivative|double backward|create_graph=False|derivative for .* is not implemented")
 
 
@@ -68,7 +69,7 @@ def gradient(subject: Subject) -> None:
     bad = [name for name, each in found.items() if not each.isfinite().all()]
     if bad:
         raise AssertionError(f"the gradients of {len(bad)} of {len(found)} parameters are not finite, such as {bad[0]}")
-    if subject.scheme.gradient == "exact" and "parameters" not in subject.scheme.changes:
+    if subject.scheme.gradient == "exact" and not subject.trains_others:
         off = distance(flat(found), plain_gradient(subject.case, alike))
         if not off < ROUNDING:
             raise AssertionError(f"declared exact, and {off:.2e} of the exact gradient's norm away from it")
@@ -77,7 +78,7 @@ def gradient(subject: Subject) -> None:
 def mean_gradient(subject: Subject) -> None:
     """Check that the mean of n draws is nearer to the exact gradient than one draw by the root of n."""
     networks = subject.networks()
-    if subject.scheme.gradient != "unbiased" or "parameters" in subject.scheme.changes or not networks:
+    if subject.scheme.gradient != "unbiased" or subject.trains_others or not networks:
         return
     plain, changed = networks
     batch = small_batch(plain)
@@ -97,7 +98,7 @@ def mean_gradient(subject: Subject) -> None:
 def second_derivative(subject: Subject) -> None:
     """Check the gradient of a squared gradient: a packed tensor has lost its graph."""
     networks = subject.networks()
-    if "parameters" in subject.scheme.changes or not {"precision", "gradients"}.isdisjoint(subject.scheme.changes):
+    if subject.trains_others or not {"precision", "gradients"}.isdisjoint(subject.scheme.changes):
         return
     if not networks:
         return
@@ -125,22 +126,28 @@ def _penalty(setup: TrainingSetup, batch: Batch) -> Tensor:
 
 def saved_bytes(subject: Subject) -> None:
     """Check that a step saves less, by fake tensors, or by the allocator if these do not show it."""
-    if not subject.saves_less:
-        return
     changed = subject.changed()
-    if not changed.sites:
-        raise AssertionError("no site says what was changed; give them to setup.changed")
     if subject.untraceable:
         before, after = (CpuMeter().memory(TrainStep(each, subject.batch)) for each in (subject.plain(), changed))
         was, found = before.activation_bytes, after.activation_bytes
     else:
-        was = plain_bytes(subject.case)
-        found = inspection.trace(changed, lambda: subject.batch).total_bytes
+        plain, trace = plain_trace(subject.case), inspection.trace(changed, lambda: subject.batch)
+        was, found = plain.total_bytes, trace.total_bytes
         listed = inspection.itemize(changed, lambda: subject.batch).total_bytes
         if listed != found:
             raise AssertionError(f"the ledger lists {listed:,} bytes of the {found:,} that are saved")
-    if not found < was:
+    if not subject.saves_less:
+        return
+    if not changed.sites:
+        raise AssertionError("no site says what was changed; give them to setup.changed")
+    if found >= was:
         raise AssertionError(f"{found:,} bytes are saved, and {was:,} without the scheme")
+    if subject.untraceable:
+        return
+    sites, _ = inspection.inspect(plain, trace, changed)
+    before_sites, after_sites = (sum(getattr(site, name) or 0 for site in sites) for name in _OF_SITES)
+    if after_sites >= before_sites:
+        raise AssertionError(f"the modules at its sites save {after_sites:,} bytes, and {before_sites:,} without it")
 
 
 def packed_bytes(subject: Subject) -> None:
@@ -191,7 +198,7 @@ def simulation(subject: Subject) -> None:
 def compilation(subject: Subject) -> None:
     """Check the gradients of a compiled network: by one draw if they are the same in each, else by their mean."""
     networks = subject.networks()
-    if not networks or not subject.is_of_model or "compile" in subject.scheme.claims:
+    if not networks or not subject.is_of_model or subject.trains_others:
         return
     plain, changed = networks
     batch = small_batch(plain)

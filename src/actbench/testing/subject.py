@@ -52,8 +52,13 @@ class Subject:
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the scheme changes a model, and nothing else than it, and leaves its parameters."""
-        return bool(self.scheme.changes) and (OF_STEPS | {"parameters"}).isdisjoint(self.scheme.changes)
+        """Whether the scheme changes a model, and nothing else than it."""
+        return bool(self.scheme.changes) and OF_STEPS.isdisjoint(self.scheme.changes)
+
+    @property
+    def trains_others(self) -> bool:
+        """Whether the scheme trains other parameters than the plain model has."""
+        return "parameters" in self.scheme.changes
 
     @property
     def untraceable(self) -> bool:
@@ -140,10 +145,10 @@ def plain_gradient(case: Case, dropout: bool) -> Tensor:
 
 
 @functools.cache
-def plain_bytes(case: Case) -> int:
+def plain_trace(case: Case) -> inspection.Trace:
     """Return what a step of a plain model saves for backward."""
     subject = Subject(schemes.build("exact"), case)
-    return inspection.trace(subject.plain(), lambda: subject.batch).total_bytes
+    return inspection.trace(subject.plain(), lambda: subject.batch)
 
 
 def distance(found: Tensor, exact: Tensor) -> float:

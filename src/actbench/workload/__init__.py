@@ -26,7 +26,7 @@ class Available(NamedTuple):
 
 
 class Network(Protocol):
-    """A model that a plug-in brings by an entry point of the group ``actbench.workload``, whose name is the model's.
+    """A model that a plug-in brings by an entry point of the group ``actbench.workloads``, whose name is the model's.
 
     Attributes:
         task: What it is trained to do.
