@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Built, Case, Machine, MeterName, Site, Versions
+from actbench.model.meters import MeterName
+from actbench.model.records import Built, Case, Machine, Site, Versions
 
 METERS: tuple[MeterName, ...] = ("cpu", "simulated")
 MODELS = ("roberta-base", "bert-base-uncased", "gpt2", "vit-base", "tiny-llama")

@@ -24,7 +24,7 @@ from actbench.model.records import Case
 from actbench.scheme.base import OF_PARTS, Change
 from actbench.scheme.facets import Limits, LossyForward, Packs
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
-from actbench.tools import convert as conversion
+from actbench.tools.convert import model as conversion
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {

@@ -1,12 +1,15 @@
-"""The tasks of separate processes for ``measure --timeline`` and ``--export-snapshot``."""
+"""The tasks of separate processes for ``measure --timeline``, ``--ledger`` and ``--export-snapshot``."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from actbench.measure import bench
 from actbench.measure.bench import failure_of as failure_of
+from actbench.model.ledger import Ledger
 from actbench.model.records import Case, Data
 
 Session = partial(bench.Session, timeline=True)
@@ -27,3 +30,9 @@ def write_snapshot(text: str) -> str:
     asked = SnapshotRequest.model_validate_json(text)
     asked.path.write_bytes(bench.snapshot(asked.case))
     return ""
+
+
+def itemize_all(text: str) -> str:
+    """Call :func:`actbench.measure.bench.itemize` as a task: from a list of cases to their ledgers, both as JSON."""
+    ledgers = list(map(bench.itemize, TypeAdapter(list[Case]).validate_json(text)))
+    return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()

@@ -18,7 +18,7 @@ from actbench.measure.meters.base import MemoryReading, Meter, at_once, held_by_
 from actbench.measure.meters.peak import Event, Moments, alive
 from actbench.measure.meters.watch import Watch
 from actbench.model.measured import EstimatedTime, PeakParts
-from actbench.model.records import MeterName
+from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
 from actbench.ops.simulation import repeated_by
 from actbench.packing import savedtensors

@@ -181,7 +181,7 @@ def _kind(model: nn.Module, case: Case | None) -> str:
         return "huggingface"
     if case is not None and type(model).__module__.startswith("torchvision.models."):
         return "torchvision"
-    if case is not None and type(model).__module__.startswith("actbench.workload."):
+    if case is not None and type(model).__module__.startswith("actbench."):
         return "actbench"
     return "module"
 

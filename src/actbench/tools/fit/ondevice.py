@@ -11,7 +11,8 @@ import torch
 from actbench.errors import MeasurementError
 from actbench.measure import meters
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Case, Data, MeterName, Record
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Data, Record
 from actbench.report.store import Store
 from actbench.run import runner
 from actbench.run.progress import Progress

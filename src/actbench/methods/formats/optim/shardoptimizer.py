@@ -97,7 +97,7 @@ def by_element(optimizer: optim.Optimizer) -> bool:
     kind = type(_innermost(optimizer))
     if kind.__module__.startswith("torch.optim."):
         return kind.__name__ in _ELEMENT_BY_ELEMENT
-    return kind.__module__.startswith(("actbench.optim.", "torchao.", "bitsandbytes."))
+    return kind.__module__.startswith(("actbench.methods.", "torchao.", "bitsandbytes."))
 
 
 def _innermost(optimizer: optim.Optimizer) -> optim.Optimizer:

@@ -1,0 +1,216 @@
+"""Schemes that are limited to parts of a model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from actbench import Controller, scheme as schemes
+from actbench.errors import ConversionError, NothingToConvertError, SpecError
+from actbench.scheme.only import parts_of
+from actbench.scheme.setup import TrainingSetup
+from actbench.tools.convert import model as conversion
+
+
+def block(width: int = 32) -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(block() for _ in range(12)), nn.Linear(32, 8))
+
+
+def gradient(module: nn.Module, x: Tensor) -> Tensor:
+    module.zero_grad()
+    module(x).square().sum().backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def converted(spec: str, exact: nn.Module) -> nn.Module:
+    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(exact))).module
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("only", "paths"),
+    [
+        ("layer1", ["layer1"]),
+        ("layer[1-2].0", ["layer1.0", "layer2.0"]),
+        ("layer*.1.conv1", [f"layer{n}.1.conv1" for n in (1, 2, 3, 4)]),
+        ("layer3/layer3.0/fc", ["layer3", "fc"]),
+        ("downsample.[0-9]", [f"layer{n}.0.downsample.{k}" for n in (2, 3, 4) for k in (0, 1)]),
+    ],
+)
+def test_patterns_name_paths_and_their_ends(only: str, paths: list[str]) -> None:
+    assert [path for path, _ in parts_of(resnet18(), tuple(only.split("/")))] == paths
+
+
+def test_a_range_is_of_numbers_and_not_of_digits() -> None:
+    found = schemes.build("fewbit:3,only=[9-11]").apply(TrainingSetup(model()))
+
+    assert [site.path for site in found.sites] == ["9.2", "10.2", "11.2"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["fewbit:3", "checkpoint,blocks=Sequential", "invact", "dropit", "gact:L1,stochastic=false"]
+)
+def test_all_parts_together_give_the_gradient_of_the_whole(spec: str, x: Tensor) -> None:
+    exact = model()
+    together = "+".join(f"{spec},only=[{first}-{first + 3}]" for first in (0, 4, 8))
+    whole = gradient(converted(f"{spec},only=[0-11]", exact), x)
+
+    assert torch.equal(gradient(converted(together, exact), x), whole)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "randomized:0.5,only=[0-5]",
+        pytest.param("actnn:L2,bits=4,only=[2-9]", marks=pytest.mark.slow),
+        pytest.param("gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]", marks=pytest.mark.slow),
+    ],
+)
+def test_the_mean_gradient_is_right(spec: str, x: Tensor) -> None:
+    """Along the exact gradient; what the noise of one draw adds there is what several draws tell."""
+    exact = model()
+    truth, limited = gradient(exact, x), converted(spec, exact)
+
+    along = torch.stack([gradient(limited, x) @ truth / truth.square().sum() for _ in range(100)])
+
+    assert along.std() > 0
+    assert abs(along.mean() - 1) < 4 * along.std() / 10 + 0.01  # a norm's input gradient is a little too small
+
+
+def test_a_part_that_a_step_calls_from_inside_is_packed(x: Tensor) -> None:
+    exact = nn.Sequential(model(), nn.Linear(8, 8))
+    limited = converted("gact:L1,only=0", exact)
+
+    limited[0][3](x).sum().backward()
+    one = limited[0][3][1].weight.grad
+    copy.deepcopy(exact)[0][3](x).sum().backward()
+
+    assert one is not None
+    exact[0][3](x).sum().backward()
+    assert not torch.equal(one, exact[0][3][1].weight.grad)
+    assert torch.nn.functional.cosine_similarity(one.flatten(), exact[0][3][1].weight.grad.flatten(), dim=0) > 0.9
+
+
+def test_a_part_that_stands_in_two_places_is_replaced_in_both() -> None:
+    shared = nn.GELU()
+    module = nn.ModuleDict({"one": nn.Sequential(shared), "other": nn.Sequential(shared)})
+
+    new = converted("fewbit:3,only=one.0", module)
+
+    assert new["one"][0] is new["other"][0]
+    assert type(new["one"][0]) is not nn.GELU
+
+
+def test_a_list_of_modules_is_each_of_them(x: Tensor) -> None:
+    """A list is never called, so that what stands around its forward would not run."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.c, self.head = nn.ModuleList(block() for _ in range(3)), nn.Linear(32, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for each in self.c:
+                x = each(x)
+            result: Tensor = self.head(x)
+            return result
+
+    limited = schemes.build("dropit,only=head+gact:L1,only=c").apply(TrainingSetup(Listed()))
+
+    assert [site.path for site in limited.sites] == ["head", "c.0", "c.1", "c.2"]
+    assert not torch.equal(gradient(limited.module, x), gradient(Listed(), x))
+
+
+def test_a_module_that_has_two_names_is_found_by_each() -> None:
+    shared = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    module = nn.ModuleDict({"query": shared, "key": shared, "head": nn.GELU()})
+
+    for only, paths in (("key", ["key.1"]), ("query", ["query.1"]), ("query/key/head", ["query.1", "head"])):
+        found = schemes.build(f"fewbit:3,only={only}").apply(TrainingSetup(copy.deepcopy(module)))
+        assert [site.path for site in found.sites] == paths
+
+
+def test_the_batch_of_a_part_at_the_beginning_stays_as_it_is() -> None:
+    exact = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    x = torch.randn(16, 32)
+    exact(x).sum().backward()
+    limited = converted("gact:L1,only=0", exact)
+    limited(x).sum().backward()
+
+    assert torch.equal(limited[0].weight.grad, exact[0].weight.grad)
+
+
+def test_a_controller_shares_out_bits_by_ones_own_loss_in_each_part(x: Tensor) -> None:
+    module = model()
+    calls: list[Tensor] = []
+    with Controller(module, "gact:L2,only=[0-1]") as controller:
+        controller.iterate(lambda: calls.append(loss := module(x).square().mean()) or loss)  # type: ignore[func-returns-value]
+
+    assert len(calls) == 2
+
+
+def test_parts_without_anything_to_convert_are_passed_over() -> None:
+    found = schemes.build("fewbit:3,only=[10-12]").apply(TrainingSetup(model()))
+
+    assert [site.path for site in found.sites] == ["10.2", "11.2"]
+    with pytest.raises(NothingToConvertError, match="only=12: none of"):
+        schemes.build("fewbit:3,only=12").apply(TrainingSetup(model()))
+
+
+def test_a_name_that_is_of_no_module_is_an_error_with_the_closest() -> None:
+    with pytest.raises(
+        NothingToConvertError, match="only=layr1 names no module of ResNet; some of its modules: layer1,"
+    ):
+        schemes.build("fewbit:3,only=layr1").apply(TrainingSetup(resnet18()))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fewbit,only=[3-1]", "must be a range"),
+        ("fewbit,only=h[", "is no path of a module"),
+        ("fewbit,only=a..b", "is no path of a module"),
+        ("smaq,only=h", "this scheme changes optimizer"),
+        ("adam8bit,only=h", "this scheme changes optimizer"),
+        ("exact,only=h", "this scheme changes nothing"),
+        ("fewbit:3,only=h.0+fewbit:2", "fewbit stands twice; .*only="),
+        ("fewbit:3,only=h.0+regelu2", "both replace activation layers"),
+        ("gact,only=h.0+offload", "both pack or move saved tensors"),
+    ],
+)
+def test_what_cannot_be_limited_or_overlaps_is_refused_before_there_is_a_model(text: str, why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        schemes.build(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fewbit:3,only=[0-3]+fewbit:2,only=3.2", "fewbit:3,only=0.2+regelu2,only=0", "gact,only=[0-3]+offload,only=3"],
+)
+def test_two_claims_on_one_module_are_refused(text: str) -> None:
+    first, second = text.split("+")
+
+    with pytest.raises(ConversionError, match=r"are both for [03]"):
+        conversion.convert(model(), text)
+    assert {first, second} <= {part.spec for part in schemes.build(text).parts} | {"gact,only=[0-3]"}
+
+
+def test_the_specification_is_kept() -> None:
+    scheme = schemes.build("fewbit:3,functions=gelu,only=encoder.layer.[0-5]/head")
+
+    assert scheme.only == ("encoder.layer.[0-5]", "head")
+    assert schemes.build(scheme.spec) == scheme
