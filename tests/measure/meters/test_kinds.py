@@ -29,7 +29,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def case(meter: str) -> Case:
-    return Case(model="resnet18", batch_size=1, meter=meter)
+    return Case(model="resnet18", batch_size=1).model_copy(update={"meter": meter})
 
 
 @pytest.mark.usefixtures("theirs")
@@ -47,4 +47,4 @@ def test_a_meter_that_cannot_be_imported_is_refused() -> None:
 
 def test_a_meter_that_nobody_brings_is_refused_with_the_names_of_the_others() -> None:
     with pytest.raises(ValidationError, match="Input should be 'simulated', 'cpu' or 'cuda'"):
-        case("stopwatch")
+        Case(model="resnet18", batch_size=1, meter="stopwatch")

@@ -57,7 +57,8 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_the_plug_in_that_is_said(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "installed", lambda group: {})
+    installed = plugins.installed
+    monkeypatch.setattr(plugins, "installed", lambda group: {} if group == "executors" else installed(group))
 
     cli.refused("fit", "tiny-bert", "--cluster", "auto", naming="--cluster: no installed package measures on a cluster")
 
