@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event
 from typing import Any, Final
 
 from actbench.model.measured import MeasuredRecord, Outcome
@@ -110,23 +108,14 @@ def outcomes(
 
     None begins once ``may_begin()`` is false. Whoever takes no more of them, and any error, stops all that is at work.
     """
-    told: SimpleQueue[_News | Handle] = SimpleQueue()
+    told: SimpleQueue[Told | Handle] = SimpleQueue()
     at_work: dict[Handle, Place] = {}
-    is_over = Event()
-
-    def tell(news: Told) -> None:
-        """Hand an outcome over, and wait until it is stored: what is at work goes on from there if it is killed."""
-        waiting_for = _News(news, Event())
-        told.put(waiting_for)
-        if not is_over.is_set():
-            waiting_for.is_taken.wait()
-
     try:
         for meter, units in _units(work, cases):
             waiting = deque(units)
             while True:
                 while waiting and may_begin() and (place := _free(executor.places(meter), at_work)) is not None:
-                    handle = executor.submit(waiting.popleft(), place, tell)
+                    handle = executor.submit(waiting.popleft(), place, told.put)
                     at_work[handle] = place
                     handle.future.add_done_callback(partial(_put, told, handle))
                 if not at_work:
@@ -139,31 +128,14 @@ def outcomes(
                     del at_work[news]
                     news.result()
                 else:
-                    try:
-                        yield news.told
-                    finally:
-                        news.is_taken.set()
+                    yield news
     except BaseException:
-        is_over.set()
-        with suppress(Empty):
-            while True:  # those that wait would never end
-                news = told.get_nowait()
-                if isinstance(news, _News):
-                    news.is_taken.set()
         for handle in at_work:
             handle.stop()
         raise
 
 
-@dataclass(frozen=True)
-class _News:
-    """An outcome, and whether it was taken and stored."""
-
-    told: Told
-    is_taken: Event
-
-
-def _put(told: SimpleQueue[_News | Handle], ended: Handle, _: object) -> None:
+def _put(told: SimpleQueue[Told | Handle], ended: Handle, _: object) -> None:
     told.put(ended)
 
 

@@ -16,11 +16,7 @@ import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError
 from actbench.model.records import Case
-<<<<<<< HEAD
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
-=======
 from actbench.scheme.setup import TrainingSetup, TrainStep
->>>>>>> tests
 from actbench.tools.convert import model as conversion
 from actbench.tools.trainers.session import ConvertedRun
 
