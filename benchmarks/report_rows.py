@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Built, Case, Machine, MeterName, Site, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Built, Case, MeterName, Site
 
 METERS: tuple[MeterName, ...] = ("cpu", "simulated")
 MODELS = ("roberta-base", "bert-base-uncased", "gpt2", "vit-base", "tiny-llama")

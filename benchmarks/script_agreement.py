@@ -32,7 +32,8 @@ from cases import CASES, SCRIPTS, ScriptCase  # noqa: E402 - beside the tests th
 from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN  # noqa: E402
 
 from actbench.machine import provenance  # noqa: E402
-from actbench.model.records import Case, MeterName, Script  # noqa: E402
+from actbench.model.records import Case, MeterName  # noqa: E402
+from actbench.model.scripts import Script  # noqa: E402
 from actbench.tools.script.bench import Session  # noqa: E402
 
 PROFILE = "rtx-4090"

@@ -22,7 +22,8 @@ from torchvision.models import convnext, densenet, efficientnet, maxvit, mobilen
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.workload.sources import presets
 from actbench.workload.torchvision import names
 

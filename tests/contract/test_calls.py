@@ -23,7 +23,8 @@ from actbench.methods.compile.compiled import CompiledForward
 from actbench.methods.fewbit.called import CalledForward
 from actbench.model.records import Case
 from actbench.scheme.facets import Packs
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import conversion_of
 
 Function = Callable[[Tensor], Tensor]

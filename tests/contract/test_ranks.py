@@ -12,7 +12,7 @@ from actbench.measure import bench
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.base import PLACEMENT
-from actbench.scheme.facets import Limits
+from actbench.scheme.conditions import Limits
 
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}

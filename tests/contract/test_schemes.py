@@ -22,8 +22,10 @@ from actbench.methods.lora.lowrank import base_state_dict
 from actbench.model.ledger import Ledger
 from actbench.model.records import Case
 from actbench.scheme.base import OF_PARTS, Change
-from actbench.scheme.facets import Limits, LossyForward, Packs
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import LossyForward, Packs
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.tools import convert as conversion
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)

@@ -15,7 +15,8 @@ from actbench.methods.offload import onhost
 from actbench.model.records import Case
 from actbench.ops.hostmemory import is_host
 from actbench.scheme.base import Change
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}

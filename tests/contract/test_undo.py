@@ -15,7 +15,7 @@ import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.tools.convert.model import conversion_of
 
 SPECS = {

@@ -11,7 +11,7 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import NothingToConvertError
 from actbench.model.records import Case
 from actbench.run import recipes, sweep
-from actbench.scheme.facets import Limits
+from actbench.scheme.conditions import Limits
 
 
 @pytest.mark.parametrize("name", recipes.names())

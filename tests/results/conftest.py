@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench.model.records import Failure, Machine, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Failure
 from actbench.tools.train.records import Evaluation, Trained, TrainingCase, TrainingRun
 
 MakeRun = Callable[..., TrainingRun]

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from actbench.model.contents import Contents, content_of
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Built, Case, Script
-from actbench.model.scripts import file_of_module
+from actbench.model.records import Built, Case
+from actbench.model.scripts import Script, file_of_module
 from actbench.report import store
 from actbench.report.render import markdown
 from actbench.report.sentences import name_of

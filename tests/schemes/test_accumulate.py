@@ -14,8 +14,8 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.measure.bench import Session, gradients_of
 from actbench.model.records import Case
-from actbench.scheme.microbatches import cut
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch, cut
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.tools.train.loop import TrainingLoop
 from actbench.tools.train.records import TrainingCase
 from actbench.workload import losses

@@ -14,7 +14,8 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.measure.bench import Session, gradients_of, measure, relative_error_and_cosine
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 CASE = Case(model="resnet-cifar", batch_size=8, gradient_quality=False)
 LAST = torch.channels_last

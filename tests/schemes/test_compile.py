@@ -20,7 +20,8 @@ from actbench.measure.meters.base import MemoryReading
 from actbench.measure.meters.cpu import CpuMeter
 from actbench.methods.compile import partition
 from actbench.methods.compile.compiled import CompiledForward
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 EAGER = "backend=aot_eager_decomp_partition"
 

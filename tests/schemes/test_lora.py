@@ -15,7 +15,8 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.measure import bench
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.workload.optimizers import make_optimizer
 
 BOTH = ("lora", "qlora")

@@ -15,7 +15,8 @@ import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.tools import convert as conversion
 from actbench.tools.trainers.session import ConvertedRun
 from actbench.workload.optimizers import make_optimizer

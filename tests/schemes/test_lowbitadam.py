@@ -16,7 +16,8 @@ from actbench.errors import ConversionError, MeasurementError, UsageError
 from actbench.measure.bench import measure
 from actbench.measure.meters import footprint
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import MakeOptimizer, TrainingSetup, TrainStep
 from actbench.tools import convert as conversion
 
 

@@ -11,7 +11,8 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measure.meters.cuda import CudaMeter
-from actbench.model.records import Case, Script
+from actbench.model.records import Case
+from actbench.model.scripts import Script
 from actbench.tools.script.bench import Session
 from actbench.tools.script.ondevice import CudaRun
 

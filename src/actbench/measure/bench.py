@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
 from actbench.measure import inspection, meters
-from actbench.measure.failures import failure_of as failure_of
+from actbench.measure.failures import failure_of as failure_of  # a bench has it
 from actbench.measure.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measure.world import ALONE, World, batch_seed, left_after
 from actbench.model.ledger import Ledger
@@ -21,8 +21,10 @@ from actbench.model.measured import Diagnostic, Measurement, Mesh
 from actbench.model.records import Built, Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import at_parameters, at_placement, parts_in
-from actbench.scheme.facets import Adaptive, Diagnosed, Limits, Spread
-from actbench.scheme.setup import Batch, Processes, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits, Processes
+from actbench.scheme.facets import Adaptive, Diagnosed, Spread
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 from actbench.simulator.search import Tried, largest_batch
 
@@ -214,16 +216,12 @@ class Trial(Session):
 
     def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
         """Read the step, on a CPU after a first run of a small part of the batch: large steps take minutes there."""
-        size = max(_LEAST_FIRST, self.case.batch_size // 8)
+        size = max(2, self.case.batch_size // 8)  # batch normalization refuses a single value
         if not isinstance(self.meter, meters.CpuMeter) or size >= self.case.batch_size:
             return super()._read(step, watch)
         with self.meter.active():
             first = self.meter.place(self.workload.batch(size, seed=self._batch_seed))
         return self.meter.memory(step, watch, first=first)
-
-
-_LEAST_FIRST = 2
-"""Samples in the first run of a trial; batch normalization refuses one of a single value."""
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:

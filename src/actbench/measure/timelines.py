@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from actbench.measure import bench
-from actbench.measure.bench import failure_of as failure_of
-from actbench.model.records import Case, Data
+from actbench.measure.failures import failure_of as failure_of  # a bench has it
+from actbench.model.data import Data
+from actbench.model.records import Case
 
 Session = partial(bench.Session, timeline=True)
 """A case whose measurement also has a timeline."""

@@ -14,8 +14,10 @@ from typing import Any, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.model.contents import Contents
+from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Data, Failure, Machine, Record
+from actbench.model.provenance import Machine
+from actbench.model.records import Failure, Record
 from actbench.paths import file_name
 from actbench.report import lines
 from actbench.report.interned import Interned

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.machine import memory_bytes
+from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
-from actbench.model.records import Data
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
 from actbench.units import GIB

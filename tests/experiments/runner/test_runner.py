@@ -7,7 +7,8 @@ import pytest
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Case, Published
+from actbench.model.provenance import Published
+from actbench.model.records import Case
 from actbench.report import store
 from actbench.run import member
 from actbench.run.experiment import Summary

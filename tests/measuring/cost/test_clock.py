@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actbench.model.measured import EstimatedTime
+from actbench.model.estimated import EstimatedTime
 from actbench.model.records import Phase
 from actbench.simulator.cost.clock import COPYING, WAITING, computing, estimate, issuing
 from actbench.simulator.cost.links import Links, LinkShares

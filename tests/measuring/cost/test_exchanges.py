@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actbench.model.measured import EstimatedTime
+from actbench.model.estimated import EstimatedTime
 from actbench.model.records import Phase
 from actbench.simulator.cost.clock import EXCHANGING, estimate
 from actbench.simulator.cost.collectives import Collective, CollectiveKind

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from actbench.measure.meters.base import Meter
 from actbench.measure.meters.cpu import CpuMeter
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

@@ -24,8 +24,9 @@ from actbench.model.measured import PeakParts
 from actbench.model.records import Case
 from actbench.model.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
 from actbench.packing.waiting import waiting
-from actbench.scheme.facets import Limits
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

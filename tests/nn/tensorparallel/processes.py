@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, Processes, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Processes
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 
 STEPS = 3

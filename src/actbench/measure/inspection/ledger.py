@@ -22,7 +22,8 @@ from actbench.model.ledger import Ledger, SavedTensor, display_path
 from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
 from actbench.packing.savedtensors import Source
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 _RAW = "_raw_saved_"
 _DEEPEST = 4  # most levels of nested objects to search for tensors

@@ -22,7 +22,8 @@ from actbench.errors import UntraceableError
 from actbench.model.ledger import OUTSIDE
 from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import fake
 from actbench.simulator.recalled import asks_device, layout_of, tensors_of
 from actbench.workload.base import moved

@@ -16,7 +16,8 @@ from actbench.measure.meters.tracedstep import TracedStep
 from actbench.measure.meters.watch import Watch
 from actbench.model.records import MeterName
 from actbench.ops import hostmemory
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.workload.base import moved
 
 

@@ -25,7 +25,8 @@ from actbench.model.ledger import OUTSIDE
 from actbench.model.measured import PeakParts
 from actbench.model.records import MeterName, Phase
 from actbench.model.timeline import OPTIMIZER
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.workload.base import moved

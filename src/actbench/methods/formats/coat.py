@@ -10,7 +10,8 @@ from torch import Tensor
 from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.formats.encoded import Encoded
 from actbench.methods.formats.encodings.fp8 import Fp8
-from actbench.model.records import Published, Site
+from actbench.model.provenance import Published
+from actbench.model.records import Site
 from actbench.packing import Codec, SavedTensors, SiteState
 from actbench.packing.hooked import HookedForward, Hooks
 from actbench.scheme.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme

@@ -11,7 +11,8 @@ from actbench.methods.offload.onhost import HostOptimizer
 from actbench.model.records import Site, Unreached
 from actbench.scheme.base import OPTIMIZER_STATE, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, OwnOptimizer
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, OwnOptimizer
 from actbench.scheme.setup import Part, TrainingSetup
 
 _STATE = "optimizer state"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actbench.model.measured import OTHERS, Communication, EstimatedTime, OperatorTime
+from actbench.model.estimated import OTHERS, Communication, EstimatedTime, OperatorTime
 from actbench.model.records import Phase
 from actbench.simulator.cost.collectives import Collective
 from actbench.simulator.cost.exchanges import Exchanges

@@ -13,7 +13,7 @@ from actbench.errors import boundary
 from actbench.measure.inspection import inspect, trace
 from actbench.model.records import Case
 from actbench.paths import file_name
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.changes import noting

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actbench.measure.place import count
-from actbench.model.records import Data
+from actbench.model.data import Data
 
 
 @dataclass(frozen=True)

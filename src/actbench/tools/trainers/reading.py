@@ -18,7 +18,8 @@ from actbench.errors import ActbenchError, UntraceableError
 from actbench.measure.inspection.ledger import tensors_in
 from actbench.measure.inspection.recorder import Recorder, traced
 from actbench.ops.hostmemory import is_host
-from actbench.scheme.setup import Precision, TrainingSetup
+from actbench.scheme.conditions import Precision
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.model import shaped_like

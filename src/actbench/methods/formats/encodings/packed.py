@@ -24,7 +24,7 @@ from actbench.methods.formats.encodings.encoding import (
 )
 from actbench.methods.formats.smaqops import reference
 from actbench.methods.formats.smaqops.format import Format, format_of
-from actbench.model.records import Data
+from actbench.model.data import Data
 
 
 class Bf16(Encoding):
