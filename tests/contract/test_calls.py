@@ -410,7 +410,7 @@ PRESETS = {
 )
 def test_presets_that_call_their_activations_keep_less_where_they_do(model: str) -> None:
     length = 8 if "mamba" in model else None
-    workload = workloads.load(Case(model=model, batch_size=2, weights="random", sequence_length=length))
+    workload = workloads.load_workload(Case(model=model, batch_size=2, weights="random", sequence_length=length))
     setup = workload.setup(materialize=False, seed=0)
 
     def batch() -> Batch:

@@ -43,7 +43,7 @@ def measured(spec: str, like: str) -> Measurement:
 
 
 def spreading() -> list[str]:
-    return [name for name in schemes.names() if PLACEMENT in schemes.lookup(name).model_construct().changes]
+    return [name for name in schemes.scheme_names() if PLACEMENT in schemes.lookup(name).model_construct().changes]
 
 
 def beside() -> list[object]:

@@ -17,7 +17,7 @@ from actbench.errors import ConversionError, MeasurementError, NothingToConvertE
 from actbench.measure import inspection
 from actbench.measure.bench import Session
 from actbench.measure.meters import footprint
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.methods.lora.lowrank import base_state_dict
 from actbench.model.ledger import Ledger
 from actbench.model.records import Case
@@ -82,7 +82,7 @@ def claiming() -> list[str]:
     return [spec for spec in specs() if schemes.build(spec).facet(Packs)]
 
 
-workload_of = functools.cache(workloads.load)
+workload_of = functools.cache(workloads.load_workload)
 
 
 def make_batch() -> Batch:

@@ -35,7 +35,7 @@ SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("e
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
 
 
-workload_of = functools.cache(workloads.load)
+workload_of = functools.cache(workloads.load_workload)
 
 
 def converted(spec: str, like: str = "", **fields: object) -> TrainingSetup:

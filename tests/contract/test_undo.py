@@ -39,7 +39,7 @@ def convertible() -> list[str]:
 
 def language_model(spec: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     case = Case(model=MODELS.get(spec, "tiny-gpt2"), batch_size=2, sequence_length=16)
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     setup, batch = workload.setup(materialize=True, seed=0), workload.batch(2, seed=0)
     assert setup.loss is not None
     loss: Callable[[nn.Module, Batch], Tensor] = setup.loss

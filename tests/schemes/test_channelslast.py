@@ -22,13 +22,13 @@ LAST = torch.channels_last
 
 
 def setup(case: Case = CASE, dtype: torch.dtype = torch.float64) -> TrainingSetup:
-    found = workloads.load(case).setup(materialize=True, seed=0)
+    found = workloads.load_workload(case).setup(materialize=True, seed=0)
     found.module.to(dtype)
     return found
 
 
 def batch(case: Case = CASE, dtype: torch.dtype = torch.float64) -> Batch:
-    found = workloads.load(case).batch(case.batch_size, seed=0)
+    found = workloads.load_workload(case).batch(case.batch_size, seed=0)
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
 
 

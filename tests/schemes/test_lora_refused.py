@@ -32,11 +32,11 @@ def _seeded() -> Iterator[None]:
 
 
 def built(model: str = "tiny-llama", **fields: Any) -> TrainingSetup:
-    return workloads.load(Case(model=model, batch_size=2, **fields)).setup(materialize=True, seed=0)
+    return workloads.load_workload(Case(model=model, batch_size=2, **fields)).setup(materialize=True, seed=0)
 
 
 def batch(model: str = "tiny-llama", **fields: Any) -> Batch:
-    return workloads.load(Case(model=model, batch_size=2, sequence_length=16, **fields)).batch(2, seed=0)
+    return workloads.load_workload(Case(model=model, batch_size=2, sequence_length=16, **fields)).batch(2, seed=0)
 
 
 def trained(model: nn.Module) -> set[str]:
@@ -85,7 +85,7 @@ def test_a_model_without_such_layers_is_refused(spec: str, module: nn.Module, sa
 def test_a_network_whose_only_linear_layer_is_its_head_is_refused() -> None:
     with pytest.raises(NothingToConvertError, match=r"has no nn\.Linear but its head, fc"):
         schemes.build("lora").apply(
-            workloads.load(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
+            workloads.load_workload(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
         )
 
 

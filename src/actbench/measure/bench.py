@@ -30,7 +30,7 @@ from actbench.simulator.search import Tried, largest_batch
 
 Found = TypeVar("Found")
 
-schemes.names()  # imports all schemes before processes are forked, each of which needs one
+schemes.scheme_names()  # imports all schemes before processes are forked, each of which needs one
 
 
 class Session:
@@ -61,7 +61,7 @@ class Session:
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._mesh = world.mesh(self.scheme, self.meter)
         self._batch_seed = batch_seed(case.seed, self._mesh)
-        self.workload = workloads.load(case)
+        self.workload = workloads.load_workload(case)
         self._warm = False
         self._step: TrainStep | None = None
         torch.manual_seed(case.seed)
@@ -278,7 +278,7 @@ def itemize(case: Case) -> Ledger:
     Raises:
         ActbenchError: The case cannot be built here; see :func:`failure_of`.
     """
-    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
+    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load_workload(case)
     with boundary(f"model {case.model!r} cannot be built"):
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from actbench.packing.refusals import refuse_lazy
 from actbench.scheme.base import Scheme
-from actbench.scheme.registry import alone, build, changing, find, lookup, names
+from actbench.scheme.registry import alone, build, changing, find_schemes, lookup, scheme_names
 from actbench.scheme.setup import TrainingSetup
 
-__all__ = ["Scheme", "alone", "apply", "build", "changing", "find", "lookup", "names"]
+__all__ = ["Scheme", "alone", "apply", "build", "changing", "find_schemes", "lookup", "scheme_names"]
 
 
 def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:

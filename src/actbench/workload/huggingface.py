@@ -45,7 +45,7 @@ class HuggingFaceWorkload(base.Workload):
     def __init__(self, name: ModelName, case: Case) -> None:
         self.case = case
         self.spec = case.model
-        self._source = sources.find(name, case)
+        self._source = sources.find_source(name, case)
         with quiet():
             config = _config(self._source, case.trust_remote_code)
             choice = architectures.choose(config, case.task, self._source, trusted=case.trust_remote_code)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from actbench.measure.meters import cuda
-from actbench.measure.meters.base import MemoryReading, Meter
-from actbench.measure.meters.cpu import CpuMeter
-from actbench.measure.meters.cuda import CudaMeter
+from actbench.measure.meters import cudameter
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measure.meters.cudameter import CudaMeter
 from actbench.measure.meters.footprint import types
+from actbench.measure.meters.meter import MemoryReading, Meter
 from actbench.measure.meters.snapshot import pickled
 from actbench.measure.meters.watch import Watch
 from actbench.model.records import Case, MeterName
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 
-__all__ = ["CpuMeter", "MemoryReading", "Meter", "SimulatedMeter", "Watch", "check", "open_meter", "pickled", "types"]
+__all__ = [
+    "CpuMeter",
+    "MemoryReading",
+    "Meter",
+    "SimulatedMeter",
+    "Watch",
+    "check_meter",
+    "open_meter",
+    "pickled",
+    "types",
+]
 
 
-def check(name: MeterName) -> None:
+def check_meter(name: MeterName) -> None:
     """Check that the device of a meter is there; else raise a MeasurementError that names the flag."""
     if name == "cuda":
-        cuda.check()
+        cudameter.check_cuda()
 
 
 def open_meter(case: Case) -> Meter:

@@ -16,7 +16,7 @@ from actbench.errors import UsageError
 from actbench.model.data import Data
 from actbench.model.records import Case, MeterName
 from actbench.report.tables.columns import names_in
-from actbench.run.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
+from actbench.run.recipes.files import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.run.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
 from actbench.validation import flag
 

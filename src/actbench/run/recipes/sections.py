@@ -203,7 +203,7 @@ class SchemeRow(Data):
     @classmethod
     def _parses(cls, text: str) -> str:
         try:
-            return "+".join(str(part) for part in spec.parse(text))
+            return "+".join(str(part) for part in spec.parse_spec(text))
         except SpecError as error:
             raise ValueError(str(error)) from None
 

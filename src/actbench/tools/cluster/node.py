@@ -46,7 +46,7 @@ class Request(Data):
 
     Attributes:
         known_exact: Whether their exact model, which is not among them, has a record: it is timed again beside them.
-        timeout_seconds: As of :func:`actbench.run.runner.run`; likewise ``bench`` and ``preload``.
+        timeout_seconds: As of :func:`actbench.run.runner.run_plan`; likewise ``bench`` and ``preload``.
     """
 
     cases: tuple[Case, ...]

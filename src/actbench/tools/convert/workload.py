@@ -37,7 +37,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     if output is not None:
         refuse_other_parameters(scheme)
         refuse_taken(output, replaceable=is_replaceable(output, force=force))
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     with boundary(f"model {case.model!r} cannot be built"):
         whole = workload.setup(materialize=output is not None, seed=case.seed)
         setup = replace(whole, make_optimizer=None)  # a converted model brings none

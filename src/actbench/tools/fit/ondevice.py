@@ -31,7 +31,7 @@ def meter_of(profile: DeviceProfile) -> MeterName:
     """Return the meter for a profile's device; a MeasurementError if this machine has none, or another card."""
     name: MeterName = "cuda" if profile.is_cuda else "cpu"
     try:
-        meters.check(name)
+        meters.check_meter(name)
     except MeasurementError:
         raise MeasurementError(
             f"--measure: {profile.name} is a CUDA device, and torch sees none here; leave --measure out, or give the "
@@ -115,7 +115,7 @@ def measure(
     """
     simulated = {record.case.model_copy(update={"meter": meter}): record for record in chosen}
     if simulated:
-        runner.run(
+        runner.run_plan(
             [Planned(case) for case in simulated],
             _AsFits(store, simulated),
             recipe=chosen[0].recipe,

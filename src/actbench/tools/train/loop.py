@@ -48,7 +48,7 @@ class TrainingLoop:
         )
         described = _model_case(case)
         self._meter = meters.open_meter(described)
-        self._workload = workloads.load(described)
+        self._workload = workloads.load_workload(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
         micro_batching = replace(exact.micro_batching, parts=case.gradient_accumulation)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from actbench.machine import available_memory_bytes
 from actbench.measure.meters import footprint, tracedstep
-from actbench.measure.meters.base import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
 from actbench.measure.meters.peak import Moments
 from actbench.measure.meters.trace import AllocationTrace
 from actbench.measure.meters.tracedstep import TracedStep
