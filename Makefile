@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help check format lint types test slow demo gpu tables pages clean
+.PHONY: help check format lint types test plugin slow demo gpu tables pages clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -36,6 +36,9 @@ test slow: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## the tests but the slow ones and those of a GPU
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed
+	.ci/plugin $(BIN)
 
 slow: $(READY)  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile

@@ -30,19 +30,19 @@ from torch import Tensor, nn
 
 from actbench.errors import first_line
 from actbench.machine import machine, now, versions
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import reference as grouped
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import reference as grouped
 from actbench.methods.fewbit import piecewise
 from actbench.methods.fewbit.activations import function_of
 from actbench.methods.fewbit.ops import mask, stepwise
 from actbench.methods.fewbit.ops.activate import activate, agrees_on_cuda, reference as activate_reference
 from actbench.methods.fewbit.stepwise import StepwiseActivation
 from actbench.methods.fewbit.tables import table
-from actbench.methods.formats import smaqops as smaq, smaqstep
-from actbench.methods.formats.smaqops import reference as smaq_reference
-from actbench.methods.formats.smaqops.format import SMAQ
-from actbench.methods.formats.smaqstep.rules import adam_rule, sgd_rule
-from actbench.methods.randomized import ops as sketch
+from actbench.methods.formats.ops import smaq, smaqstep
+from actbench.methods.formats.ops.smaq import reference as smaq_reference
+from actbench.methods.formats.ops.smaq.format import SMAQ
+from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
+from actbench.methods.randomized.ops import matrix as sketch
 from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
 from actbench.tools.calibrate.device import device_named, settle_heap

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench.methods.actnn.groupquant import reference as groups
+from actbench.methods.actnn.ops.groupquant import reference as groups
 
 ELEMENTS = 2**20
 GROUP = 256

@@ -1,8 +1,8 @@
 """How ``actbench run`` agrees with the truth, and how long it takes beside ``actbench measure``.
 
-Each script of tests/script/scripts that is small enough runs for real on the CPU, and simulated with the CPU's profile.
-Two scripts train what ``actbench measure`` measures, on a CUDA profile. Times are processor time of the whole command,
-in turns, so that what else runs on the machine matters little::
+Each script of tests/tools/script/scripts that is small enough runs for real on the CPU, and simulated with the CPU's
+profile. Two scripts train what ``actbench measure`` measures, on a CUDA profile. Times are processor time of the whole
+command, in turns, so that what else runs on the machine matters little::
 
     .venv/bin/python benchmarks/script_agreement.py results/run/agreement.md
 """
@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "script"))
+sys.path.insert(0, str(ROOT / "tests" / "tools" / "script"))
 
 import torch  # noqa: E402
 from cases import CASES, SCRIPTS, ScriptCase  # noqa: E402 - beside the tests that hold these figures
 from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN  # noqa: E402
 
 from actbench.machine import provenance  # noqa: E402
-from actbench.model.records import Case, MeterName  # noqa: E402
+from actbench.model.meters import MeterName  # noqa: E402
+from actbench.model.records import Case  # noqa: E402
 from actbench.model.scripts import Script  # noqa: E402
 from actbench.tools.script.bench import Session  # noqa: E402
 
@@ -114,7 +115,7 @@ def compared(folder: Path) -> Iterator[Compared]:
     """Yield the scripts that ``actbench measure`` can express."""
     plain = folder / "plain.py"
     plain.write_text(PLAIN)
-    pairs = str(ROOT / "tests" / "script" / "pairs.py")
+    pairs = str(ROOT / "tests" / "tools" / "script" / "pairs.py")
     batch = ("--batch-size", str(BATCH))
     yield Compared("plain", [str(plain)], [f"{pairs}:plain", *batch])
     yield Compared(

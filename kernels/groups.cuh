@@ -1,4 +1,4 @@
-// Groups of elements and their two bounds; actbench/ops/groupquant/reference.py says what is computed. Needs
+// Groups of elements and their two bounds; methods/actnn/ops/groupquant/reference.py says what is computed. Needs
 // common.cuh.
 //
 // A warp works on one group, eight neighbours a lane, in tiles of 256. Groups of 32, 64 and 128 share a tile.

@@ -216,6 +216,43 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     return Cli(monkeypatch, capfd)
 
 
+class Stepped:
+    """Makes a step of a setup by a meter, as a bench does; the loss is the mean square of the output."""
+
+    def __call__(self, meter: Any, module: Any, batch: Any, loss: Any = None, make_optimizer: Any = None) -> Any:
+        import torch
+
+        from actbench.scheme.setup import TrainingSetup, TrainStep
+
+        loss = loss or (lambda module, batch: module(batch["x"]).square().mean())
+        make_optimizer = make_optimizer or (lambda module: torch.optim.AdamW(module.parameters(), lr=1e-3))
+        setup = meter.adopt(TrainingSetup(module, loss, make_optimizer))
+        with meter.active():
+            return TrainStep(setup, meter.place(batch()))
+
+
+@pytest.fixture
+def step_of() -> Stepped:
+    """Return what makes a step: ``step_of(meter, module, batch)``."""
+    return Stepped()
+
+
+@pytest.fixture
+def mlp() -> Any:
+    """Linear 128 to 512, GELU, Linear 512 to 128."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+
+
+@pytest.fixture
+def rows() -> Callable[[], Any]:
+    """A batch of 64 rows of 128 float32."""
+    import torch
+
+    return lambda: {"x": torch.randn(64, 128)}
+
+
 EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"
 SMALL_RECIPE = """
 title = "Which?"

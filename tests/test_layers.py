@@ -39,7 +39,7 @@ CORE = {
     "measure": BASE | {"plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use
-TOPMOST = {"__main__", "cli"}
+TOPMOST = {"__main__", "cli", "testing"}
 """These may import all of the core."""
 
 # A plug-in may import the core, and at most this one other plug-in.

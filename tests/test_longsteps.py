@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from actbench import longsteps
 from actbench.measure.inspection import trace
-from actbench.measure.meters import MemoryReading, SimulatedMeter
+from actbench.measure.meters import MemoryReading
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 STEPS = 50
 

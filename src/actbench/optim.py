@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actbench.methods.formats.optim.base import PackedOptimizer
     from actbench.methods.formats.optim.optimizers import SGD, Adam, AdamW, packed
-    from actbench.methods.offload.onhost import HostOptimizer
+    from actbench.methods.offload.hostoptimizer import HostOptimizer
     from actbench.methods.release.inbackward import StepInBackward
 
 __all__ = ["SGD", "Adam", "AdamW", "HostOptimizer", "PackedOptimizer", "StepInBackward", "packed"]
@@ -21,7 +21,7 @@ _HOMES = {
     "SGD": _OPTIMIZERS,
     "Adam": _OPTIMIZERS,
     "AdamW": _OPTIMIZERS,
-    "HostOptimizer": "actbench.methods.offload.onhost",
+    "HostOptimizer": "actbench.methods.offload.hostoptimizer",
     "PackedOptimizer": "actbench.methods.formats.optim.base",
     "StepInBackward": "actbench.methods.release.inbackward",
     "packed": _OPTIMIZERS,

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from actbench.methods.formats.smaqops.format import SMAQ
+from actbench.methods.formats.ops.smaq.format import SMAQ
 
 
 def place(script):

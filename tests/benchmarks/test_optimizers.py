@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.methods.formats.smaqops.format import SMAQ
+from actbench.methods.formats.ops.smaq.format import SMAQ
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def small() -> tuple[Measurement, str, bytes]:
     from actbench.measure import bench, timelines
 
     found: Measurement = timelines.Session(SMALL).memory()
-    return found, bench.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
+    return found, timelines.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
 
 
 def calibrated(device: str, *, command: str, **_: Any) -> Any:
@@ -123,7 +123,7 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
 def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
     from actbench import workload as workloads
-    from actbench.measure import bench, meters
+    from actbench.measure import bench, meters, timelines
     from actbench.run import local
     from actbench.run.executor import Handle
     from actbench.tools.calibrate import calibrate as calibration
@@ -133,7 +133,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     from actbench.tools.train import comparison
     from actbench.workload import folder
 
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     steps = importlib.import_module("fakefit")
     found, ledgers, pickle = small()
 
@@ -165,7 +164,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         (folder, "download"): lambda repository, **_: Path("my-model"),
         (ondevice, "_check_card"): lambda profile: None,
         (meters, "check_meter"): lambda name: None,
-        (bench, "itemize_all"): itemized,
+        (timelines, "itemize_all"): itemized,
         (bench, "snapshot"): lambda case: pickle,
         (workload, "convert_workload"): converted,
         (comparison.Training, "outcomes"): lambda self, cases: trained(cases),

@@ -109,7 +109,7 @@ def test_without_a_home_a_place_in_the_temporary_folder_is_named(tmp_path: Path)
     assert [each.name for each in tmp_path.iterdir()] == ["temporary"]
 
 
-MATPLOTLIB = "from actbench.report.render import charts; print(charts.require()[0].rcParams['lines.linewidth'])"
+MATPLOTLIB = "from actbench.tools.train import charts; print(charts.require()[0].rcParams['lines.linewidth'])"
 
 
 def test_a_matplotlibrc_of_the_current_folder_is_not_read(tmp_path: Path) -> None:

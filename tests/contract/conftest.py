@@ -100,7 +100,7 @@ def seeded() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before what is slow is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what compiles a language model as slow; tests/schemes/test_compile.py compiles smaller networks."""
+    """Mark what compiles a language model as slow; tests/methods/compile/test_compile.py compiles smaller networks."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and str(callspec.params.get("spec", "")).startswith("compile:"):

@@ -19,7 +19,7 @@ import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
 from actbench.measure import bench, inspection
-from actbench.methods.compile.compiled import CompiledForward
+from actbench.methods.compile.forward import CompiledForward
 from actbench.methods.fewbit.called import CalledForward
 from actbench.model.records import Case
 from actbench.scheme.facets import Packs

@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.methods.compile.compiled import CompiledForward
-from actbench.methods.randomized.sketch import KINDS, Sketching
+from actbench.methods.compile.forward import CompiledForward
+from actbench.methods.randomized.ops.sketch import KINDS, Sketching
 from actbench.methods.randomized.sketched import Sketched
 from actbench.scheme.base import OF_PARTS
 from actbench.scheme.setup import TrainingSetup
@@ -190,7 +190,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
         ("aot_eager", "chain", False),  # with a gradient of the input, a test above has it; here a transformer has
         ("aot_eager", "transformer", True),
         ("aot_eager", "convolutions", False),
-        ("inductor", "transformer", True),  # its graphs are those above; tests/nn/test_inductor.py has convolutions
+        ("inductor", "transformer", True),  # its graphs are those above; tests/scheme/test_inductor.py has convolutions
     ],
 )
 @pytest.mark.parametrize("spec", [*COMPILE.values(), *TOGETHER])

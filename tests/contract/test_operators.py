@@ -11,9 +11,9 @@ from torch import Tensor
 
 from actbench import scheme as schemes
 from actbench.methods.fewbit.ops.activate import FUNCTIONS
-from actbench.methods.formats.smaqops.format import Format
-from actbench.methods.formats.smaqstep import rules
-from actbench.methods.randomized.ops import KINDS
+from actbench.methods.formats.ops.smaq.format import Format
+from actbench.methods.formats.ops.smaqstep import rules
+from actbench.methods.randomized.ops.matrix import KINDS
 from actbench.ops.library import library
 
 schemes.scheme_names()  # imports all schemes, and with them all operators

@@ -9,7 +9,7 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import ActbenchError, MeasurementError
-from actbench.measure import bench, processes
+from actbench.measure import bench, world
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.conditions import Limits
@@ -29,7 +29,7 @@ REFUSED = {"qlora": "FrozenLinear"}
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with processes.left_after():
+    with world.left_after():
         yield
 
 

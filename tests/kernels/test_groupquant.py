@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant import reference as groups
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant import reference as groups
 from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.methods.randomized import ops as sketch
+from actbench.methods.randomized.ops import matrix as sketch
 
 CPU = torch.device("cpu")
 SHAPES = ((0, 0, 5), (0, 1, 1), (3, 1, 7), (1, 5, 63), (0, 1, 257), (7, 13, 331), (2**40, 2, 9))

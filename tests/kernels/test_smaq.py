@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.formats import smaqops as smaq
-from actbench.methods.formats.smaqops import reference as smaqblocks
-from actbench.methods.formats.smaqops.format import SMAQ, Format
+from actbench.methods.formats.ops import smaq
+from actbench.methods.formats.ops.smaq import reference as smaqblocks
+from actbench.methods.formats.ops.smaq.format import SMAQ, Format
 from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

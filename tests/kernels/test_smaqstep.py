@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.formats import smaqstep
-from actbench.methods.formats.smaqops.format import Format
-from actbench.methods.formats.smaqstep import rules as steprules
+from actbench.methods.formats.ops import smaqstep
+from actbench.methods.formats.ops.smaq.format import Format
+from actbench.methods.formats.ops.smaqstep import rules as steprules
 from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

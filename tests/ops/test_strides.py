@@ -6,8 +6,8 @@ from torch import nn
 from torch._library.utils import get_layout_constraint_tag
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.methods.formats import smaqops as smaq
-from actbench.methods.formats.smaqstep.rules import SgdRule
+from actbench.methods.formats.ops import smaq
+from actbench.methods.formats.ops.smaqstep.rules import SgdRule
 from actbench.ops.library import library
 
 OPS = torch.ops.actbench

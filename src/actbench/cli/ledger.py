@@ -58,11 +58,11 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from pydantic import TypeAdapter
 
     from actbench.model.ledger import Ledger
-    from actbench.run.executor import BENCH, PRELOAD
+    from actbench.run.executor import PRELOAD
     from actbench.run.tasks import Tasks
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
-    with Tasks(BENCH, PRELOAD) as tasks:
+    with Tasks("actbench.measure.timelines", PRELOAD) as tasks:
         answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from pydantic import TypeAdapter
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
 from actbench.measure import inspection, meters
 from actbench.measure.failures import failure_of as failure_of  # a bench has it
 from actbench.measure.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.measure.world import ALONE, World, batch_seed, left_after
 from actbench.model.ledger import Ledger
 from actbench.model.measured import Diagnostic, Measurement, Mesh
@@ -27,6 +27,7 @@ from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 from actbench.simulator.search import Tried, largest_batch
+from actbench.simulator.simulated import SimulatedMeter
 
 Found = TypeVar("Found")
 
@@ -95,7 +96,7 @@ class Session:
         with self._world.settled():
             reading = self._read(step, watch)
         searched = None
-        if self.case.find_largest_batch and isinstance(self.meter, meters.SimulatedMeter):
+        if self.case.find_largest_batch and isinstance(self.meter, SimulatedMeter):
             searched = largest_batch(self.meter, self._new_step, self.case.batch_size, reading, self.tried)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
@@ -217,7 +218,7 @@ class Trial(Session):
     def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
         """Read the step, on a CPU after a first run of a small part of the batch: large steps take minutes there."""
         size = max(2, self.case.batch_size // 8)  # batch normalization refuses a single value
-        if not isinstance(self.meter, meters.CpuMeter) or size >= self.case.batch_size:
+        if not isinstance(self.meter, CpuMeter) or size >= self.case.batch_size:
             return super()._read(step, watch)
         with self.meter.active():
             first = self.meter.place(self.workload.batch(size, seed=self._batch_seed))
@@ -290,9 +291,3 @@ def itemize(case: Case) -> Ledger:
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
         return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
-
-
-def itemize_all(text: str) -> str:
-    """Call :func:`itemize` as a task of a process: from a list of cases to their ledgers, both as JSON."""
-    ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
-    return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()

@@ -1,13 +1,16 @@
-"""The tasks of separate processes for ``measure --timeline`` and ``--export-snapshot``."""
+"""The tasks of separate processes for ``measure --timeline``, ``--ledger`` and ``--export-snapshot``."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from actbench.measure import bench
 from actbench.measure.failures import failure_of as failure_of  # a bench has it
 from actbench.model.data import Data
+from actbench.model.ledger import Ledger
 from actbench.model.records import Case
 
 Session = partial(bench.Session, timeline=True)
@@ -28,3 +31,9 @@ def write_snapshot(text: str) -> str:
     asked = SnapshotRequest.model_validate_json(text)
     asked.path.write_bytes(bench.snapshot(asked.case))
     return ""
+
+
+def itemize_all(text: str) -> str:
+    """Call :func:`actbench.measure.bench.itemize` as a task: from a list of cases to their ledgers, both as JSON."""
+    ledgers = list(map(bench.itemize, TypeAdapter(list[Case]).validate_json(text)))
+    return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()

@@ -50,7 +50,9 @@ class ChannelsLast(Scheme):
         Raises:
             NothingToConvertError: The model has no two-dimensional convolution.
         """
-        found = _convolutions(setup.module)
+        layers = [part for part in setup.module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
+        # each once, though layers share it; with weight_norm what the weight is computed from
+        found = list(dict.fromkeys(weight for layer in layers for weight in layer.parameters() if weight.dim() == 4))
         if not found:
             raise NothingToConvertError(
                 f"{self.spec}: {type(setup.module).__name__} has no two-dimensional convolution; leave it out"
@@ -59,12 +61,6 @@ class ChannelsLast(Scheme):
         site = Site(path="(parameters)", was="default memory format", becomes="channels last")
         changed = setup.changed(setup.module, (site,))
         return replace(changed, precision=replace(setup.precision, memory_format=torch.channels_last))
-
-
-def _convolutions(module: nn.Module) -> list[nn.Parameter]:
-    """Return the weights of convolutions once each, or what their weights are computed from, as with weight_norm."""
-    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
-    return list(dict.fromkeys(weight for layer in layers for weight in layer.parameters() if weight.dim() == 4))
 
 
 @torch.no_grad()

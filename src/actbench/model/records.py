@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
 from actbench.model.data import CaseData, Data, OutcomeData
+from actbench.model.meters import MeterName
 from actbench.model.modelspecs import dtype_for, optimizer_for
 from actbench.model.provenance import Machine, Published, Versions
 from actbench.model.scripts import Script
@@ -57,7 +58,6 @@ def whole_name(value: Any) -> Any:
 FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
 HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
 Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
-MeterName = Literal["simulated", "cpu", "cuda"]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 Phase = Literal["forward", "backward", "optimizer"]
 """Part of a training step; ``optimizer`` is the optimizer's step."""

@@ -2,6 +2,7 @@
 
 from actbench.packing.codecs import Codec, Identity, Packed, Parts
 from actbench.packing.hostoffload import HostOffload
+from actbench.packing.layout import Layout
 from actbench.packing.packer import Exclude, SavedTensors
 from actbench.packing.sitestate import SiteState
 
@@ -10,6 +11,7 @@ __all__ = [
     "Exclude",
     "HostOffload",
     "Identity",
+    "Layout",
     "Packed",
     "Parts",
     "SavedTensors",

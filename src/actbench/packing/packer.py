@@ -158,7 +158,7 @@ class SavedTensors:
                 return self._left(x, lost)
         if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
-        savedtensors.packed(x, *parts, by=self)
+        savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
         packed = Packed(codec, layout, parts)
         if self.dedup is not None:
             self.dedup.remember(source, _Reference(packed._replace(parts=()), WeakTensors(*parts), site), purpose)

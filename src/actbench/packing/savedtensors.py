@@ -25,10 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The shape and type of a tensor that was packed."""
+    """A tensor that was packed: its shape, its type, and the bytes of its parts in closed form, if there is one."""
 
     shape: torch.Size
     dtype: torch.dtype
+    packed_bytes: int | None = None
 
 
 listeners = 0
@@ -58,10 +59,13 @@ def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]
             _hearers.remove(hearer)
 
 
-def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
-    """Mark ``parts`` as packed from ``x``; ``by`` is who packed it, None for the layer that runs."""
+def packed(x: Tensor, *parts: Tensor, by: Hashable = None, closed_form: Callable[[], int] | None = None) -> None:
+    """Mark ``parts`` as packed from ``x``; ``by`` is who packed it, None for the layer that runs.
+
+    ``closed_form`` returns the bytes that all parts should have.
+    """
     if listeners:
-        source = Source(x.shape, x.dtype)
+        source = Source(x.shape, x.dtype, None if closed_form is None else closed_form())
         for part in parts:
             _sources[part.untyped_storage()] = source
         acted(by)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actbench.model.measured import Outcome
-from actbench.model.records import Case, MeterName
+from actbench.model.meters import MeterName
+from actbench.model.records import Case
 from actbench.run.progress import Progress
 
 BENCH = "actbench.measure.bench"

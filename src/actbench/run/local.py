@@ -14,7 +14,8 @@ from typing import Any, Self
 from actbench.errors import MeasurementError
 from actbench.machine import Gpu, available_memory_bytes, find_gpus, provenance
 from actbench.model.measured import Outcome
-from actbench.model.records import Case, Failure, MeterName
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Failure
 from actbench.run.executor import Cases, Handle, Place, Told, Work
 from actbench.run.isolated import CaseSession, IsolatedSession
 from actbench.run.processes import ForkServer

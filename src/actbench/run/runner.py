@@ -10,7 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from actbench.model.measured import MeasuredRecord, Outcome
-from actbench.model.records import Case, MeterName
+from actbench.model.meters import MeterName
+from actbench.model.records import Case
 from actbench.run.executor import BENCH, PRELOAD, Cases, Executor, Handle, Machines, Place, Told, Work
 from actbench.run.experiment import RecordSink, Summary, keep, pending
 from actbench.run.local import ThisMachine

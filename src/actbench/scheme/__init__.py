@@ -1,17 +1,33 @@
 """Schemes: methods that change a training step, such as what it saves for backward.
 
-A scheme is a frozen value whose fields are its parameters. It lives in one file of this package, derives from
-:class:`Scheme` and defines ``name``, ``card`` and ``change``; it needs no registration.
+A scheme is a frozen value whose fields are its parameters. It derives from :class:`Scheme`, defines ``name``, ``card``
+and ``change``, and comes in by an entry point of the group ``actbench.schemes``. ``examples/plugin`` is a whole one.
 """
 
 from __future__ import annotations
 
 from actbench.packing.refusals import refuse_lazy
-from actbench.scheme.base import Scheme
+from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
+from actbench.scheme.card import Card
+from actbench.scheme.packedsaved import with_packed_saved_tensors
 from actbench.scheme.registry import alone, build, changing, find_schemes, lookup, scheme_names
 from actbench.scheme.setup import TrainingSetup
 
-__all__ = ["Scheme", "alone", "apply", "build", "changing", "find_schemes", "lookup", "scheme_names"]
+__all__ = [
+    "SAVED_RESULTS",
+    "SAVED_TENSORS",
+    "Card",
+    "Scheme",
+    "TrainingSetup",
+    "alone",
+    "apply",
+    "build",
+    "changing",
+    "find_schemes",
+    "lookup",
+    "scheme_names",
+    "with_packed_saved_tensors",
+]
 
 
 def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:

@@ -8,18 +8,23 @@ from collections.abc import Collection
 from actbench import plugins
 from actbench.model import spec
 from actbench.scheme.base import PLACEMENT, Scheme
+from actbench.scheme.card import Card
 from actbench.scheme.composed import Composed
 
 
 @functools.cache
 def find_schemes() -> dict[str, type[Scheme]]:
-    """Return every scheme by name; what is no scheme, or has another name than its entry point, is warned of."""
+    """Return every scheme by name; one that is no scheme of this name, or has no card, is warned of and left out."""
     found = {}
     for name, scheme in plugins.loaded("schemes", type).items():
-        if issubclass(scheme, Scheme) and scheme.name == name:
-            found[name] = scheme
+        if not (issubclass(scheme, Scheme) and scheme.name == name):
+            why = f"it is no Scheme whose name is {name!r}"
+        elif not isinstance(getattr(scheme, "card", None), Card):
+            why = "it has no card, which says what it does: card: ClassVar[Card] = Card(summary=...)"
         else:
-            plugins.leave_out(plugins.installed("schemes")[name], "schemes", f"it is no Scheme whose name is {name!r}")
+            found[name] = scheme
+            continue
+        plugins.leave_out(plugins.installed("schemes")[name], "schemes", why)
     return found
 
 

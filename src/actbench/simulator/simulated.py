@@ -18,7 +18,7 @@ from actbench.measure.meters.meter import MemoryReading, Meter, at_once, held_by
 from actbench.measure.meters.peak import Event, Moments, alive
 from actbench.measure.meters.watch import Watch
 from actbench.model.measured import PeakParts
-from actbench.model.records import MeterName
+from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
 from actbench.ops.simulation import repeated_by
 from actbench.packing import savedtensors

@@ -9,7 +9,7 @@ import pytest
 def test_a_processor_without_wide_vectors_gives_the_same_bytes():
     code = (
         "import torch\n"
-        "from actbench.ops import stepwise\n"
+        "from actbench.methods.fewbit.ops import stepwise\n"
         "from actbench.methods.fewbit.ops.stepwise import decode_reference, encode_reference\n"
         "x = torch.randn(2049)\n"
         "for bits in range(1, 5):\n"

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from actbench.measure.meters import cudameter
-from actbench.measure.meters.cpumeter import CpuMeter
-from actbench.measure.meters.cudameter import CudaMeter
+from actbench import plugins
+from actbench.errors import MeasurementError
 from actbench.measure.meters.footprint import types
-from actbench.measure.meters.meter import MemoryReading, Meter
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind
 from actbench.measure.meters.snapshot import pickled
 from actbench.measure.meters.watch import Watch
-from actbench.model.records import Case, MeterName
-from actbench.simulator import profiles
-from actbench.simulator.simulated import SimulatedMeter
+from actbench.model.meters import MeterName
+from actbench.model.records import Case
 
-__all__ = [
-    "CpuMeter",
-    "MemoryReading",
-    "Meter",
-    "SimulatedMeter",
-    "Watch",
-    "check_meter",
-    "open_meter",
-    "pickled",
-    "types",
-]
+__all__ = ["MemoryReading", "Meter", "MeterKind", "Watch", "check_meter", "open_meter", "pickled", "types"]
 
 
 def check_meter(name: MeterName) -> None:
     """Check that the device of a meter is there; else raise a MeasurementError that names the flag."""
-    if name == "cuda":
-        cudameter.check_cuda()
+    _kind(name).check()
 
 
 def open_meter(case: Case) -> Meter:
@@ -39,8 +26,11 @@ def open_meter(case: Case) -> Meter:
         UsageError: There is no such device profile.
         MeasurementError: The device is missing.
     """
-    if case.meter == "cpu":
-        return CpuMeter(case.memory_limit_bytes)
-    if case.meter == "cuda":
-        return CudaMeter(case.memory_limit_bytes)
-    return SimulatedMeter(profiles.get(case.device_profile or profiles.DEFAULT), case.memory_limit_bytes)
+    return _kind(case.meter).open(case)
+
+
+def _kind(name: MeterName) -> MeterKind:
+    found = plugins.find_plugin("meters", name, MeterKind)
+    if found is None:
+        raise MeasurementError(f"--meter {name}: no installed package brings this meter, or it cannot be imported")
+    return found

@@ -6,15 +6,16 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from actbench.machine import available_memory_bytes
 from actbench.measure.meters import footprint, tracedstep
-from actbench.measure.meters.meter import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
 from actbench.measure.meters.peak import Moments
 from actbench.measure.meters.trace import AllocationTrace
 from actbench.measure.meters.tracedstep import TracedStep
 from actbench.measure.meters.watch import Watch
-from actbench.model.records import MeterName
+from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -118,3 +119,6 @@ class CpuMeter(Meter):
                 step()
                 taken.append(time.perf_counter() - started)
         return tuple(taken)
+
+
+CPU: Final = MeterKind(lambda case: CpuMeter(case.memory_limit_bytes))

@@ -9,21 +9,22 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pynvml
 import torch
 
 from actbench.errors import MeasurementError
 from actbench.measure.meters import footprint, tracedstep
-from actbench.measure.meters.meter import MemoryReading, Meter, allocation_failures, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
 from actbench.measure.meters.stepevents import HostEvent, Origin
 from actbench.measure.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
 from actbench.measure.meters.tracedstep import TracedStep
 from actbench.measure.meters.watch import Watch
 from actbench.model.ledger import OUTSIDE
 from actbench.model.measured import PeakParts
-from actbench.model.records import MeterName, Phase
+from actbench.model.meters import MeterName
+from actbench.model.records import Phase
 from actbench.model.timeline import OPTIMIZER
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -271,3 +272,6 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
         },
     )
     return reading
+
+
+CUDA: Final = MeterKind(lambda case: CudaMeter(case.memory_limit_bytes), check_cuda)

@@ -15,7 +15,8 @@ from actbench.measure.meters.watch import Watch
 from actbench.model.advice import PHASES, advice
 from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.measured import PeakParts, PhasePeaks
-from actbench.model.records import MeterName, Phase
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Phase
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.units import format_bytes
@@ -118,6 +119,19 @@ class Meter(Protocol):
 
         ``before`` is called before each step, and not timed.
         """
+
+
+@dataclass(frozen=True)
+class MeterKind:
+    """A kind of meter: what an entry point of ``actbench.meters`` names.
+
+    Attributes:
+        open: Returns the meter of a case; raises a MeasurementError if its device is missing.
+        check: Raises a MeasurementError, before anything runs, if its device is missing.
+    """
+
+    open: Callable[[Case], Meter]
+    check: Callable[[], object] = lambda: None
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actbench.methods.actnn import groupquant
 from actbench.methods.actnn.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.solver import row_widths
 from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import Codec, Parts
@@ -45,7 +45,13 @@ class GroupQuantization(Codec):
         if x.dtype == torch.bool:
             return super().at(x, site)
         size = size_within(x, site.row, self.group_size)
-        if site.per_sample and size is not None and self._has_rows(x):
+        if (
+            site.per_sample
+            and size is not None
+            and x.dim() > 1
+            and Layout.of(x).has_rows  # else a copy is needed, larger than all that is packed
+            and x[0].numel() >= self.group_size  # else a word for each row costs more than different bits gain
+        ):
             count = x.shape[0]
             total_bits = min(8 * count, max(count, round(site.bits * count)))
             return RowWidths(total_bits, size, self.stochastic, self.group_size)
@@ -59,14 +65,6 @@ class GroupQuantization(Codec):
         x = x.contiguous()
         codec, layout = groups_of(x, bits, row, self.group_size), Layout.of(x)
         return codec.unpack(codec.encode(flat_of(x), layout), layout)
-
-    def _has_rows(self, x: Tensor) -> bool:
-        """Return whether each row can have its own bits.
-
-        Rows that are not contiguous in memory would need a copy larger than all that is packed. For rows shorter than a
-        group, a word for each row would cost more than different bits gain.
-        """
-        return x.dim() > 1 and Layout.of(x).has_rows and x[0].numel() >= self.group_size
 
 
 @dataclass(frozen=True)

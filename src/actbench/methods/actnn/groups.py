@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.actnn.groupquant.reference import NAN_WORD
+from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops import bitpack
 from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import Codec, Parts

@@ -71,7 +71,11 @@ def rounding_variance(
         length = sum(square(gradient) for gradient in exact.values())
         if not length:
             return None
-        of_parts = [gradients_of(setup, part, weights, seed, 0) for part in _cut(setup, batch, parts)]
+        rows = 0 if setup.micro_batching.uncut() else rows_of(batch) or 0  # 0: they differ, or are no samples
+        of_parts = [
+            gradients_of(setup, each.batch, weights, seed, 0)
+            for each in (cut(batch, parts) if rows >= 2 * parts else ())
+        ]
         batch_variance = _variance_of_parts(of_parts)
     observed = observed_variance(setup, batch, exact, seed, repeats)
     return RoundingVariance(observed / length, None if batch_variance is None else batch_variance / length)
@@ -108,12 +112,6 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
     finally:
         for packer, codec in codecs.items():
             packer.codec = codec
-
-
-def _cut(setup: TrainingSetup, batch: Batch, parts: int) -> list[Batch]:
-    """Return parts of the rows of a batch; none if its values have different rows, or too few, or rows no samples."""
-    rows = 0 if setup.micro_batching.uncut() else rows_of(batch) or 0
-    return [part.batch for part in cut(batch, parts)] if rows >= 2 * parts else []
 
 
 def _variance_of_parts(found: list[dict[Tensor, Tensor]]) -> float | None:

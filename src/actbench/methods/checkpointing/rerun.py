@@ -25,20 +25,22 @@ from actbench.units import KIB
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 """The buffers of norms that :func:`statistics_kept` protects."""
 
-_OURS = ("torch.nn.modules.", "actbench.methods.actnn.layers.")
-
 
 def counting_norms(module: nn.Module) -> list[_NormBase]:
     """Return the norms inside a module that update running statistics but do not read them in training.
 
-    These are only torch's own norms and our replacements: another subclass may read them, as batch renormalisation
-    does.
+    These are torch's own norms, and those whose class says so by ``only_updates_statistics``: another subclass may read
+    them, as batch renormalisation does.
     """
     return [
         norm
         for norm in module.modules()
-        if isinstance(norm, _NormBase) and norm.track_running_stats and type(norm).__module__.startswith(_OURS)
+        if isinstance(norm, _NormBase) and norm.track_running_stats and _only_updates_statistics(type(norm))
     ]
+
+
+def _only_updates_statistics(kind: type[_NormBase]) -> bool:
+    return kind.__module__.startswith("torch.nn.modules.") or getattr(kind, "only_updates_statistics", False)
 
 
 @contextmanager
@@ -94,7 +96,8 @@ class _Buffer:
             return False
         if _version(self.value) != self.version:
             return True
-        return by_value and _has_values(self.value) and not torch.equal(self.value, self.copy)
+        has_values = type(self.value) is Tensor and not self.value.is_meta  # a fake tensor has another type
+        return by_value and has_values and not torch.equal(self.value, self.copy)
 
 
 _Around = Callable[[], AbstractContextManager[Any]]
@@ -200,10 +203,6 @@ def _as_it_is(path: str, part: nn.Module, name: str, copies: dict[Tensor, Tensor
 
 def _version(buffer: Tensor) -> int | None:
     return None if buffer.is_inference() else buffer._version
-
-
-def _has_values(buffer: Tensor) -> bool:
-    return type(buffer) is Tensor and not buffer.is_meta  # a fake tensor has another type
 
 
 def _put(part: nn.Module, name: str, value: Any) -> None:

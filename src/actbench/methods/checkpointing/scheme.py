@@ -1,14 +1,118 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
+from pydantic import PositiveInt, field_validator
 from torch import nn
 
-from actbench.methods.checkpointing.checkpoint import RecomputedBlocks
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.methods.checkpointing.recomputed import RecomputedForward
 from actbench.methods.checkpointing.selective import Policy, SelectiveForward
-from actbench.scheme.base import BLOCKS, SAVED_RESULTS
+from actbench.model.records import Site
+from actbench.packing.blocks import blocks, repeated
+from actbench.packing.nesting import refuse_hooks_inside
+from actbench.packing.replacement import census
+from actbench.packing.wrapped import bind_entries, unbind_entries
+from actbench.scheme.base import BLOCKS, SAVED_RESULTS, Change, Scheme
 from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, Periodic
+from actbench.scheme.setup import Part, TrainingSetup
+
+_IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
+
+
+class RecomputedBlocks(Scheme):
+    """The blocks of a model run again in the backward pass.
+
+    A subclass gives the docstring, the names of the registry, and the forward to bind on a block.
+    """
+
+    claims: ClassVar[tuple[str, ...]] = (BLOCKS,)
+    becomes: ClassVar[str] = "recomputed"
+    changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
+
+    every: PositiveInt = 1
+    blocks: tuple[str, ...] = ()
+
+    @field_validator("blocks")
+    @classmethod
+    def _classes(cls, blocks: tuple[str, ...]) -> tuple[str, ...]:
+        for name in blocks:
+            if "/" in name:  # the separator of names in specifications
+                raise ValueError(f"{name!r} is not the name of a class")
+        return blocks
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """One of ``every`` blocks is recomputed."""
+        return (Periodic(self.every),)
+
+    def bound(self, block: nn.Module, path: str) -> RecomputedForward:
+        """Return the forward to bind on a block at this path."""
+        raise NotImplementedError
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return the setup with its blocks changed; if none is known, the repeated modules of its whole model."""
+        scheme = self
+        if not self.blocks and not blocks(setup.module):
+            names = {type(block).__name__: None for _, block in repeated(setup.module)}
+            scheme = self.model_copy(update={"blocks": tuple(names)})
+        changed = super(RecomputedBlocks, scheme).apply(setup)
+        refuse_hooks_inside(changed.module)  # those of a scheme before may be in a part of the model
+        return changed
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a recomputing forward on the blocks.
+
+        Raises:
+            ConversionError: The model has no blocks, or recomputes them already.
+        """
+        found = blocks(setup.module, self.blocks)
+        if not found:
+            wanted = f"no module of class {' or '.join(self.blocks)}" if self.blocks else "no block that actbench knows"
+            raise NothingToConvertError(
+                f"{self.name}: {type(setup.module).__name__} has {wanted}; name the classes of its blocks, such as "
+                f"{self.name},blocks=MyBlock; it holds {census(setup.module, containers=True)}"
+            )
+        chosen = found[:: self.every]
+        if any(RecomputedForward.of(block) for _, block in chosen):
+            raise ConversionError(f"{self.name}: the model recomputes its blocks already; convert the original model")
+        unbind_entries(setup.module)
+        for path, block in chosen:
+            self.bound(block, setup.path_of(path)).bind()
+        bind_entries(setup.module)  # in front: a block that a step calls itself is a pass, and is recomputed inside it
+        sites = tuple(Site(path=path, was=type(block).__name__, becomes=self.becomes) for path, block in chosen)
+        return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))
+
+
+class Checkpoint(RecomputedBlocks):
+    """The blocks of a model save only their inputs and run a second time in the backward pass.
+
+    Paper: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+    Kept for backward: the inputs of each block, and copies of the buffers that it writes. Gradients are exact: the
+    second run draws the same dropout masks and starts from the buffers before the first run; afterwards the buffers are
+    as the first run left them. State that is no buffer (an attribute, a private generator) cannot be found, and changes
+    twice. In training a block leaves caches of keys and values as it gets them.
+    Not reproduced: the choice of segments by a memory budget.
+
+    Attributes:
+        every: Recompute the first of each ``every`` blocks; 1 recomputes all.
+        blocks: Names of the classes of the blocks, for a model whose blocks actbench neither knows nor finds. It finds
+            neighbouring modules of one class that hold several layers.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    card: ClassVar[Card] = Card(
+        summary="blocks keep their inputs only and run again in the backward pass; gradients are exact",
+        paper="Chen et al. 2016, arXiv 1604.06174",
+        rank=30,
+        variants=(",every=4", ",every=2", ""),
+    )
+
+    def bound(self, block: nn.Module, path: str) -> RecomputedForward:
+        """Return the forward that runs a whole block again."""
+        return RecomputedForward(block, path)
 
 
 class Selective(RecomputedBlocks):

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from actbench.errors import ConversionError, IdleError, MeasurementError
-from actbench.methods.compile.compiled import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
+from actbench.methods.compile.forward import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
 from actbench.model.gradient import Gradient
 from actbench.model.records import Site
 from actbench.packing.refusals import is_compiled, uncompilable_in

@@ -40,8 +40,10 @@ def best_segments(d: Function, w: Function, domain: tuple[float, float], count: 
     grid = _grid(d, w, domain, min(8 * count, 1536) + 512, inside)
     moments = _moments(d, w, grid)
     cut = _cut(moments, count)
+    h = 1e-9 * (1 + np.abs(inside))
+    jumps = inside[np.abs(d(inside + h) - d(inside - h)) > 1e-6]  # there a border stays; on a bend it may move
     try:
-        return _polish(d, w, grid, grid[cut], _jumps(d, inside))
+        return _polish(d, w, grid, grid[cut], jumps)
     except (ArithmeticError, np.linalg.LinAlgError):
         return _on_grid(d, grid, moments, cut)
 
@@ -89,12 +91,6 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
     for cut in reversed(cuts):
         borders.append(int(cut[borders[-1]]))
     return np.array(borders[:0:-1], dtype=np.int64)
-
-
-def _jumps(d: Function, kinks: Array) -> Array:
-    """Return the kinks where d jumps. A border on a jump stays; a border on a bend may move."""
-    h = 1e-9 * (1 + np.abs(kinks))
-    return kinks[np.abs(d(kinks + h) - d(kinks - h)) > 1e-6]
 
 
 def _on_grid(d: Function, grid: Array, moments: Array, cut: NDArray[np.int64]) -> Segments:

@@ -11,12 +11,11 @@ from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.formats.encoded import Encoded
 from actbench.methods.formats.encodings.fp8 import Fp8
 from actbench.model.provenance import Published
-from actbench.model.records import Site
 from actbench.packing import Codec, SavedTensors, SiteState
-from actbench.packing.hooked import HookedForward, Hooks
-from actbench.scheme.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
+from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.setup import Part, TrainingSetup
+from actbench.scheme.packedsaved import with_packed_saved_tensors
+from actbench.scheme.setup import TrainingSetup
 
 _SOURCE = "abstract of arXiv 2410.19313"
 
@@ -74,8 +73,6 @@ class Coat(Scheme):
     group_size: Annotated[int, Field(ge=4, le=1024)] = 16
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Bind a forward with hooks on the model; see :meth:`HookedForward.bind_on` for what is raised."""
+        """Bind a forward with hooks on the model; see :func:`with_packed_saved_tensors` for what is raised."""
         packer = SavedTensors(MixedGranularity(self.group_size))
-        HookedForward.bind_on(self.name, setup.module, Hooks(packer, 8, small_codes(), whole_model=not setup.path))
-        site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors, 8-bit floats")
-        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
+        return with_packed_saved_tensors(self, setup, packer, "saved tensors, 8-bit floats", rules=small_codes())

@@ -12,13 +12,12 @@ from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.actnn.variance import rounding_variance
 from actbench.methods.gact.sensitivity import Probing
 from actbench.model.gradient import Gradient
-from actbench.model.records import Site
 from actbench.packing import HostOffload, Identity, SavedTensors
-from actbench.packing.hooked import HookedForward, Hooks
-from actbench.scheme.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
+from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Adaptive, Diagnosed, Facet
-from actbench.scheme.setup import Part, TrainingSetup
+from actbench.scheme.packedsaved import with_packed_saved_tensors
+from actbench.scheme.setup import TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -138,20 +137,15 @@ class Gact(Scheme):
             ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
                 compiled.
         """
-        hooks = self._hooks(whole_model=not setup.path)
-        probed = self.setting("bits"), self.adapt_interval, self.samples, self.probes
-        probing = Probing(*probed) if self._allocates else None
-        HookedForward.bind_on(self.name, setup.module, hooks, probing)
-        site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
-        changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
-        return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
-
-    def _hooks(self, *, whole_model: bool) -> Hooks:
         codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()
         placement = HostOffload(self.setting("prefetch")) if self.setting("swap") else None
-        packer = SavedTensors(codec, placement=placement, dedup=self.share)
+        packer, bits = SavedTensors(codec, placement=placement, dedup=self.share), self.setting("bits")
+        probing = Probing(bits, self.adapt_interval, self.samples, self.probes) if self._allocates else None
         rules = {} if codec.exact or not self.small_codes else small_codes()
-        return Hooks(packer, self.setting("bits"), rules, whole_model=whole_model)
+        changed = with_packed_saved_tensors(
+            self, setup, packer, self._becomes(), bits=bits, rules=rules, probing=probing
+        )
+        return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def _becomes(self) -> str:
         paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""

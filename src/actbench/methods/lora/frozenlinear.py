@@ -49,13 +49,6 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x.to(weight.dtype), weight, cast(bias, weight.dtype))
 
 
-def _parts_of(matrix: Tensor, encoding: Encoding) -> Parts:
-    """Return a matrix in a number format; of a fake one, whose values nobody can ask for, fake parts."""
-    if not isinstance(matrix, FakeTensor):
-        return encoding.encode(matrix, fresh_seed())
-    return tuple(matrix.new_empty(part.shape, dtype=part.dtype) for part in _parts_like(matrix.shape, encoding))
-
-
 @lru_cache(maxsize=64)
 def _parts_like(shape: torch.Size, encoding: Encoding) -> Parts:
     """Return parts without values; a model has many matrices of one shape."""
@@ -81,7 +74,12 @@ class FrozenLinear(nn.Module):
         self.encoding, self.dtype = encoding, weight.dtype
         matrix = weight.detach().t() if self.transposed else weight.detach()
         self.out_features, self.in_features = matrix.shape
-        parts = _parts_of(matrix, encoding)
+        if isinstance(matrix, FakeTensor):  # nobody can ask for its values, so its parts are fake too
+            parts = tuple(
+                matrix.new_empty(part.shape, dtype=part.dtype) for part in _parts_like(matrix.shape, encoding)
+            )
+        else:
+            parts = encoding.encode(matrix, fresh_seed())
         self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in parts)
         self.bias: Any = layer.bias
         carry_hooks(layer, self)

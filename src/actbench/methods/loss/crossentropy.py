@@ -79,8 +79,10 @@ class Loss:
             found = _slopes(F.linear(x, matrix, offset), y, self)
             if to_rows is not None:
                 to_rows[first : first + len(x)] = found @ matrix
-            if to_weight is not None:
-                _add_product(to_weight, found, x)
+            if to_weight is not None and to_weight.dtype == found.dtype:
+                to_weight.addmm_(found.T, x)
+            elif to_weight is not None:
+                to_weight += found.T @ x
             if to_bias is not None:
                 to_bias += found.sum(0)
             del found  # else it exists beside the logits of the next piece
@@ -221,11 +223,3 @@ def _less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) -
     if how.smoothing:
         slopes.sub_(how.smoothing / slopes.shape[1])
     return slopes.masked_fill_(ignored, 0).mul_(gradient)
-
-
-def _add_product(total: Tensor, found: Tensor, x: Tensor) -> None:
-    """Add ``found.T @ x`` to a gradient."""
-    if total.dtype == found.dtype:
-        total.addmm_(found.T, x)
-    else:
-        total += found.T @ x

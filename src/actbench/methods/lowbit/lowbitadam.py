@@ -66,7 +66,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
         def step(self, closure: Any = None) -> Any:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             _make_rates_tensors(self.param_groups)
-            if _stand_for_cuda(parameters):
+            if any(isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in parameters):  # of CUDA
                 return _step_as_one_kernel(self, parameters)
             compiles = all(parameter.is_cuda for parameter in parameters)
             with torch.compiler.set_stance("default" if compiles else "force_eager"):
@@ -125,11 +125,6 @@ def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
             state.update(step=torch.tensor(0.0), **moments)
         changed = [plain for each in (parameter, *map(state.get, _MOMENTS)) for plain in plain_tensors(each)]
         one_kernel(changed, [*plain_tensors(parameter.grad)])
-
-
-def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:
-    """Return whether parameters are fake and stand for those of a CUDA device."""
-    return any(isinstance(parameter, FakeTensor) and hostmemory.is_elsewhere(parameter) for parameter in parameters)
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:

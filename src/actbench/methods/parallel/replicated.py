@@ -96,7 +96,9 @@ class GradientBuckets:
         flat = members[0].new_empty(sum(parameter.numel() for parameter in members), requires_grad=False)
         offset = 0
         for parameter in members:
-            view = flat.as_strided(parameter.shape, _dense_strides(parameter), offset)
+            # without gaps, in the order of dimensions that the parameter has
+            strides = torch.empty_like(parameter, device="meta").stride()
+            view = flat.as_strided(parameter.shape, strides, offset)
             self._views[parameter] = (len(self.buckets), view)
             offset += parameter.numel()
         self.buckets.append(flat)
@@ -133,11 +135,6 @@ class GradientBuckets:
             parts = torch.split(flat, [buffer.numel() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.view_as(buffer))
-
-
-def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor in memory without gaps, in the order of dimensions that it has."""
-    return torch.empty_like(parameter, device="meta").stride()
 
 
 class FlatShards:

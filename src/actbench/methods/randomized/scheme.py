@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.methods.randomized.sketch import Kind, Sketching
+from actbench.methods.randomized.ops.sketch import Kind, Sketching
 from actbench.methods.randomized.sketched import Sketch, Sketched, sketched
 from actbench.methods.randomized.variance import sketch_variance
 from actbench.model.gradient import Gradient

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.methods.actnn.layers.linear import input_gradient, product, rows_of
-from actbench.methods.randomized.sketch import Sketching, fresh_sketch, project
+from actbench.methods.randomized.ops.sketch import Sketching, fresh_sketch, project
 from actbench.ops.library import traced
 from actbench.packing import savedtensors
 from actbench.packing.linearkinds import is_conv1d

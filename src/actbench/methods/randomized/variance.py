@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from actbench.methods.actnn.variance import gradients_of, observed_variance, of_batch, square
-from actbench.methods.randomized.sketch import Sketching, batch_variance, variance
+from actbench.methods.randomized.ops.sketch import Sketching, batch_variance, variance
 from actbench.methods.randomized.sketched import Sketched
 from actbench.model.measured import Diagnostic
 from actbench.scheme.microbatches import Batch

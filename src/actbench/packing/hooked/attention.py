@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from actbench.packing import Packed, SavedTensors, SiteState, savedtensors
+from actbench.packing.codecs import Unpacked
 from actbench.packing.refusals import first_order
 from actbench.packing.wrapped import Rules
 
@@ -50,6 +51,9 @@ class FusedAttention(torch.autograd.Function):
         if mask is not None:
             savedtensors.left(mask, "the mask of attention, which stays whole")
             hooks.packer.exclude.add([mask])
+        for packed, _ in saved:
+            if not isinstance(packed.codec, Unpacked):
+                hooks.packer.exclude.add(packed.parts)  # saved below, where the hooks see them
         ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
         ctx.saved = [(packed._replace(parts=()), site, len(packed.parts)) for packed, site in saved]
         ctx.save_for_backward(mask, *(part for packed, _ in saved for part in packed.parts))

@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, field
 from actbench.errors import SpecError, UsageError
 from actbench.model import spec
 from actbench.model.data import Data
+from actbench.model.meters import MeterName
 from actbench.model.provenance import Published
-from actbench.model.records import CaseT, MeterName, Optimizer, WeightsChoice, WorkloadSettings, whole_name
+from actbench.model.records import CaseT, Optimizer, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000

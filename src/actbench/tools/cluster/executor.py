@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from actbench.errors import MeasurementError, first_line
 from actbench.machine import provenance
-from actbench.model.records import Case, Failure, MeterName
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Failure
 from actbench.run.executor import Cases, Handle, Place, Told, Work
 from actbench.run.timinggroup import exact_of
 from actbench.tools.cluster import node

@@ -12,7 +12,8 @@ from actbench.errors import MeasurementError
 from actbench.measure import meters
 from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Case, MeterName, Record
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Record
 from actbench.report.store import Store
 from actbench.run import runner
 from actbench.run.progress import Progress

@@ -17,7 +17,7 @@ NEAREST: Final = 0.28
 BY_CHANCE: Final = 0.65
 """Shares of the weights of a small Llama that change in ten steps of AdamW at a rate of 2e-5, with weights of bfloat16.
 
-They are rounded to the nearest, or up or down by chance; ``tests/fitting/test_rounding.py`` counts them.
+They are rounded to the nearest, or up or down by chance; ``tests/tools/fit/test_rounding.py`` counts them.
 """
 
 _BY_CHANCE: dict[Optimizer, str] = {

@@ -153,6 +153,8 @@ def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[
 class BatchNorm(Compressed):
     """The forward of a batch norm layer that packs its input."""
 
+    only_updates_statistics = True  # in training it never reads them: a recomputed block may leave them as they are
+
     weight: Any
     bias: Any
 

@@ -109,11 +109,6 @@ def _drops(x: Tensor, p: float, training: bool, inplace: bool) -> bool:
     return training and 0 < p < 1 and x.numel() > 0 and needs_codes(x, inplace)
 
 
-def _is_cuda(x: Tensor) -> bool:
-    """Return whether torch drops with one operator here; fake cpu tensors stand for CUDA tensors."""
-    return x.is_cuda or (isinstance(x, FakeTensor) and not hostmemory.is_the_device())
-
-
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
     """Return ``F.dropout`` of the same arguments; ``ceil(input.numel() / 8)`` bytes are packed.
 
@@ -122,10 +117,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     if not _drops(input, p, training, inplace):
         return F.dropout(input, p, training, inplace)
     output: Tensor
-    if _is_cuda(input) and not inplace:
-        output = FusedDropout.apply(input, p)
-    else:
-        output = NoisyDropout.apply(input, p, False, inplace)
+    # on CUDA torch drops with one operator; fake cpu tensors stand for CUDA tensors
+    fused = not inplace and (input.is_cuda or (isinstance(input, FakeTensor) and not hostmemory.is_the_device()))
+    output = FusedDropout.apply(input, p) if fused else NoisyDropout.apply(input, p, False, inplace)
     return output
 
 

@@ -56,8 +56,10 @@ class PackingInputs(Wrapper):
         self.packer.exclude.add(given_by_others((args, kwargs), graphless=bool(entry) or not self.whole_model))
         if self.allocation is not None and module.training and self._begins_step(entry):
             self.allocation.begin()
-        if self.empty_cache_threshold is not None:
-            _give_back(self.empty_cache_threshold)
+        share = self.empty_cache_threshold
+        # both are 0 without a device
+        if share is not None and torch.cuda.memory_allocated() < share * torch.cuda.memory_reserved():
+            torch.cuda.empty_cache()
         try:
             with self.running(), activated(OwnHooks(self.packer)) if self.hooked else nullcontext():
                 return inner(module, *args, **kwargs)
@@ -148,8 +150,3 @@ class CompressedForward(WrappedForward):
     def _sites(self) -> dict[str, SiteState]:
         layers = [layer for layer in self.module.modules() if isinstance(layer, Compressed)]
         return {layer.site.path: layer.site for layer in layers}
-
-
-def _give_back(threshold: float) -> None:
-    if torch.cuda.memory_allocated() < threshold * torch.cuda.memory_reserved():  # both 0 without a device
-        torch.cuda.empty_cache()

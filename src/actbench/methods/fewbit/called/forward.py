@@ -85,12 +85,10 @@ class CalledForward(ReboundForward):
         in_mode = (called.kind, call.settings, x.device, x.fake_mode)
         if in_mode not in self._fake:
             with _disable_current_modes():  # watching modes would count its constants as the model's results
-                self._fake = {**self._of_mode(x.fake_mode), in_mode: self._made(called, call)}
+                # those of modes that have ended go
+                of_mode = {key: layer for key, layer in self._fake.items() if key[-1] is x.fake_mode}
+                self._fake = {**of_mode, in_mode: self._made(called, call)}
         return self._fake[in_mode]
-
-    def _of_mode(self, mode: Any) -> dict[Any, nn.Module | None]:
-        """Return the layers of a fake tensor mode, without those of modes that have ended."""
-        return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _made_early(self, called: Called, settings: Settings, device: torch.device) -> str:
@@ -216,7 +214,7 @@ def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledF
     like = next(model.parameters(), None)
     place = torch.empty(0) if like is None else like
     for path, module in model.named_modules():
-        if type(module).__module__.startswith(("actbench.methods.", "torch.jit.")):
+        if type(module).__module__.startswith(("actbench.methods.", "actbench.packing.", "torch.jit.")):
             continue
         forward, functions = CalledForward(module, stand_in), functions_called(module)
         layers = dict(_wanted(forward, functions, place))

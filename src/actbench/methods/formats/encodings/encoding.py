@@ -13,7 +13,7 @@ from torch import Tensor
 from actbench.model.data import Data
 from actbench.model.spec import shortest
 from actbench.ops.library import DTYPES
-from actbench.ops.noise import random_words
+from actbench.ops.rounding import lanes, stochastic
 
 Parts = tuple[Tensor, ...]
 Rounding = Literal["nearest", "stochastic"]
@@ -132,25 +132,6 @@ def parts_bytes(parts: Parts) -> int:
 def noise_unit(rounding: Rounding, noise_bits: int) -> int:
     """Return the elements that share a word of noise; 1 where there is none."""
     return 64 // noise_bits if rounding == "stochastic" else 1
-
-
-def lanes(seed: Tensor, count: int, bits: int, device: torch.device) -> Tensor:
-    """Return the first ``count`` numbers of :func:`actbench.ops.noise.lanes`, also on fake tensors."""
-    words = random_words(seed, 0, -(-count * bits // 64), device)
-    shifts = torch.arange(0, 64, bits, device=device)
-    cut: Tensor = ((words[:, None] >> shifts) & ((1 << bits) - 1)).flatten()[:count]
-    return cut
-
-
-def stochastic(places: Tensor, seed: Tensor) -> Tensor:
-    """Round each number up with the probability of its fractional part, else down.
-
-    Probabilities are multiples of 2**-23, so the mean is off by at most 2**-24. Whole numbers, NaN and infinities stay.
-    """
-    below = places.floor()
-    noise = (lanes(seed, places.numel(), 32, places.device) >> 9).float()
-    chance = ((noise + 0.5) * 2.0**-23).view(places.shape)
-    return below + (chance < places - below)
 
 
 @dataclass(frozen=True)

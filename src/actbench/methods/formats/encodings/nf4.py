@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.formats.encodings.encoding import Encoding, Parts, flat, within
 from actbench.ops import bitpack
 
@@ -48,8 +48,8 @@ class Nf4(Encoding):
     Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314, section 3.
     Each number is stored as the nearest of 16 levels times a scale, the largest magnitude of its group. The scales are
     quantized to 8 bits between the two bounds of 256 scales. Parts are the codes of the numbers, two a byte, the codes
-    of the scales, 1 byte each, and a word for each 256 scales (:mod:`actbench.methods.actnn.groupquant`). Zeros stay
-    zeros. A non-finite value turns the 16,384 numbers whose scales share its bounds into NaN.
+    of the scales, 1 byte each, and a word for each 256 scales (:mod:`actbench.methods.actnn.ops.groupquant`). Zeros
+    stay zeros. A non-finite value turns the 16,384 numbers whose scales share its bounds into NaN.
     Not reproduced: the paper stores scales as 8-bit floats of their difference to their mean.
     """
 

@@ -10,8 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from actbench.methods.actnn import groupquant
-from actbench.methods.formats import smaqops as smaq
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.formats.encodings.encoding import (
     FP16,
     Encoding,
@@ -22,8 +21,9 @@ from actbench.methods.formats.encodings.encoding import (
     flat,
     noise_unit,
 )
-from actbench.methods.formats.smaqops import reference
-from actbench.methods.formats.smaqops.format import Format, format_of
+from actbench.methods.formats.ops import smaq
+from actbench.methods.formats.ops.smaq import reference
+from actbench.methods.formats.ops.smaq.format import Format, format_of
 from actbench.model.data import Data
 
 
@@ -86,8 +86,9 @@ class Fp16(Bf16):
 class IntGroups(Encoding):
     """Whole numbers of a few bits between the smallest and the largest value of each group.
 
-    Parts are the codes and one word a group with its two bounds as bfloat16 (:mod:`actbench.methods.actnn.groupquant`).
-    Zeros stay zeros in groups with a bound of zero, as behind a ReLU. A group with a non-finite value decodes to NaN.
+    Parts are the codes and one word a group with its two bounds as bfloat16
+    (:mod:`actbench.methods.actnn.ops.groupquant`). Zeros stay zeros in groups with a bound of zero, as behind a
+    ReLU. A group with a non-finite value decodes to NaN.
 
     Attributes:
         bits: Bits of a code, 2 to 8.
@@ -160,7 +161,7 @@ class Smaq(SmaqParameters, Encoding):
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
     2021, DOI 10.1109/LCA.2021.3108505. The paper publishes no layout; this one is
-    :mod:`actbench.methods.formats.smaqops.format`. The numbers farthest from the mean of their block are its outliers.
+    :mod:`actbench.methods.formats.ops.smaq.format`. The numbers farthest from the mean of their block are its outliers.
     The farthest sets their range, so none is clipped. The part is one vector of bytes. A block with a value that is not
     finite, or of magnitude 2**126 or more, decodes to NaN.
     """

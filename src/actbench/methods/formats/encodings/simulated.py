@@ -10,9 +10,10 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from actbench.methods.formats.encodings.encoding import Encoding, Parts, at_most, flat, stochastic, within
+from actbench.methods.formats.encodings.encoding import Encoding, Parts, at_most, flat, within
 from actbench.ops.library import wide
 from actbench.ops.noise import random_words
+from actbench.ops.rounding import stochastic
 
 Statistics = Literal["full", "sample", "range"]
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by

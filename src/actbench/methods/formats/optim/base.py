@@ -101,7 +101,11 @@ class PackedOptimizer(torch.optim.Optimizer):
         is gathered and packed anew, so that all processes must call this.
         """
         found = super().state_dict()
-        numbered = _numbered(found["param_groups"], self.param_groups)
+        numbered = {
+            number: (parameter, group)
+            for saved, group in zip(found["param_groups"], self.param_groups, strict=True)
+            for number, parameter in zip(saved["params"], group["params"], strict=True)
+        }
         state = {
             number: {name: self._saved(name, value, *numbered[number]) for name, value in of.items()}
             for number, of in found["state"].items()
@@ -154,7 +158,9 @@ class PackedOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         step = state["step"].item()
         values, gradient = own.contiguous().view(-1), local_gradient(parameter).contiguous().view(-1)
-        at = Place(_seed_of(group["seed"], number, int(step)), first, step)
+        # another seed of the noise for each number below 2**32 and step
+        seed = noise.signed(noise.mixed((noise.mixed(group["seed"]) ^ number) + (int(step) << 32)))
+        at = Place(seed, first, step)
         self._update(values, gradient, group, storage, state, at)
         if not own.is_contiguous():
             own.copy_(values.view(own.shape))
@@ -182,15 +188,6 @@ class Place(NamedTuple):
     step: float
 
 
-def _numbered(saved: list[Group], groups: list[Group]) -> dict[int, tuple[Tensor, Group]]:
-    """Return parameters and their groups by the numbers that a saved state has for them."""
-    return {
-        number: (parameter, group)
-        for numbers, group in zip(saved, groups, strict=True)
-        for number, parameter in zip(numbers["params"], group["params"], strict=True)
-    }
-
-
 def in_float32(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return tensors, those of half types as copies in float32."""
     return [parameter.detach().float() for parameter in parameters]
@@ -201,11 +198,6 @@ def write_back(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
         if value.dtype != parameter.dtype:
             parameter.copy_(value)
-
-
-def _seed_of(seed: int, number: int, step: int) -> int:
-    """Return the seed of the noise of a parameter's step: another one for each number below 2**32 and step."""
-    return noise.signed(noise.mixed((noise.mixed(seed) ^ number) + (step << 32)))
 
 
 def _spec_of(encoding: str | Encoding | None) -> str | None:

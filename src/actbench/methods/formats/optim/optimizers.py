@@ -11,10 +11,10 @@ from torch.optim.sgd import sgd
 
 from actbench.errors import UsageError
 from actbench.methods.formats.encodings import Encoding
+from actbench.methods.formats.ops.smaqstep import rules as steprules
 from actbench.methods.formats.optim.base import Group, PackedOptimizer, Place, State, in_float32, write_back
 from actbench.methods.formats.optim.loading import TORCHS_OWN, refuse_unsupported
 from actbench.methods.formats.optim.storage import Storage
-from actbench.methods.formats.smaqstep import rules as steprules
 
 _SGD = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
 _ADAM = ("betas", "eps", "weight_decay", "maximize")
@@ -210,13 +210,8 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
         refuse_unsupported(group)
     options = {name: optimizer.defaults[name] for name in _OPTIONS[kind]}
     groups = [_group(group) for group in optimizer.param_groups]
-    return _twin(optimizer)(groups, **options, encoding=encoding, seed=seed)
-
-
-def _twin(optimizer: torch.optim.Optimizer) -> type[SGD] | type[Adam]:
-    if isinstance(optimizer, torch.optim.SGD):
-        return SGD
-    return AdamW if is_decoupled(optimizer) else Adam
+    twin = SGD if isinstance(optimizer, torch.optim.SGD) else AdamW if is_decoupled(optimizer) else Adam
+    return twin(groups, **options, encoding=encoding, seed=seed)
 
 
 def adam_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import UsageError
-from actbench.methods.formats import encodings, smaqstep
+from actbench.methods.formats import encodings
 from actbench.methods.formats.encodings import Encoding, Smaq
-from actbench.methods.formats.smaqstep import rules as steprules
-from actbench.methods.formats.smaqstep.rules import AdamRule, SgdRule
+from actbench.methods.formats.ops import smaqstep
+from actbench.methods.formats.ops.smaqstep import rules as steprules
+from actbench.methods.formats.ops.smaqstep.rules import AdamRule, SgdRule
 from actbench.ops import noise
 from actbench.ops.simulation import one_for_all
 

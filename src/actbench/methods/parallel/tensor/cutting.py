@@ -127,23 +127,14 @@ def _cut_layer(layer: nn.Module, place: Place, ranks: Ranks) -> None:
         if inner.bias is not None:
             cut_parameter(inner.bias, 0, ranks, place.blocks)
     elif inner.bias is not None and ranks.rank:
-        _leave_to_first(inner)
+        # outputs of all processes are summed, so the first alone adds the bias
+        zeros = torch.zeros_like(inner.bias, requires_grad=False)
+        del inner._parameters["bias"]
+        inner.register_buffer("bias", zeros)
     adapters: list[Any] = cut_adapters(layer, place.cut)
     for matrix in adapters:
         cut_parameter(matrix.weight, 0 if of_columns else 1, ranks, place.blocks)
+    widths = ("out_features", "nf") if of_columns else ("in_features", "nx")
     for each in {layer, inner, *adapters}:
-        _narrow(each, of_columns, ranks.size)
-
-
-def _leave_to_first(layer: nn.Module) -> None:
-    """Put zeros in place of a bias that the first process alone adds: the outputs of all of them are summed."""
-    bias: Any = layer.bias
-    del layer._parameters["bias"]
-    layer.register_buffer("bias", torch.zeros_like(bias, requires_grad=False))
-
-
-def _narrow(layer: nn.Module, of_columns: bool, size: int) -> None:
-    """Set what a layer says of its widths."""
-    for name in ("out_features", "nf") if of_columns else ("in_features", "nx"):
-        if isinstance(vars(layer).get(name), int):
-            vars(layer)[name] //= size
+        own = vars(each)  # what the layer says of its widths
+        own.update({name: own[name] // ranks.size for name in widths if isinstance(own.get(name), int)})

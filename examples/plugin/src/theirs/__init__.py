@@ -1,0 +1,1 @@
+"""A scheme for actbench: saved tensors as integers of few bits."""

@@ -1,0 +1,294 @@
+"""Numbers as codes of 1 to 8 bits in groups of 32 to 1024 with two bounds each; unbiased.
+
+Elements keep their order: the codes of a vector are one stream (:mod:`actbench.ops.bitpack`), so every element costs
+the same, and any part can be decoded alone. Each group costs one more 32-bit word, its smallest and largest value as
+bfloat16. :mod:`actbench.methods.actnn.ops.groupquant.reference` says what a code means.
+
+For comparisons, a vector may also be one group of any size with the same codes, in plain torch on any device.
+
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actbench.methods.actnn.ops.groupquant import cpu, reference
+from actbench.ops import bitpack, rawkernel
+from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
+from actbench.ops.noise import check_seed, state_of
+
+
+def packed_bytes(count: int, bits: int, group_size: int) -> int:
+    """Return the bytes of ``count`` numbers: their codes, and 4 for each group."""
+    return bitpack.packed_bytes(count, bits) + 4 * -(-count // group_size)
+
+
+def launch_encode(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
+) -> None:
+    """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
+    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits)
+    arguments = x, codes, meta, *counts, state_of(seed), np.uint32(stochastic)
+    _launch("encode", x.dtype, group_size, _threads(1, x.numel(), group_size), arguments)
+
+
+def launch_encode_rows(
+    codes: Tensor,
+    meta: Tensor,
+    x: Tensor,
+    widths: Tensor,
+    total_bits: int,
+    group_size: int,
+    seed: int | Tensor,
+    stochastic: bool,
+) -> None:
+    """Launch ``groupquant_encode_rows`` of ``kernels/groupquant.cu``."""
+    rows, columns = x.shape
+    counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
+    places = widths, widths.cumsum(0, dtype=torch.int64)
+    arguments = x, codes, meta, *counts, *places, state_of(seed), np.uint32(stochastic)
+    _launch("encode_rows", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def launch_words(meta: Tensor, x: Tensor, group_size: int) -> None:
+    """Launch ``groupquant_words`` of ``kernels/groupquant.cu``."""
+    rows, columns = x.shape
+    arguments = x, meta, np.uint32(rows), np.int64(columns), np.int32(group_size)
+    _launch("words", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
+    """Launch ``groupquant_decode`` of ``kernels/groupquant.cu``."""
+    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits), np.int64(start)
+    threads = _threads(1, out.numel(), group_size, start)
+    _launch("decode", out.dtype, group_size, threads, (codes, meta, out, *counts))
+
+
+def launch_decode_rows(
+    out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int
+) -> None:
+    """Launch ``groupquant_decode_rows`` of ``kernels/groupquant.cu``."""
+    rows, columns = out.shape
+    counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
+    places = widths[first_row:], widths.cumsum(0, dtype=torch.int64)[first_row:]
+    arguments = codes, meta[first_row * -(-columns // group_size) :], out, *counts, *places
+    _launch("decode_rows", out.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def _threads(rows: int, columns: int, group_size: int, start: int = 0) -> int:
+    """Return the threads with work: a warp for each group, or for 256 elements of groups of 32, 64 and 128."""
+    if columns == 0:
+        return 0
+    groups = -(-(start + columns) // group_size) - start // group_size
+    together = 256 // group_size if group_size in (32, 64, 128) else 1
+    return rows * -(-groups // together) * 32
+
+
+def _launch(
+    kernel: str, dtype: torch.dtype, group_size: int, threads: int, arguments: tuple[Tensor | np.generic, ...]
+) -> None:
+    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[dtype], "TILES": 1 if group_size <= 256 else 4}
+    rawkernel.launch("groupquant", f"groupquant_{kernel}", macros, threads, *arguments)
+
+
+@define(
+    "groupquant_encode(Tensor x, int bits, int group_size, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
+    Kernels(cpu.encode, launch_encode, copied(reference.encode, results=2)),
+)
+def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
+    """Encode a vector.
+
+    Args:
+        x: (n,) float32, float16, bfloat16 or float64, contiguous; n may be 0.
+        bits: 1 to 8.
+        group_size: A multiple of 32 from 32 to 1024.
+        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
+        stochastic: False for the nearest code, which needs no noise and is biased.
+
+    Returns:
+        uint8 ``(ceil(n * bits / 8),)``, the codes, and int32 ``(ceil(n / group_size),)``, the words of the groups.
+    """
+    check_bits(bits)
+    _check_groups(x, group_size, 1)
+    check_seed(seed)
+    return _empty(x, bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size))
+
+
+@define(
+    "groupquant_encode_(Tensor(a!) codes, Tensor(b!) meta, Tensor x, int bits, int group_size, Tensor seed,"
+    " bool stochastic) -> ()",
+    Kernels(cpu.encode, launch_encode, copied(reference.encode, results=2)),
+)
+def encode_(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
+) -> None:
+    """Do as :func:`encode`, into contiguous results of its sizes, which may be parts of larger tensors."""
+    check_bits(bits)
+    _check_groups(x, group_size, 1)
+    check_seed(seed)
+    check_vector(codes, torch.uint8, x.device, "codes")
+    check_vector(meta, torch.int32, x.device, "meta")
+    if (codes.numel(), meta.numel()) != (bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)):
+        found = f"{codes.numel()} bytes of codes and {meta.numel()} words"
+        raise ValueError(f"{x.numel()} elements of {bits} bits in groups of {group_size} do not take {found}")
+
+
+@define(
+    "groupquant_decode(Tensor codes, Tensor meta, int bits, int group_size, SymInt start, SymInt count,"
+    " ScalarType dtype) -> Tensor",
+    Kernels(cpu.decode, launch_decode, copied(reference.decode)),
+)
+def decode(
+    codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
+) -> Tensor:
+    """Return elements ``start .. start + count - 1`` of the encoded vector: (count,) of a float type."""
+    out = codes.new_empty(count, dtype=dtype)
+    _check_decode(out, codes, meta, bits, group_size, start)
+    return out
+
+
+@define(
+    "groupquant_decode_(Tensor(a!) out, Tensor codes, Tensor meta, int bits, int group_size, SymInt start) -> ()",
+    Kernels(cpu.decode, launch_decode, reference.decode_),
+)
+def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
+    """Do as :func:`decode`, into a contiguous tensor of any shape."""
+    _check_decode(out, codes, meta, bits, group_size, start)
+
+
+@define(
+    "groupquant_encode_rows(Tensor x, Tensor row_bits, SymInt total_bits, int group_size, Tensor seed,"
+    " bool stochastic) -> (Tensor, Tensor)",
+    Kernels(cpu.encode_rows, launch_encode_rows, copied(reference.encode_rows, results=2)),
+)
+def encode_rows(
+    x: Tensor, row_bits: Tensor, total_bits: int, group_size: int, seed: Tensor, stochastic: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Encode rows, each with its own number of bits; no group belongs to two rows.
+
+    Row r takes ``ceil(F / 8) * row_bits[r]`` bytes, behind the rows before it. Nothing waits for the device, so wrong
+    ``row_bits`` raise no error: if one is not from 1 to 8, or their sum is above ``total_bits``, rows that do not fit
+    decode to NaN.
+
+    Args:
+        x: (R, F) float32, float16, bfloat16 or float64, contiguous.
+        row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
+        total_bits: The sum of ``row_bits``.
+        group_size: A multiple of 32 from 32 to 1024.
+        seed: Seed of the noise, which counts the flattened rows: a 0-d int64 tensor on the CPU.
+        stochastic: False for the nearest code, which needs no noise and is biased.
+
+    Returns:
+        uint8 ``(ceil(F / 8) * total_bits,)``, the codes, and int32 ``(R * ceil(F / group_size),)``, the groups' words.
+    """
+    _check_groups(x, group_size, 2)
+    check_vector(row_bits, torch.int32, x.device, "row_bits")
+    check_seed(seed)
+    if row_bits.numel() != x.shape[0] or total_bits < 0:
+        raise ValueError(f"{x.shape[0]} rows need as many row_bits, found {row_bits.numel()} of sum {total_bits}")
+    return _empty(x, -(-x.shape[1] // 8) * total_bits, x.shape[0] * -(-x.shape[1] // group_size))
+
+
+@define(
+    "groupquant_decode_rows(Tensor(a!) out, Tensor codes, Tensor meta, Tensor row_bits, int group_size,"
+    " SymInt first_row) -> ()",
+    Kernels(cpu.decode_rows, launch_decode_rows, reference.decode_rows),
+)
+def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
+    """Write rows ``first_row .. first_row + out.shape[0] - 1`` into a contiguous (rows, F) tensor of a float type.
+
+    Codes and words are as :func:`encode_rows` returns them; ``row_bits`` has all rows.
+    """
+    _check_groups(out, group_size, 2)
+    check_vector(codes, torch.uint8, out.device, "codes")
+    check_vector(meta, torch.int32, out.device, "meta")
+    check_vector(row_bits, torch.int32, out.device, "row_bits")
+    rows, last = row_bits.numel(), first_row + out.shape[0]
+    if first_row < 0 or last > rows:
+        raise ValueError(f"rows {first_row} to {last} of {rows} are not there")
+    if meta.numel() != rows * -(-out.shape[1] // group_size):
+        raise ValueError(f"{rows} rows of {out.shape[1]} elements have other groups than {meta.numel()}")
+
+
+@define(
+    "groupquant_words(Tensor x, int group_size) -> Tensor", Kernels(cpu.words, launch_words, copied(reference.words_of))
+)
+def words(x: Tensor, group_size: int) -> Tensor:
+    """Return the words of the groups of rows (R, F), before encoding: int32 ``(R, ceil(F / group_size))``."""
+    _check_groups(x, group_size, 2)
+    return x.new_empty(x.shape[0], -(-x.shape[1] // group_size), dtype=torch.int32)
+
+
+def ranges(meta: Tensor) -> Tensor:
+    """Return maximum minus offset of each word, float32 of the shape of ``meta``; NaN for a NaN word."""
+    low, high = reference.bounds_of(meta)
+    return high - low
+
+
+def group_ranges(x: Tensor, group_size: int) -> Tensor:
+    """Return the :func:`ranges` of the groups of rows (R, F), before encoding: ``(R, groups a row)``."""
+    return ranges(words(x, group_size))
+
+
+def _encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    _check_one(x, bits)
+    return reference.encode_in_one(x, bits, seed, stochastic)
+
+
+def _decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    check_bits(bits)
+    return reference.decode_in_one(codes, meta, bits, start, count, dtype)
+
+
+@define(
+    "onegroup_encode(Tensor x, int bits, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
+    {EVERYWHERE: _encode_in_one},
+)
+def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
+    """Encode a vector as one group; the word is int32 ``(1,)``, or ``(0,)`` for no elements; else as :func:`encode`."""
+    _check_one(x, bits)
+    return _empty(x, bitpack.packed_bytes(x.numel(), bits), min(1, x.numel()))
+
+
+@define(
+    "onegroup_decode(Tensor codes, Tensor meta, int bits, SymInt start, SymInt count, ScalarType dtype) -> Tensor",
+    {EVERYWHERE: _decode_in_one},
+)
+def decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Return elements ``start .. start + count - 1`` of a vector encoded by :func:`encode_in_one`, of a float type."""
+    check_bits(bits)
+    return codes.new_empty(count, dtype=dtype)
+
+
+def _empty(x: Tensor, size: int, groups: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(size, dtype=torch.uint8), x.new_empty(groups, dtype=torch.int32)
+
+
+def _check_groups(tensor: Tensor, group_size: int, dimensions: int) -> None:
+    check_contiguous(tensor)
+    if tensor.dim() != dimensions:
+        raise ValueError(f"the tensor must have {dimensions} dimensions, found shape {tuple(tensor.shape)}")
+    if group_size % 32 or not 32 <= group_size <= 1024:
+        raise ValueError(f"group_size must be a multiple of 32 from 32 to 1024, found {group_size}")
+
+
+def _check_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
+    check_bits(bits)
+    _check_groups(out, group_size, out.dim())
+    check_vector(codes, torch.uint8, out.device, "codes")
+    check_vector(meta, torch.int32, out.device, "meta")
+    end = start + out.numel()
+    if start < 0 or end > meta.numel() * group_size or bitpack.packed_bytes(end, bits) > codes.numel():
+        held = f"{codes.numel()} bytes of codes of {bits} bits in {meta.numel()} groups of {group_size}"
+        raise ValueError(f"elements {start} to {end} are not in {held}")
+
+
+def _check_one(x: Tensor, bits: int) -> None:
+    check_bits(bits)
+    check_contiguous(x)
+    if x.dim() != 1:
+        raise ValueError(f"the tensor must be a vector, found shape {tuple(x.shape)}")

@@ -1,0 +1,259 @@
+"""Group quantization on the CPU: the loop over one group vectorises, and threads share the groups of all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
+from actbench.ops.bitpack.cpu import pack, unpack
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_random, narrow, widen
+from actbench.ops.noise import state_of
+
+
+@inlined
+def place_of(row: int, bits: int, widths: int, sums: int, columns: int, size: int) -> tuple[int, int, int]:
+    """Return a row's bits, and the bytes where its codes start and end; a negative start if outside the buffer."""
+    if bits != 0:
+        return bits, 0, size
+    if widths == 0:
+        return 1, -1, -1
+    eights = (columns + 7) // 8
+    width, end = int(at(widths, row + 1, np.int32)[row]), int(at(sums, row + 1, np.int64)[row]) * eights
+    start = end - width * eights
+    if width < 1 or width > 8 or start < 0 or end > size:
+        return 1, -1, -1
+    return width, start, end
+
+
+@inlined
+def values_of(x: int, kind: int, first: int, end: int, wide: np.ndarray) -> Any:
+    """Return elements as float32: a view of them, or widened into ``wide``."""
+    if kind == FLOAT32:
+        return at(x + 4 * first, end - first, np.float32)
+    widen(at(x + 2 * first, end - first, np.uint16), kind, wide[: end - first])
+    return wide[: end - first].view(np.float32)
+
+
+@inlined
+def word_of(values: np.ndarray, kind: int) -> np.uint32:
+    """Return the word of a group of float32 numbers, given as int32 and widened from ``kind``.
+
+    With the low bits of negative floats flipped, floats are ordered as integers, NaN beyond infinity on both sides.
+    """
+    low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for i in range(values.size):
+        flipped = np.int32(np.int32(values[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        key = np.int32(values[i] ^ flipped)
+        low, high = min(low, key), max(high, key)
+    if low <= np.int32(-0x7F800001) or high >= np.int32(0x7F800000):
+        return np.uint32(NAN_WORD)
+    largest = 0x477F if kind == FLOAT16 else 0x7F7F
+    return np.uint32(_bound(low, 0xFFFF, 0, largest) | (_bound(high, 0, 0xFFFF, largest) << 16))
+
+
+@inlined
+def _bound(key: int, if_negative: int, if_positive: int, largest: int) -> int:
+    """Return a bound as bfloat16: its magnitude is cut off, or rounded up for the sign whose argument is 0xFFFF."""
+    if key >= 0:
+        return min((key + if_positive) >> 16, largest)
+    magnitude = ((~key & 0x7FFFFFFF) + if_negative) >> 16
+    return 0 if magnitude == 0 else 0x8000 | min(magnitude, largest)
+
+
+@inlined
+def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    """Return a group's scale, 1 / scale, and its scaled offset and range."""
+    low = np.uint32(word << np.uint32(16)).view(np.float32)
+    high = np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32)
+    largest = max(abs(low), abs(high))
+    scale, inverse = np.float32(1), np.float32(1)
+    if largest >= np.float32(2.0**60):
+        scale, inverse = np.float32(2.0**-64), np.float32(2.0**64)
+    elif largest < np.float32(2.0**-60):
+        scale, inverse = np.float32(2.0**64), np.float32(2.0**-64)
+    offset = np.float32(low * scale)
+    return scale, inverse, offset, np.float32(np.float32(high * scale) - offset)
+
+
+@inlined
+def noise_of(state: np.uint64, stochastic: bool, first: int, count: int, words: np.ndarray) -> Any:
+    """Return the noise of ``count`` elements from index ``first`` on, uint16."""
+    if stochastic:
+        fill_random(state, first // 4, words[: (first % 4 + count + 3) // 4])
+    return words.view(np.uint16)[first % 4 :]
+
+
+@inlined
+def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, codes: np.ndarray) -> None:
+    """Write the uint8 codes of a group of float32 values; ``lanes`` is the noise, uint16."""
+    scale, _, offset, span = _scaled(word)
+    top = np.float32(65536 * ((1 << bits) - 1))
+    slope = np.float32(top / span) if span > np.float32(0) else np.float32(0)
+    for i in range(values.size):
+        place = np.float32(np.float32(np.float32(values[i] * scale) - offset) * slope)
+        place = place if place > np.float32(0) else np.float32(0)  # NaN too
+        place = place if place < top else top
+        whole = np.int32(np.rint(place))
+        codes[i] = np.uint8(np.int32(np.int32(whole + np.int32(lanes[i])) >> np.int32(16)))
+
+
+@inlined
+def restore(codes: np.ndarray, word: np.uint32, bits: int, out: np.ndarray) -> None:
+    """Write the values of a group's codes, float32."""
+    _, inverse, offset, span = _scaled(word)
+    step = np.float32(span / np.float32((1 << bits) - 1))
+    for i in range(out.size):
+        scaled = np.float32(np.float32(np.float32(codes[i]) * step) + offset)
+        out[i] = np.float32(scaled * inverse)
+
+
+_MOST = 1024  # elements of the largest group
+
+
+def encode(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
+) -> None:
+    """Encode a vector."""
+    _write(meta, x[None], group_size, bits, 0, 0, codes.data_ptr(), codes.numel(), state_of(seed), stochastic)
+
+
+def encode_rows(
+    codes: Tensor,
+    meta: Tensor,
+    x: Tensor,
+    widths: Tensor,
+    total_bits: int,
+    group_size: int,
+    seed: int | Tensor,
+    stochastic: bool,
+) -> None:
+    """Encode rows of different widths; rows that do not fit are not written, and their words are NaN."""
+    sums = widths.cumsum(0, dtype=torch.int64)
+    places = 0, widths.data_ptr(), sums.data_ptr(), codes.data_ptr(), codes.numel()
+    _write(meta, x, group_size, *places, state_of(seed), stochastic)
+
+
+def words(meta: Tensor, x: Tensor, group_size: int) -> None:
+    """Find the words of the groups of rows."""
+    _write(meta, x, group_size, 0, 0, 0, 0, 0, np.uint64(0), False)
+
+
+def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -> None:
+    """Write the words of rows, and their codes; ``target`` is the kernel's last arguments, from ``bits`` on."""
+    rows, columns = x.shape
+    units = -(-meta.numel() // per_unit(group_size))
+    place = rows, columns, group_size, per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
+    _encode(units * BLOCK, meta.data_ptr(), *place, *target)
+
+
+def per_unit(group_size: int) -> int:
+    """Return how many groups are one unit of a thread's work, about as much work as in other kernels."""
+    return max(1, BLOCK // group_size)
+
+
+def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
+    """Decode elements of a vector."""
+    source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
+    _read(out.view(1, -1), start, group_size, *source)
+
+
+def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:
+    """Decode rows of different widths."""
+    words, sums = meta[first_row * -(-out.shape[1] // group_size) :], widths.cumsum(0, dtype=torch.int64)
+    places = 0, widths[first_row:].data_ptr(), sums[first_row:].data_ptr()
+    _read(out, 0, group_size, codes.data_ptr(), codes.numel(), words.data_ptr(), *places)
+
+
+def _read(out: Tensor, start: int, group_size: int, *source: int) -> None:
+    """Write elements of rows, in each from ``start`` on; ``source`` is the kernel's first arguments."""
+    rows, columns = out.shape
+    pieces = -(-(start + columns) // group_size) - start // group_size if columns else 0
+    units = -(-rows * pieces // per_unit(group_size))
+    place = rows, columns, start, group_size, per_unit(group_size), pieces, out.data_ptr(), KINDS[out.dtype]
+    _decode(units * BLOCK, *source, *place)
+
+
+@kernel
+def _encode(
+    units: int,
+    meta: int,
+    rows: int,
+    columns: int,
+    group_size: int,
+    per_unit: int,
+    x: int,
+    kind: int,
+    bits: int,
+    widths: int,
+    sums: int,
+    codes: int,
+    size: int,
+    state: np.uint64,
+    stochastic: bool,
+) -> None:
+    per_row = (columns + group_size - 1) // group_size
+    found, stream = at(meta, rows * per_row, np.uint32), at(codes, size, np.uint8)
+    for unit in prange(units):
+        random, wide = np.full(_MOST // 4 + 1, 0x8000800080008000, np.uint64), np.empty(_MOST, np.uint32)
+        eights = np.empty(_MOST // 8, np.uint64)
+        for group in range(unit * per_unit, min((unit + 1) * per_unit, rows * per_row)):
+            row, first = group // per_row, group % per_row * group_size
+            count = min(group_size, columns - first)
+            values = values_of(x, kind, row * columns + first, row * columns + first + count, wide)
+            found[group] = word_of(values.view(np.int32), kind)
+            width, start, end = place_of(row, bits, widths, sums, columns, size)
+            if start >= 0:
+                lanes = noise_of(state, stochastic, row * columns + first, count, random)
+                eights[(count - 1) // 8] = np.uint64(0)
+                quantize(values, found[group], width, lanes, eights.view(np.uint8))
+                byte = start + first // 8 * width
+                pack(eights[: (count + 7) // 8], width, stream[byte : min(end, byte + (count + 7) // 8 * width)])
+            elif widths != 0:
+                found[group] = np.uint32(NAN_WORD)
+
+
+@kernel
+def _decode(
+    units: int,
+    codes: int,
+    size: int,
+    meta: int,
+    bits: int,
+    widths: int,
+    sums: int,
+    rows: int,
+    columns: int,
+    start: int,
+    group_size: int,
+    per_unit: int,
+    pieces: int,
+    out: int,
+    kind: int,
+) -> None:
+    first_group = start // group_size
+    stream = at(codes, size, np.uint8)
+    words = at(meta, (rows - 1) * pieces + first_group + pieces, np.uint32)
+    for unit in prange(units):
+        eights, wide = np.zeros(_MOST // 8, np.uint64), np.empty(_MOST, np.uint32)
+        for piece in range(unit * per_unit, min((unit + 1) * per_unit, rows * pieces)):
+            row, group = piece // pieces, first_group + piece % pieces
+            first, last = max(start, group * group_size), min(start + columns, (group + 1) * group_size)
+            count, eight = last - first, first // 8
+            width, begin, end = place_of(row, bits, widths, sums, columns, size)
+            if begin >= 0:
+                used = (last + 7) // 8 - eight
+                byte = begin + eight * width
+                unpack(stream[byte : min(end, byte + used * width)], width, eights[:used])
+            found, word = eights.view(np.uint8)[first - 8 * eight :], words[row * pieces + group]
+            target = row * columns + first - start
+            if kind == FLOAT32:
+                restore(found, word, width, at(out + 4 * target, count, np.float32))
+            else:
+                restore(found, word, width, wide[:count].view(np.float32))
+                narrow(wide[:count], kind, at(out + 2 * target, count, np.uint16))

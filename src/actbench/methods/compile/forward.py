@@ -1,0 +1,154 @@
+"""A forward that runs as graphs of ``torch.compile``; a budget limits what they save for backward."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as partitioning
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from actbench.errors import ConversionError, UntraceableError, shortened, told
+from actbench.packing import savedtensors
+from actbench.packing.forwardwrapper import ReboundForward
+from actbench.packing.refusals import refuse_compiling
+
+Backend = Literal["inductor", "aot_eager_decomp_partition"]
+
+UNTRACEABLE = "torch.compile compiles nothing while every operator is watched, as simulations and the ledger do"
+_REST = re.compile(r"from user code:|For more information, run with|Developer debug context:|Set TORCHDYNAMO_VERBOSE")
+_TWICE = ("a model that the scheme compile has compiled", "its graphs are made already")
+
+
+def needed_by_inductor(device: torch.device) -> str | None:
+    """Return the compiler that inductor's kernels for a device need if it is missing, else None."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "triton, and a CUDA device that it knows"
+    command = os.environ.get("CXX", "g++")
+    return None if shutil.which(command) else f"the C++ compiler {command} (the environment variable CXX)"
+
+
+def _with_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any) -> Any:
+    """Return the code of a graph by torch's ``inductor``."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with config.patch(custom_partitioner_fn=partition):
+        return compile_fx(graph, inputs)
+
+
+def _by_operators(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any) -> Any:
+    """Return the code of a graph as torch's ``aot_eager_decomp_partition`` makes it."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import remove_noop_ops
+
+    def partitioned(joint: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+        remove_noop_ops(joint.graph)  # as inductor does: else a layer in place and the next one save a copy each
+        return partition(joint, *arguments, **named)
+
+    backend: Any = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=partitioned
+    )
+    return backend(graph, inputs)
+
+
+_BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
+    "inductor": _with_kernels,
+    "aot_eager_decomp_partition": _by_operators,
+}
+
+
+class CompiledForward(ReboundForward):
+    """A forward that is compiled at its first call, and runs uncompiled without gradients.
+
+    Args:
+        module: The module.
+        budget: The ``activation_memory_budget`` by which its graphs are partitioned, 0 to 1.
+        backend: The backend that compiles the graphs.
+        fullgraph: Whether the whole forward must be one graph; else parts that make no graph run uncompiled.
+
+    Attributes:
+        graphs: How many graphs were made.
+        graphs_of_a_pass: How many of them ran in the last pass.
+    """
+
+    compiles = True
+
+    def __init__(self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool) -> None:
+        super().__init__(module)
+        self.budget, self.backend, self.fullgraph = budget, backend, fullgraph
+        self.graphs = self.graphs_of_a_pass = 0
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graphs of the forward; compile them if there are none for such arguments.
+
+        Raises:
+            UntraceableError: A dispatch mode is active, under which ``torch.compile`` runs the plain forward instead.
+            ConversionError: The forward, or the whole of it, cannot be compiled, or runs inside code that is being
+                compiled.
+        """
+        module = self.module
+        if not torch.is_grad_enabled():
+            return self.inner(module, *args, **kwargs)
+        refuse_compiling(*_TWICE)
+        if _get_current_dispatch_mode() is not None:
+            raise UntraceableError(f"compile: {UNTRACEABLE}")
+        self.graphs_of_a_pass = 0
+        found = self._run(module, args, kwargs)
+        if not self.graphs_of_a_pass:
+            raise ConversionError(
+                f"compile: torch.compile ran {type(module).__name__} uncompiled, without a message; if "
+                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switches it off, undo that, or leave compile out"
+            )
+        savedtensors.acted(self)
+        return found
+
+    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._compiled is None:
+            self._compiled = self._compile()
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
+
+        try:
+            return self._compiled(module, *args, **kwargs)
+        except TorchDynamoException as error:
+            allowed = "; fullgraph=false compiles what lies between the breaks" if self.fullgraph else ""
+            # the start of the error, without the pages of advice and frames that follow
+            lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
+            reason = shortened(" ".join(line for line in lines if line)) or told(error)
+            raise ConversionError(
+                f"compile: torch.compile makes no graph of {type(module).__name__}: {reason}{allowed}"
+            ) from error
+
+    def _compile(self) -> Callable[..., Any]:
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self.inner(module, *args, **kwargs)
+
+        run.__code__ = run.__code__.replace()  # torch keeps graphs by code object, and gives up after 8 for one
+        return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph)
+
+    def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        """Return the code of a graph; ``torch.compile`` calls this."""
+        from actbench.methods.compile.partition import Partition
+
+        with partitioning.patch(activation_memory_budget=self.budget):
+            code: Any = _BACKENDS[self.backend](graph, inputs, Partition(self.budget))
+        self.graphs += 1
+
+        def counted(*args: Any) -> Any:
+            self.graphs_of_a_pass += 1
+            return code(*args)
+
+        return counted
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "_compiled": None}

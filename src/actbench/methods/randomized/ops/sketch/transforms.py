@@ -1,0 +1,130 @@
+"""Sketches by a matrix of independent entries, and by an orthonormal transform of the columns.
+
+Rows of a transform of the columns take O(N d log N) work for an (N, d) matrix. ``dct`` is the DCT-II and ``dft`` the
+real Fourier basis (1, then cosines and sines of each frequency): k rows drawn with replacement and scaled by sqrt(N /
+k), as in arXiv 2201.13195. ``hadamard`` is the subsampled randomized Hadamard transform (Tropp, arXiv 1011.1595):
+random signs first, then k different rows.
+
+Without random signs a transform only moves what the rows hold: where X and Y have a common mean or are smooth along the
+rows, a few frequencies hold everything, and the estimate is worse than one from plain rows. Signs prevent that.
+
+Columns are transformed in chunks of 2 MiB, or of 8 columns where these are larger. Besides the result, about four
+copies of a chunk exist.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops.matrix import sketch_rows
+from actbench.methods.randomized.ops.sketch import samples
+from actbench.methods.randomized.ops.sketch.samples import CHUNK_BYTES, working_type
+from actbench.ops.library import traced
+from actbench.ops.simulation import few_for_all
+
+_LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than the products are worth
+
+
+def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tensor:
+    """Return S M / sqrt(k) for S (k, rows) with entries of mean 0 and mean square 1: (k, d) in the working type.
+
+    Besides the result, at most 2 MiB of S exist at a time, or 64 rows of S^T where these are more.
+    """
+    dtype = working_type(matrix)
+    total = matrix.new_zeros(size, matrix.shape[1], dtype=dtype)
+    step = max(CHUNK_BYTES // (size * dtype.itemsize), _LEAST_ROWS)
+    starts = range(0, matrix.shape[0], step)
+    for first in starts if traced() else few_for_all(starts, of=matrix):
+        part = matrix[first : first + step]
+        entries = sketch_rows(seed, first, part.shape[0], size, kind, dtype, matrix.device)
+        total.addmm_(entries.t(), part.to(dtype), alpha=size**-0.5)
+    return total
+
+
+Fourier = Literal["dct", "dft"]
+_LEAST_COLUMNS = 8
+
+
+def fourier(matrix: Tensor, seed: Tensor, size: int, kind: Fourier) -> Tensor:
+    """Return sqrt(N / k) times k uniformly drawn rows of the transform, with replacement, in the working type."""
+    rows = matrix.shape[0]
+    chosen = samples.uniform(seed, rows, size, matrix.device)
+    return transform_rows(matrix, chosen, kind).mul_((rows / size) ** 0.5)
+
+
+def transform_rows(matrix: Tensor, chosen: Tensor, kind: Fourier) -> Tensor:
+    """Return the chosen rows of the orthonormal transform along the first dimension, (k, d) in the working type.
+
+    One real FFT gives both: row i is ``a_i Re F_f + b_i Im F_f`` of some frequency f. Rows 0 .. N // 2 of ``dft`` are
+    cosines, the rest sines; row i of ``dct`` is frequency i.
+    """
+    dtype = working_type(matrix)
+    frequency, real, imaginary = (_dct if kind == "dct" else _dft)(chosen, matrix.shape[0])
+    real, imaginary = real[:, None].to(dtype), imaginary[:, None].to(dtype)
+    out = matrix.new_empty(chosen.shape[0], matrix.shape[1], dtype=dtype)
+    for columns in _column_chunks(matrix.shape[0], matrix.shape[1], dtype):
+        part = matrix[:, columns].to(dtype)
+        if kind == "dct":  # even rows, then odd ones backwards: Makhoul 1980
+            part = torch.cat((part[::2], part[1::2].flip(0)))
+        spectrum = torch.fft.rfft(part, dim=0, norm="ortho").index_select(0, frequency)
+        out[:, columns] = spectrum.real * real + spectrum.imag * imaginary
+    return out
+
+
+def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
+    """Return sqrt(P / k) R H D M: signs D, the orthonormal Hadamard transform H over P rows, k different rows R of it.
+
+    P is N rounded up to a power of two; rows of zeros are added to a few columns at a time. Words 0 .. P - 1 of the
+    seed's noise draw the rows; the bits from word P on are the signs.
+    """
+    rows, dtype = matrix.shape[0], working_type(matrix)
+    padded = 1 << max(rows - 1, 0).bit_length()
+    chosen = samples.distinct(seed, padded, size, matrix.device)
+    signs = sketch_rows(seed, 64 * padded, rows, 1, "rademacher", dtype, matrix.device) * size**-0.5
+    out = matrix.new_empty(size, matrix.shape[1], dtype=dtype)
+    for columns in _column_chunks(padded, matrix.shape[1], dtype):
+        part = matrix[:, columns].to(dtype) * signs
+        part = torch.cat((part, part.new_zeros(padded - rows, part.shape[1])))
+        out[:, columns] = _hadamard(part).index_select(0, chosen)
+    return out
+
+
+def _dft(chosen: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    sine = chosen > rows // 2
+    frequency = torch.where(sine, chosen - rows // 2, chosen)
+    alone = (frequency == 0) | (2 * frequency == rows)  # frequencies without a sine
+    weight = (2 - alone.double()).sqrt()
+    return frequency, torch.where(sine, 0.0, weight), torch.where(sine, weight, 0.0)
+
+
+def _dct(chosen: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    mirrored = 2 * chosen > rows  # F_i is the conjugate of F_(N - i), which is not computed
+    angle = chosen.double() * (math.pi / (2 * rows))
+    weight = (2 - (chosen == 0).double()).sqrt()
+    sine = torch.where(mirrored, -angle.sin(), angle.sin())
+    return torch.where(mirrored, rows - chosen, chosen), weight * angle.cos(), weight * sine
+
+
+def _hadamard(part: Tensor) -> Tensor:
+    """Return the unscaled transform of the rows, a power of two of them, as products with two small matrices."""
+    bits = (part.shape[0] - 1).bit_length()
+    outer, inner = _hadamard_matrix(bits // 2, part), _hadamard_matrix(bits - bits // 2, part)
+    mixed = (outer @ part.reshape(len(outer), -1)).view(len(outer), len(inner), part.shape[1])
+    return (inner @ mixed).view(part.shape)
+
+
+def _hadamard_matrix(bits: int, like: Tensor) -> Tensor:
+    matrix = like.new_ones(1, 1)
+    for _ in range(bits):
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix
+
+
+def _column_chunks(rows: int, columns: int, dtype: torch.dtype) -> list[slice]:
+    step = max(CHUNK_BYTES // (max(rows, 1) * dtype.itemsize), _LEAST_COLUMNS)
+    return [slice(first, first + step) for first in range(0, columns, step)]

@@ -1,0 +1,13 @@
+"""The simulated meter, as the entry point names it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actbench.measure.meters.meter import MeterKind
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
+
+SIMULATED: Final = MeterKind(
+    lambda case: SimulatedMeter(profiles.get(case.device_profile or profiles.DEFAULT), case.memory_limit_bytes)
+)
