@@ -194,7 +194,7 @@ def _row(case: Case, taken: Sequence[tuple[float, float]], estimated: float, usu
 
 def _step(case: Case) -> TrainStep:
     """Return the training step of a case."""
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     setup = schemes.build(case.scheme).apply(workload.setup(materialize=True, seed=0))
     return TrainStep(setup, workload.batch(case.batch_size, seed=0))
 

@@ -31,7 +31,7 @@ from actbench.report import store
 from actbench.report.store import Store
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 from actbench.tools.cluster import node
 from actbench.tools.cluster.executor import Cluster
 
@@ -130,7 +130,7 @@ def overhead(count: int, seconds: float) -> None:
             clock = Clock()
             settings: dict[str, Any] = {"recipe": "asleep", "command": "", "bench": "cluster_runs", "jobs": NODES}
             with Store.opened(Path(folder) / f"{len(took)}.jsonl", MeasuredRecord) as rows:
-                run(cases, rows, progress=clock, machines=machines, **settings)
+                run_plan(cases, rows, progress=clock, machines=machines, **settings)
             took[name] = clock.ended
             first, last = clock.ended[0], clock.ended[-1]
             print(
@@ -161,7 +161,7 @@ def schedule(count: int) -> None:
         rows = Store.opened(Path(folder) / "rows.jsonl", MeasuredRecord)
         with rows as stored:
             clock, used = Sized(), sum(process.cpu_times()[:2])
-            run(cases, stored, recipe="asleep", command="", progress=clock, machines=Cluster(address))
+            run_plan(cases, stored, recipe="asleep", command="", progress=clock, machines=Cluster(address))
     used = sum(process.cpu_times()[:2]) - used
     print(f"{1000 * used / count:.2f} ms of the driver's processor time for each row")
     for number, seconds, size in sizes:
@@ -191,7 +191,7 @@ def same(count: int) -> None:
             assert sweep.returncode == 0, out + err
             seconds.append(time.monotonic() - began)
         there, here = (
-            {record.case: record.outcome for record in store.read(folder / file).records}
+            {record.case: record.outcome for record in store.read_results(folder / file).records}
             for file in ("cluster.jsonl", "alone.jsonl")
         )
         print(

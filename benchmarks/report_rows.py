@@ -22,7 +22,8 @@ from pathlib import Path
 
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.meters import MeterName
-from actbench.model.records import Built, Case, Machine, Site, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Built, Case, Site
 
 METERS: tuple[MeterName, ...] = ("cpu", "simulated")
 MODELS = ("roberta-base", "bert-base-uncased", "gpt2", "vit-base", "tiny-llama")

@@ -33,7 +33,8 @@ from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN  # noqa: E402
 
 from actbench.machine import provenance  # noqa: E402
 from actbench.model.meters import MeterName  # noqa: E402
-from actbench.model.records import Case, Script  # noqa: E402
+from actbench.model.records import Case  # noqa: E402
+from actbench.model.scripts import Script  # noqa: E402
 from actbench.tools.script.bench import Session  # noqa: E402
 
 PROFILE = "rtx-4090"

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from actbench.measure.bench import measure
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.profiles import get
 from actbench.simulator.simulated import SimulatedMeter
 from actbench.workload.base import construct

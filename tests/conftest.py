@@ -19,7 +19,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from actbench.cli import main
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Case, Failure, Machine, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Case, Failure
 
 MakeRecord = Callable[..., MeasuredRecord]
 

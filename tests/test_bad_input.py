@@ -122,7 +122,7 @@ def test_a_meter_without_its_device_is_refused_before_any_work(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, meters: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("a case was run"))
+    monkeypatch.setattr(runner, "run_plan", lambda *_, **__: pytest.fail("a case was run"))
 
     refused(cli, verb, "tiny-roberta", "-m", meters, naming="--meter cuda")
 

@@ -101,7 +101,7 @@ def test_a_setting_of_a_model_that_is_no_number_is_refused(refused_as_model: Any
 
 @pytest.mark.parametrize("text", ["1", "-1.5", "true", "null", "word", str(2**63 - 1), str(1 - 2**63), "0" * 30 + "x"])
 def test_other_settings_are_read_as_before(text: str) -> None:
-    (value,) = names.parse(f"tiny-bert@key={text}").changes.values()
+    (value,) = names.parse_model_name(f"tiny-bert@key={text}").changes.values()
 
     assert str(value).lower().replace("none", "null") == text
 
@@ -187,7 +187,7 @@ def test_a_row_with_a_number_that_counts_nothing_is_refused_with_its_place(
 
     cli.refused("report", "x.jsonl", naming="x.jsonl:1: ")
     with pytest.raises(StoreError):
-        store.read(tmp_path / "x.jsonl")
+        store.read_results(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize("text", [f"{DIGITS}GiB", f"{MORE_DIGITS}B", "8388608TiB"])

@@ -150,7 +150,7 @@ def test_a_model_folder_that_cannot_be_made_is_refused_before_the_model_is_built
 ) -> None:
     (tmp_path / "out").mkdir()
     take(tmp_path / "out" / "model")
-    monkeypatch.setattr("actbench.workload.load", lambda *_: pytest.fail("a model was read"))
+    monkeypatch.setattr("actbench.workload.load_workload", lambda *_: pytest.fail("a model was read"))
 
     with pytest.raises(StoreError, match="out/model"):
         convert_workload(Case(model="tiny-bert", scheme="fewbit:3", batch_size=1), tmp_path / "out" / "model")

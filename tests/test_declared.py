@@ -26,7 +26,7 @@ def message(error: type[Exception], refuse: Callable[[str], object], text: str) 
 
 
 def test_what_is_declared_is_what_there_is() -> None:
-    found, known = _schemes(), schemes.find()
+    found, known = _schemes(), schemes.find_schemes()
     assert {name: each.positional for name, each in found.items()} == {
         name: each.positional for name, each in known.items()
     }
@@ -35,7 +35,7 @@ def test_what_is_declared_is_what_there_is() -> None:
 
 
 def test_what_a_scheme_takes_by_default_or_as_a_variant_is_right() -> None:
-    for name, scheme in schemes.find().items():
+    for name, scheme in schemes.find_schemes().items():
         for variant in ("", *scheme.card.variants_for(4)):
             try:
                 built = schemes.build(name + variant)
@@ -68,13 +68,13 @@ def test_every_model_and_device_is_known() -> None:
     for preset in names.presets().values():
         for name in (*preset.also, *preset.hub, f"{preset.name}@num_hidden_layers=2"):
             declared.check_model(name)
-    for name in (*profiles.names(), "mine.toml"):
+    for name in (*profiles.profile_names(), "mine.toml"):
         declared.check_device_profile(name)
 
 
 @pytest.mark.parametrize("name", ["resnet19", "roberta-bas", "gpt", "fasterrcnn_resnet50_fpn", "gcm@hidden_size=4"])
 def test_wrong_models_have_the_message_of_building(name: str) -> None:
-    assert message(ModelError, declared.check_model, name) == message(ModelError, names.parse, name)
+    assert message(ModelError, declared.check_model, name) == message(ModelError, names.parse_model_name, name)
 
 
 def test_a_wrong_device_has_the_message_of_reading_it() -> None:

@@ -28,7 +28,7 @@ SHOWN = re.findall(r"<!-- (results/[\w./-]+) -->\n((?:\|.*\n)+)", README + (ROOT
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_committed_tables_are_rendered_from_their_records(file: Path) -> None:
-    found = store.read(file)
+    found = store.read_results(file)
 
     assert found.notice is None
     for suffix, text in sweep.MEASURED.texts(found.records, recipes.load(file.parent.name).title).items():
@@ -37,7 +37,7 @@ def test_committed_tables_are_rendered_from_their_records(file: Path) -> None:
 
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_committed_tables_of_training_runs_are_rendered_from_their_records(file: Path) -> None:
-    found = store.read(file, TrainingRun)
+    found = store.read_results(file, TrainingRun)
 
     for suffix, text in TRAINED.texts(found.records, runs.load(file.parent.name).title).items():
         assert file.with_suffix(suffix).read_text() == text
@@ -45,7 +45,7 @@ def test_committed_tables_of_training_runs_are_rendered_from_their_records(file:
 
 @pytest.mark.parametrize("file", FITS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_committed_tables_of_fits_are_rendered_from_their_records(file: Path) -> None:
-    found = store.read(file, FitRecord)
+    found = store.read_results(file, FitRecord)
 
     for suffix, text in FITTED.texts(found.records, FIT_TITLE).items():
         assert file.with_suffix(suffix).read_text() == text
@@ -54,7 +54,7 @@ def test_committed_tables_of_fits_are_rendered_from_their_records(file: Path) ->
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_committed_records_come_from_committed_code(file: Path) -> None:
-    assert not any(record.versions.dirty for record in store.read(file).records)
+    assert not any(record.versions.dirty for record in store.read_results(file).records)
 
 
 def test_the_readme_shows_results() -> None:

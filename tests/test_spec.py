@@ -7,17 +7,17 @@ from hypothesis import example, given, strategies as st
 from pydantic import BaseModel
 
 from actbench.errors import SpecError
-from actbench.model.spec import Part, build, parse, shortest
+from actbench.model.spec import SpecPart, build, parse_spec, shortest
 
 
 def test_a_name_a_value_and_options() -> None:
-    assert parse("fewbit:2,functions=gelu/silu") == (Part("fewbit", "2", {"functions": "gelu/silu"}),)
+    assert parse_spec("fewbit:2,functions=gelu/silu") == (SpecPart("fewbit", "2", {"functions": "gelu/silu"}),)
 
 
 def test_parts_joined_by_plus_keep_their_order() -> None:
-    assert parse(" fewbit:3 + randomized:0.2,sketch=rademacher ") == (
-        Part("fewbit", "3"),
-        Part("randomized", "0.2", {"sketch": "rademacher"}),
+    assert parse_spec(" fewbit:3 + randomized:0.2,sketch=rademacher ") == (
+        SpecPart("fewbit", "3"),
+        SpecPart("randomized", "0.2", {"sketch": "rademacher"}),
     )
 
 
@@ -25,9 +25,9 @@ def test_parts_joined_by_plus_keep_their_order() -> None:
 def test_the_plus_of_an_exponent_joins_no_schemes(value: str) -> None:
     number = value.replace("+", "")
 
-    assert parse(f"a:{value}+b,scale={value}") == (Part("a", number), Part("b", None, {"scale": number}))
+    assert parse_spec(f"a:{value}+b,scale={value}") == (SpecPart("a", number), SpecPart("b", None, {"scale": number}))
     with pytest.raises(SpecError, match="'3' does not begin with a name"):
-        parse("a:1+3")
+        parse_spec("a:1+3")
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,19 @@ def test_the_plus_of_an_exponent_joins_no_schemes(value: str) -> None:
 )
 def test_what_does_not_follow_the_grammar_is_refused_with_its_place(text: str, told: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse(text)
+        parse_spec(text)
 
     assert told in str(caught.value)
 
 
 _names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
 _values = st.from_regex(r"[A-Za-z0-9./_-]{1,8}", fullmatch=True)
-_parts = st.builds(Part, _names, st.none() | _values, st.dictionaries(_names, _values, max_size=3))
+_parts = st.builds(SpecPart, _names, st.none() | _values, st.dictionaries(_names, _values, max_size=3))
 
 
 @given(st.lists(_parts, min_size=1, max_size=4))
-def test_what_is_written_reads_back(parts: list[Part]) -> None:
-    assert parse("+".join(map(str, parts))) == tuple(parts)
+def test_what_is_written_reads_back(parts: list[SpecPart]) -> None:
+    assert parse_spec("+".join(map(str, parts))) == tuple(parts)
 
 
 class _Number(BaseModel):
@@ -75,7 +75,7 @@ class _Number(BaseModel):
 @example(2.0**53 + 2)
 def test_every_number_is_written_shortly_and_reads_back(value: float) -> None:
     text = shortest("a", "value", _Number(value=value))
-    (part,) = parse(text)
+    (part,) = parse_spec(text)
     read = build(_Number, "value", part, "").value
 
     assert len(text) <= len("a:-1.2345678901234567e-308")

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from actbench.model.records import Case
     from actbench.packing.samplegradients import samples
     from actbench.scheme import apply
-    from actbench.scheme.setup import Precision, Processes, TrainingSetup, TrainStep
+    from actbench.scheme.conditions import Precision, Processes
+    from actbench.scheme.setup import TrainingSetup, TrainStep
     from actbench.tools.convert.controller import Controller
     from actbench.tools.convert.folders import load_converted, save_converted
     from actbench.tools.convert.model import Conversion, conversion_of, convert
@@ -52,8 +53,8 @@ _HOMES = {
     "MeasurementError": "errors",
     "ModelError": "errors",
     "OutOfMemoryError": "errors",
-    "Precision": "scheme.setup",
-    "Processes": "scheme.setup",
+    "Precision": "scheme.conditions",
+    "Processes": "scheme.conditions",
     "RecipeError": "errors",
     "SpecError": "errors",
     "StoreError": "errors",

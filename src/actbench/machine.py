@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from actbench.model.records import Machine, Versions
+from actbench.model.provenance import Machine, Versions
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")

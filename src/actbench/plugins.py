@@ -113,11 +113,11 @@ def _package(found: Distribution) -> str:
 
 def loaded(group: Group, of: type[Any] = object) -> dict[str, Any]:
     """Return the objects of a group by name; what is no ``of``, or cannot be imported, is warned of and left out."""
-    objects = {name: find(group, name, of) for name in installed(group)}
+    objects = {name: find_plugin(group, name, of) for name in installed(group)}
     return {name: found for name, found in objects.items() if found is not None}
 
 
-def find(group: Group, name: str, of: type[T]) -> T | None:
+def find_plugin(group: Group, name: str, of: type[T]) -> T | None:
     """Return one object of a group; None, with a warning, if it is no ``of`` or cannot be imported."""
     plugin = installed(group).get(name)
     if plugin is None:

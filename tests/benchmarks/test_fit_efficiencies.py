@@ -11,10 +11,10 @@ import pytest
 from actbench.simulator import profiles
 from actbench.simulator.cost.clock import computing
 from actbench.simulator.cost.rates import published
-from actbench.simulator.cost.work import Work
+from actbench.simulator.cost.work import OperatorWork
 
-PRODUCTS = Counter({Work("mm", "matmul", flops=10**12, precision="fp32", moved=10**8, launches=1): 50})
-MOVES = Counter({Work("add", "elementwise", moved=10**9, launches=1): 200, **PRODUCTS})
+PRODUCTS = Counter({OperatorWork("mm", "matmul", flops=10**12, precision="fp32", moved=10**8, launches=1): 50})
+MOVES = Counter({OperatorWork("add", "elementwise", moved=10**9, launches=1): 200, **PRODUCTS})
 
 
 def test_shares_move_towards_what_was_published(script: Any, monkeypatch: Any, capsys: Any, tmp_path: Any) -> None:

@@ -18,7 +18,7 @@ def written(script: Any, file: Path, rows: int) -> Path:
 
 
 def test_the_rows_are_cases_of_their_own(script: Any, tmp_path: Path) -> None:
-    records = store.read(written(script, tmp_path / "rows.jsonl", 300)).records
+    records = store.read_results(written(script, tmp_path / "rows.jsonl", 300)).records
 
     assert len(records) == 300
     assert {record.case.meter for record in records} == set(script.METERS)

@@ -14,7 +14,7 @@ from actbench.workload import names
 
 def test_the_models_are_known_and_each_scheme_has_a_case(script: Any) -> None:
     for model in script.MODELS:
-        assert names.parse(model).name
+        assert names.parse_model_name(model).name
         assert [case.scheme for case in script.cases(model, script.SCHEMES)] == list(script.SCHEMES)
 
 

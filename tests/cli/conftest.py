@@ -150,7 +150,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         return Handle(ended, lambda: None)
 
     def converted(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
-        workloads.load(case)
+        workloads.load_workload(case)
         told = {"sites": (), "unreached": (), "bytes_before": 2, "bytes_after": 1, "warnings": (), "seconds": 1.0}
         return ConversionReport(case=case, folder=output, weights_origin="random", built=None, **told)
 
@@ -163,7 +163,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         (Cluster, "start"): lambda self, work: local.LocalExecutor(work),
         (folder, "download"): lambda repository, **_: Path("my-model"),
         (ondevice, "_check_card"): lambda profile: None,
-        (meters, "check"): lambda name: None,
+        (meters, "check_meter"): lambda name: None,
         (timelines, "itemize_all"): itemized,
         (bench, "snapshot"): lambda case: pickle,
         (workload, "convert_workload"): converted,

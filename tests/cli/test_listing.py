@@ -22,7 +22,7 @@ def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_devices_lists_every_profile_with_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in listed("devices", capsys=capsys).splitlines()[1:]]
 
-    assert [words[0] for words in lines] == profiles.names()
+    assert [words[0] for words in lines] == profiles.profile_names()
     assert next(words for words in lines if words[0] == "rtx-4090")[1:] == ["23.64", "GiB", "8.9", "CUDA", "est."]
 
 

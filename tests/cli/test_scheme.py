@@ -56,7 +56,7 @@ def test_values_that_a_scheme_checks_itself_are_told_too(cli):
     assert "softshrink, file.py:name Which functions" in row(out, "functions")
 
 
-@pytest.mark.parametrize("name", schemes.names())
+@pytest.mark.parametrize("name", schemes.scheme_names())
 def test_every_key_of_every_scheme_has_a_meaning(cli, name):
     out = cli("schemes", name).out
 

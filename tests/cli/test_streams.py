@@ -45,7 +45,7 @@ def test_a_sweep_goes_on_when_nobody_reads_what_it_says(tmp_path):
     process.stdout.close()
 
     assert process.wait(300) == 0
-    assert len(store.read(tmp_path / "rows.jsonl").records) == 4
+    assert len(store.read_results(tmp_path / "rows.jsonl").records) == 4
 
 
 def test_a_stream_drops_what_follows_its_first_error(tmp_path):

@@ -33,7 +33,7 @@ def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, t
     strict = cli("sweep", *SMALL, *stack, *chosen, "--require-fit")
     reported = cli("report", tmp_path, "--title", "What does each scheme save on tiny-roberta?", *chosen)
 
-    records = store.read(next(tmp_path.rglob("*.jsonl"))).records
+    records = store.read_results(next(tmp_path.rglob("*.jsonl"))).records
     assert [swept.status, strict.status, reported.status] == [0, 1, 0], swept.err
     assert sorted(len(record.case.scheme.split("+")) for record in records) == [1, 1, 2]
     assert all(record.outcome.over_limit_bytes > 0 for record in records)
@@ -61,7 +61,7 @@ def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli,
     file.write_text(BENCH)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sweep, "BENCH", "failingbench")  # or the processes of both commands would import torch
-    monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
+    monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())
     command = ("measure", "tiny-roberta", "-b", "1", "--meter", "simulated")
     ended, debugged = cli(*command), cli("--debug", *command)
 

@@ -22,9 +22,10 @@ from torchvision.models import convnext, densenet, efficientnet, maxvit, mobilen
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.workload.sources import presets
-from actbench.workload.torchvision import names
+from actbench.workload.torchvision import torchvision_names
 
 # torch.compile says so where a recomputed block breaks the graph, and of Mamba's question for torch's version
 pytestmark = [
@@ -122,7 +123,7 @@ def of_torchvision(name: str) -> Setup:
 def of_preset(name: str, folder: Path) -> Setup:
     preset = presets()[name]
     (folder / "config.json").write_text(json.dumps(narrowed(preset.config)))
-    workload = workloads.load(
+    workload = workloads.load_workload(
         Case(model=str(folder), task=preset.task, batch_size=4, weights="random", sequence_length=16)
     )
     return lambda: (workload.setup(materialize=True, seed=0), workload.batch(4, seed=0))
@@ -199,5 +200,5 @@ def test_a_family_of_presets_has_its_gradients(family: str, tmp_path: Path) -> N
 
 
 def test_no_family_of_torchvision_is_missing() -> None:
-    wanted = {models.get_model_builder(name).__module__.rpartition(".")[2] for name in names()}
+    wanted = {models.get_model_builder(name).__module__.rpartition(".")[2] for name in torchvision_names()}
     assert wanted <= {*TORCHVISION}

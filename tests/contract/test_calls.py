@@ -23,7 +23,8 @@ from actbench.methods.compile.forward import CompiledForward
 from actbench.methods.fewbit.called import CalledForward
 from actbench.model.records import Case
 from actbench.scheme.facets import Packs
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import conversion_of
 
 Function = Callable[[Tensor], Tensor]
@@ -409,7 +410,7 @@ PRESETS = {
 )
 def test_presets_that_call_their_activations_keep_less_where_they_do(model: str) -> None:
     length = 8 if "mamba" in model else None
-    workload = workloads.load(Case(model=model, batch_size=2, weights="random", sequence_length=length))
+    workload = workloads.load_workload(Case(model=model, batch_size=2, weights="random", sequence_length=length))
     setup = workload.setup(materialize=False, seed=0)
 
     def batch() -> Batch:

@@ -254,7 +254,7 @@ def test_training_ends_where_it_ends_uncompiled(backend: str) -> None:
 
 def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     of_modules = {
-        name for name, kind in schemes.find().items() if {*OF_PARTS, "loss"} & {*kind.model_construct().changes}
+        name for name, kind in schemes.find_schemes().items() if {*OF_PARTS, "loss"} & {*kind.model_construct().changes}
     }
     assert of_modules <= set(COMPILE) | set(REFUSE)
     assert not set(COMPILE) & set(REFUSE)

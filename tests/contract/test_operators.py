@@ -16,7 +16,7 @@ from actbench.methods.formats.ops.smaqstep import rules
 from actbench.methods.randomized.ops.matrix import KINDS
 from actbench.ops.library import library
 
-schemes.names()  # imports all schemes, and with them all operators
+schemes.scheme_names()  # imports all schemes, and with them all operators
 
 Arguments = tuple[Any, ...]
 

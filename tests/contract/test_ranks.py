@@ -12,7 +12,7 @@ from actbench.measure import bench
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.base import PLACEMENT
-from actbench.scheme.facets import Limits
+from actbench.scheme.conditions import Limits
 
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
@@ -43,7 +43,7 @@ def measured(spec: str, like: str) -> Measurement:
 
 
 def spreading() -> list[str]:
-    return [name for name in schemes.names() if PLACEMENT in schemes.lookup(name).model_construct().changes]
+    return [name for name in schemes.scheme_names() if PLACEMENT in schemes.lookup(name).model_construct().changes]
 
 
 def beside() -> list[object]:

@@ -18,7 +18,7 @@ from actbench.methods.formats import smaqops as smaq, smaqstep
 from actbench.methods.randomized.ops import sketch_rows
 from actbench.ops.noise import random_words
 
-schemes.names()  # imports all schemes, and with them all operators
+schemes.scheme_names()  # imports all schemes, and with them all operators
 ops = torch.ops.actbench
 CPU, SEED, WRONG_SEED, HALF_SEED = torch.device("cpu"), torch.tensor(0), torch.tensor([0]), torch.tensor(0.0)
 X, ROWS, F32 = torch.ones(300), torch.ones(2, 150), torch.float32

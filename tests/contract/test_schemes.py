@@ -16,12 +16,14 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, SpecError, UntraceableError
 from actbench.measure import inspection
 from actbench.measure.bench import Session
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.methods.lora.lowrank import base_state_dict
 from actbench.model.records import Case
 from actbench.scheme.base import OF_PARTS, Change
-from actbench.scheme.facets import Limits, LossyForward
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import LossyForward
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.testing import PARTS, check_scheme
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
@@ -68,7 +70,7 @@ def own_model(spec: str) -> str:
     return spec if spec in MODELS else ""
 
 
-workload_of = functools.cache(workloads.load)
+workload_of = functools.cache(workloads.load_workload)
 
 
 def make_batch() -> Batch:

@@ -12,7 +12,7 @@ from actbench.errors import ActbenchError, MeasurementError
 from actbench.measure import bench, world
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
-from actbench.scheme.facets import Limits
+from actbench.scheme.conditions import Limits
 
 EXAMPLES = {
     "actnn": "actnn:L2",

@@ -15,7 +15,8 @@ from actbench.methods.offload import hostoptimizer
 from actbench.model.records import Case
 from actbench.ops.hostmemory import is_host
 from actbench.scheme.base import Change
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
@@ -33,12 +34,12 @@ def case_for(spec: str) -> Case:
 
 
 def make_batch() -> Batch:
-    return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+    return workloads.load_workload(CASE).batch(CASE.batch_size, seed=0)
 
 
 @pytest.fixture
 def setup(spec: str) -> TrainingSetup:
-    return workloads.load(case_for(spec)).setup(materialize=True, seed=0)
+    return workloads.load_workload(case_for(spec)).setup(materialize=True, seed=0)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_scheme_of_the_loss_gives_the_same_value_and_gradients_to_rounding(
         step.backward(loss)
         return loss.detach(), [gradient.clone() for gradient in step.gradients().values()]
 
-    loss, gradients = after(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+    loss, gradients = after(workloads.load_workload(case_for(spec)).setup(materialize=True, seed=0))
     found, others = after(schemes.build(spec).apply(setup))
 
     torch.testing.assert_close(found, loss)
@@ -92,7 +93,7 @@ def test_a_scheme_of_the_optimizer_alone_leaves_gradients_and_keeps_less_state_o
         state = footprint.optimizer_state(step.optimizer)
         return gradients, footprint.stored_bytes(each for each in state if not is_host(each.untyped_storage()))
 
-    exact, exact_bytes = after(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+    exact, exact_bytes = after(workloads.load_workload(case_for(spec)).setup(materialize=True, seed=0))
     found, found_bytes = after(schemes.build(spec).apply(setup))
 
     assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
@@ -114,7 +115,7 @@ def trained(setup: TrainingSetup, batch: Batch, steps: int = 2) -> tuple[list[to
 def test_a_scheme_of_the_gradients_alone_trains_alike_with_fewer_of_them(
     spec: str, setup: TrainingSetup, batch: Batch
 ) -> None:
-    weights, held = trained(workloads.load(case_for(spec)).setup(materialize=True, seed=0), batch)
+    weights, held = trained(workloads.load_workload(case_for(spec)).setup(materialize=True, seed=0), batch)
     before = [parameter.detach().clone() for parameter in setup.module.parameters()]
     found, fewer = trained(schemes.build(spec).apply(setup), batch)
 
@@ -147,7 +148,7 @@ def uneven(labels: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("spec", [spec for spec in specs("batch") if schemes.build(spec).changes == ("batch",)])
 def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(spec: str, rows: int) -> None:
     case = CASE.model_copy(update={"model": "tiny-gpt2@resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"})
-    batch = dict(workloads.load(case).batch(rows, seed=0))
+    batch = dict(workloads.load_workload(case).batch(rows, seed=0))
     batch["labels"] = uneven(batch["labels"])
 
     def after(setup: TrainingSetup) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
@@ -156,8 +157,10 @@ def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(sp
         gradients = {name: parameter.grad for name, parameter in setup.module.named_parameters()}
         return step.loss, gradients, inspection.trace(setup, lambda: batch).total_bytes
 
-    loss, gradients, kept = after(workloads.load(case).setup(materialize=True, seed=0))
-    found, others, fewer = after(schemes.build(spec).apply(workloads.load(case).setup(materialize=True, seed=0)))
+    loss, gradients, kept = after(workloads.load_workload(case).setup(materialize=True, seed=0))
+    found, others, fewer = after(
+        schemes.build(spec).apply(workloads.load_workload(case).setup(materialize=True, seed=0))
+    )
 
     torch.testing.assert_close(found, loss)
     for name, gradient in gradients.items():
@@ -169,7 +172,9 @@ def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(sp
 def test_a_scheme_of_the_precision_gives_nearly_the_same_value_and_gradients_and_keeps_less(
     spec: str, setup: TrainingSetup, batch: Batch
 ) -> None:
-    many = workloads.load(CASE.model_copy(update={"sequence_length": 64})).batch(8, seed=0)  # autocast copies weights
+    many = workloads.load_workload(CASE.model_copy(update={"sequence_length": 64})).batch(
+        8, seed=0
+    )  # autocast copies weights
     exact, before = gradients_of(setup, batch, seed=0), inspection.trace(setup, lambda: many).total_bytes
     loss = losses(setup, batch)
 

@@ -19,7 +19,8 @@ from actbench.errors import ConversionError
 from actbench.model.records import Case
 from actbench.ops import noise
 from actbench.scheme.facets import LossyForward
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
@@ -34,7 +35,7 @@ SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("e
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
 
 
-workload_of = functools.cache(workloads.load)
+workload_of = functools.cache(workloads.load_workload)
 
 
 def converted(spec: str, like: str = "", **fields: object) -> TrainingSetup:

@@ -15,7 +15,7 @@ import actbench
 from actbench import workload as workloads
 from actbench.errors import ConversionError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.tools.convert.model import conversion_of
 
 STACKS = ["lora:4+chunked_loss:2+checkpoint", "fewbit:3+randomized:0.5+gact:L1"]
@@ -23,7 +23,7 @@ STACKS = ["lora:4+chunked_loss:2+checkpoint", "fewbit:3+randomized:0.5+gact:L1"]
 
 def language_model() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     case = Case(model="tiny-gpt2", batch_size=2, sequence_length=16)
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     setup, batch = workload.setup(materialize=True, seed=0), workload.batch(2, seed=0)
     assert setup.loss is not None
     loss: Callable[[nn.Module, Batch], Tensor] = setup.loss

@@ -29,8 +29,8 @@ def read(reader, text):
 
 
 def test_specifications_of_schemes(fuzz, sentences):
-    keys = {key for name in schemes.names() for key in schemes.lookup(name).model_fields}
-    words = [*schemes.names(), *(f",{key}=" for key in sorted(keys)), *SPECS]
+    keys = {key for name in schemes.scheme_names() for key in schemes.lookup(name).model_fields}
+    words = [*schemes.scheme_names(), *(f",{key}=" for key in sorted(keys)), *SPECS]
 
     def check(text):
         scheme = read(schemes.build, text)
@@ -88,7 +88,7 @@ def test_names_of_models(fuzz, sentences):
     ]
 
     def check(text):
-        name = read(names.parse, text)
+        name = read(names.parse_model_name, text)
         assert name is None or name.name
 
     fuzz(sentences(*words, *changes), check)

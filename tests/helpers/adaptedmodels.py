@@ -15,11 +15,11 @@ BOTH = ("lora", "qlora")
 
 
 def built(model: str = "tiny-llama", **fields: Any) -> TrainingSetup:
-    return workloads.load(Case(model=model, batch_size=2, **fields)).setup(materialize=True, seed=0)
+    return workloads.load_workload(Case(model=model, batch_size=2, **fields)).setup(materialize=True, seed=0)
 
 
 def batch(model: str = "tiny-llama", **fields: Any) -> Batch:
-    return workloads.load(Case(model=model, batch_size=2, sequence_length=16, **fields)).batch(2, seed=0)
+    return workloads.load_workload(Case(model=model, batch_size=2, sequence_length=16, **fields)).batch(2, seed=0)
 
 
 def trained(model: nn.Module) -> set[str]:

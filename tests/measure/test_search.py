@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from actbench.measure.search import LARGEST_TRIED, Trial, largest, predict
+from actbench.measure.search import LARGEST_TRIED, BatchTrial, largest, predict
 
 
 class Steps:
@@ -21,7 +21,7 @@ class Steps:
         self.tried.append(batch)
         fits = batch <= self.edge
         tells = self.peak is not None and (fits or self.tells_over_limit)
-        return Trial(fits, self.peak(batch) if tells else None)
+        return BatchTrial(fits, self.peak(batch) if tells else None)
 
 
 def affine(base, per_sample, limit, tells_over_limit=True):
@@ -54,7 +54,7 @@ def test_peaks_that_mislead_cost_trials_but_never_the_answer(edge, predicted, pe
 
     def fits(batch):
         tried.append(batch)
-        return Trial(batch <= edge, peaks[batch % len(peaks)])
+        return BatchTrial(batch <= edge, peaks[batch % len(peaks)])
 
     found = largest(fits, memory_limit_bytes=2**39, predicted=predicted)
     assert found.batch_size == edge
@@ -110,7 +110,7 @@ def test_steps_that_are_not_monotone_still_end_on_a_proved_edge(answers, predict
 
     def fits(batch):
         tried[batch] = batch <= 64 and answers[batch - 1]
-        return Trial(tried[batch], 100 * batch)
+        return BatchTrial(tried[batch], 100 * batch)
 
     found = largest(fits, memory_limit_bytes=3200, predicted=predicted)
     assert found.batch_size == 0 or tried[found.batch_size]
@@ -138,21 +138,23 @@ def test_a_prediction_beyond_the_cap_is_tried_at_the_cap():
 
 def test_known_trials_are_used_and_neither_repeated_nor_counted():
     steps = affine(1000, 10, 2005)
-    found = largest(steps, memory_limit_bytes=2005, known={8: Trial(True, 1080), 32: Trial(True, 1320)})
+    found = largest(steps, memory_limit_bytes=2005, known={8: BatchTrial(True, 1080), 32: BatchTrial(True, 1320)})
     assert found.batch_size == (2005 - 1000) // 10
     assert steps.tried == [100, 101]
     assert found.trials == 2
 
 
 def test_known_trials_can_be_the_whole_proof():
-    found = largest(Steps(5), memory_limit_bytes=55, predicted=5, known={5: Trial(True, 50), 6: Trial(False, 60)})
+    found = largest(
+        Steps(5), memory_limit_bytes=55, predicted=5, known={5: BatchTrial(True, 50), 6: BatchTrial(False, 60)}
+    )
     assert (found.batch_size, found.trials, found.fits_peak_bytes, found.next_peak_bytes) == (5, 0, 50, 60)
 
 
 def test_the_peak_at_which_an_allocator_gave_up_is_not_taken_for_the_peak_of_the_step():
-    gave_up = Trial(False, 90)
+    gave_up = BatchTrial(False, 90)
     steps = affine(0, 10, 105, tells_over_limit=False)
-    found = largest(steps, memory_limit_bytes=105, known={16: gave_up, 1: Trial(True, 10)})
+    found = largest(steps, memory_limit_bytes=105, known={16: gave_up, 1: BatchTrial(True, 10)})
     assert found.batch_size == 10
     assert found.next_outcome == "out-of-memory"
 

@@ -8,7 +8,7 @@ from torch import distributed
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError
 from actbench.measure import bench
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.measure.world import ALONE
 from actbench.model.measured import Mesh
 from actbench.model.records import Case

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from actbench import scheme as schemes, workload as workloads
-from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.meter import MemoryReading
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.simulator.fake import shapes_only
@@ -22,7 +22,7 @@ IMAGES = 8  # enough that the statistics of norms, which do not grow with the ba
 
 
 def step_of(meter: SimulatedMeter, model: str, spec: str, images: int) -> TrainStep:
-    workload = workloads.load(Case(model=model, batch_size=images, optimizer="sgd-momentum"))
+    workload = workloads.load_workload(Case(model=model, batch_size=images, optimizer="sgd-momentum"))
     setup = schemes.build(spec).apply(meter.adopt(workload.setup(materialize=False, seed=0)))
     with meter.active():
         return TrainStep(setup, meter.place(workload.batch(images, seed=0)))

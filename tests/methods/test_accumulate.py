@@ -14,8 +14,8 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.measure.bench import Session, gradients_of
 from actbench.model.records import Case
-from actbench.scheme.microbatches import cut
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch, cut
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.tools.train.loop import TrainingLoop
 from actbench.tools.train.records import TrainingCase
 from actbench.workload import losses
@@ -86,7 +86,7 @@ def test_labels_of_a_masked_model_are_weighted_by_how_many_there_are() -> None:
     case = Case(
         model="tiny-roberta@hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0", task="masked-lm", batch_size=7
     )
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     batch = workload.batch(7, seed=0)
     setup = workload.setup(materialize=True, seed=0)
     shares = [part.share for part in cut(batch, 4)]

@@ -14,20 +14,21 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.measure.bench import Session, gradients_of, measure, relative_error_and_cosine
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 CASE = Case(model="resnet-cifar", batch_size=8, gradient_quality=False)
 LAST = torch.channels_last
 
 
 def setup(case: Case = CASE, dtype: torch.dtype = torch.float64) -> TrainingSetup:
-    found = workloads.load(case).setup(materialize=True, seed=0)
+    found = workloads.load_workload(case).setup(materialize=True, seed=0)
     found.module.to(dtype)
     return found
 
 
 def batch(case: Case = CASE, dtype: torch.dtype = torch.float64) -> Batch:
-    found = workloads.load(case).batch(case.batch_size, seed=0)
+    found = workloads.load_workload(case).batch(case.batch_size, seed=0)
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
 
 

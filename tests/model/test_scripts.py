@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from actbench.model.contents import Contents, content_of
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Built, Case, Script
-from actbench.model.scripts import file_of_module
+from actbench.model.records import Built, Case
+from actbench.model.scripts import Script, file_of_module
 from actbench.report import store
 from actbench.report.render import markdown
 from actbench.report.sentences import name_of
@@ -45,7 +45,7 @@ def test_the_text_of_a_script_is_what_a_shell_takes_behind_python() -> None:
 )
 def test_keys_of_cases_without_a_script_are_what_they_were(file: str, first: str) -> None:
     """The keys are those of the version that knew no scripts."""
-    record = store.read(DATA / file, MeasuredRecord).records[0]
+    record = store.read_results(DATA / file, MeasuredRecord).records[0]
 
     assert record.case.key() == first
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.report.store import read
+from actbench.report.store import read_results
 from actbench.tools.train import recipe as runs
 from actbench.tools.train.records import Trained, TrainingRun
 
@@ -21,7 +21,7 @@ def committed() -> tuple[TrainingRun, ...]:
     """Give the runs of one machine: that of the first file."""
     files = sorted(FOLDER.glob("*.runs.jsonl"))
     assert files, f"{FOLDER} holds no runs: 'actbench train accuracy' makes them"
-    return read(files[0], TrainingRun).records
+    return read_results(files[0], TrainingRun).records
 
 
 def scores(found: tuple[TrainingRun, ...], model: str, scheme: str) -> list[float]:

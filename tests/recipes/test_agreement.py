@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.report.store import read
+from actbench.report.store import read_results
 from actbench.run import recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -21,7 +21,7 @@ def test_the_simulated_peaks_of_every_row_are_near_the_measured_ones(recipe: str
     assert files, f"'actbench sweep {recipe} -o results/{recipe}' makes the rows"
     for file in files:
         peaks: dict[str, dict[tuple[str, str], int]] = {"cpu": {}, "simulated": {}}
-        for record in read(file, MeasuredRecord).records:
+        for record in read_results(file, MeasuredRecord).records:
             assert isinstance(record.outcome, Measurement), record.outcome
             peaks[record.case.meter][record.case.model, record.case.scheme] = record.outcome.peak_bytes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.report.store import read
+from actbench.report.store import read_results
 from actbench.run import recipes
 
 FOLDER = Path(__file__).parents[2] / "results" / "agreement-ranks"
@@ -20,7 +20,7 @@ def committed() -> dict[tuple[str, str, str], Measurement]:
     files = sorted(FOLDER.glob("*.jsonl"))
     assert files, f"{FOLDER} holds no rows: 'torchrun --nproc-per-node 4 -m actbench sweep agreement-ranks' makes them"
     found = {}
-    for record in read(files[0], MeasuredRecord).records:
+    for record in read_results(files[0], MeasuredRecord).records:
         assert isinstance(record.outcome, Measurement), record.outcome
         found[record.case.model, record.case.scheme, record.case.meter] = record.outcome
     return found

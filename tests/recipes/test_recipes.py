@@ -11,7 +11,7 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import NothingToConvertError
 from actbench.model.records import Case
 from actbench.run import recipes, sweep
-from actbench.scheme.facets import Limits
+from actbench.scheme.conditions import Limits
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -24,7 +24,7 @@ def test_a_shipped_recipe_names_only_what_exists(name: str) -> None:
 
 
 def test_the_smoke_recipe_knows_every_scheme() -> None:
-    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.names())
+    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.scheme_names())
 
 
 NOTHING_TO_CONVERT = {
@@ -42,7 +42,7 @@ NOT_SIMULATED = {"resnet-cifar": {"autocast", "pure"}}
 def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> None:
     rows = schemes_by_model("agreement")
 
-    without_value = {name for name, scheme in schemes.find().items() if name != "encode"}
+    without_value = {name for name, scheme in schemes.find_schemes().items() if name != "encode"}
     limits = {name: schemes.build(name).facet(Limits) for name in without_value}
     untraceable = {name for name, each in limits.items() if each and each.untraceable}
     missing = {
@@ -59,7 +59,7 @@ def test_what_has_no_row_finds_nothing_to_convert(model: str, name: str) -> None
     case = Case(model=model, scheme=name, batch_size=2, meter="simulated")
 
     with pytest.raises(NothingToConvertError):
-        schemes.build(name).apply(workloads.load(case).setup(materialize=False, seed=0))
+        schemes.build(name).apply(workloads.load_workload(case).setup(materialize=False, seed=0))
 
 
 def schemes_by_model(name: str) -> dict[str, set[str]]:

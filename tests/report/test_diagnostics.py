@@ -19,7 +19,7 @@ def test_what_a_scheme_reports_is_a_column_of_its_own(make_record: MakeRecord, t
     record = make_record("fewbit:3", diagnostics=(OWN,))
     file = tmp_path / "box.jsonl"
     file.write_text(record.model_dump_json() + "\n")
-    table = tables.results_table([make_record(), *store.read(file).records])
+    table = tables.results_table([make_record(), *store.read_results(file).records])
 
     assert "| Luck, spent |" in render.markdown(table)
     assert [row["spent_luck"] for row in table.rows] == [None, 0.25]

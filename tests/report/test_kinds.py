@@ -34,7 +34,7 @@ def with_nothing_new(old: Any, new: Any) -> bool:
 
 def test_measured_cases() -> None:
     file = DATA / "measured-2026-11.jsonl"
-    measured, failed = store.read(file).records
+    measured, failed = store.read_results(file).records
 
     assert [record.case.key() for record in (measured, failed)] == ["0da38fbffe733fbb", "75a02f369a78ec00"]
     assert isinstance(measured.outcome, Measurement)
@@ -46,7 +46,7 @@ def test_measured_cases() -> None:
 
 def test_training_runs() -> None:
     file = DATA / "trained-2026-11.runs.jsonl"
-    trained, failed = store.read(file, TrainingRun).records
+    trained, failed = store.read_results(file, TrainingRun).records
 
     assert [run.case.key() for run in (trained, failed)] == ["62a975b9078aa609", "99f336871282cf47"]
     assert isinstance(trained.outcome, Trained)

@@ -33,8 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what ru
 kind, folder, benches, asked = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 sys.path[:0] = [benches, str(folder)]
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
-from actbench.measure.place import place
+from actbench.run.runner import run_plan
+from actbench.measure.rank import launched_rank
 from actbench.report import store
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
@@ -43,7 +43,7 @@ if kind == "ranks":
     from actbench.tools.ranks.follower import Follower
     from actbench.tools.ranks.rendezvous import following, leading
     from actbench.tools.ranks.launch import address
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     if not here.is_first:
         with following(here, address(os.environ)) as frames, Follower(frames) as follower:
             follower.follow()
@@ -59,7 +59,7 @@ plan = [Planned(Case(**{**settings, **case})) for case in asked]
 stored = store.Store.opened(folder / "results.jsonl", MeasuredRecord)
 spread = lambda case: 2 if kind == "ranks" and case.scheme != "exact" else 1
 with machines as found, stored as results:
-    run(plan, results, recipe="test", command="test", bench="fakebench", preload=(), timeout_seconds=8.0,
+    run_plan(plan, results, recipe="test", command="test", bench="fakebench", preload=(), timeout_seconds=8.0,
         machines=found, needed=spread, jobs=2)
 """
 HOST = """
@@ -103,7 +103,7 @@ class Sweeps:
         return self.rows()
 
     def rows(self) -> dict[tuple[str, str], MeasuredRecord]:
-        found = store.read(self.folder / "results.jsonl").records
+        found = store.read_results(self.folder / "results.jsonl").records
         return {(record.case.scheme, record.case.meter): record for record in found}
 
     def lines(self) -> list[str]:

@@ -14,7 +14,7 @@ from actbench.run.experiment import Summary
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 from actbench.run.worker import Frames, GarbledError
 
 
@@ -40,7 +40,7 @@ class Outcomes(dict):
 def sweep(plan, timeout_seconds, preload=()):
     rows = Outcomes()
     settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": preload}
-    return rows, run([Planned(case) for case in plan], rows, timeout_seconds=timeout_seconds, **settings)
+    return rows, run_plan([Planned(case) for case in plan], rows, timeout_seconds=timeout_seconds, **settings)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ sys.path[:0] = [{here!r}, {folder!r}]
 from actbench.report import store
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 from actbench.run.recipes.sections import Planned
 log = {folder!r} + "/log"
 plan = [
@@ -37,7 +37,7 @@ if {searched!r}:
     names = ("strict", "name:a", "name:b", "name:c")
     plan = [Planned(Case(model=log, scheme=f"{{name}}+sleep:0.04", batch_size=128, **settings)) for name in names]
 with store.Store.opened(Path({folder!r}) / "results.jsonl", MeasuredRecord) as results:
-    run(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
+    run_plan(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
 assert "torch" not in sys.modules
 """
 
@@ -56,7 +56,7 @@ def finish(folder, **settings):
 
 def rows_of(folder):
     lines = (folder / "results.jsonl").read_text().splitlines()
-    records = store.read(folder / "results.jsonl").records
+    records = store.read_results(folder / "results.jsonl").records
     assert len(records) == len(lines)
     cleared = [record.case.model_copy(update={"model": "log"}) for record in records]
     outcomes = [untied(record.outcome) for record in records]
@@ -130,7 +130,7 @@ def test_a_sweep_killed_in_the_middle_of_its_searches_goes_on_with_those_that_ar
 
 
 def by_scheme(folder):
-    return {record.case.scheme: record for record in store.read(folder / "results.jsonl").records}
+    return {record.case.scheme: record for record in store.read_results(folder / "results.jsonl").records}
 
 
 @pytest.mark.parametrize("last", [pytest.param("hang", marks=pytest.mark.slow), "exact+then+hang"])

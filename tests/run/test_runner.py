@@ -7,13 +7,14 @@ import pytest
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Case, Published
+from actbench.model.provenance import Published
+from actbench.model.records import Case
 from actbench.report import store
 from actbench.run import member
 from actbench.run.experiment import Summary
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 
 
 @dataclass
@@ -48,7 +49,7 @@ def sweep(plan, rows=None, **settings):
     rows = Rows() if rows is None else rows
     entries = [entry if isinstance(entry, Planned) else Planned(entry) for entry in plan]
     settings = {"recipe": "test", "command": "actbench sweep test", "bench": "fakebench", "preload": (), **settings}
-    return rows, run(entries, rows, **settings)
+    return rows, run_plan(entries, rows, **settings)
 
 
 def events(log, kind):

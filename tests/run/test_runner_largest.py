@@ -13,7 +13,7 @@ from actbench.model.records import Case
 from actbench.run.experiment import Summary
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 from actbench.run.trials import Trials
 
 
@@ -49,7 +49,7 @@ def sweep(plan, rows=None, **settings):
     rows = Rows() if rows is None else rows
     entries = [entry if isinstance(entry, Planned) else Planned(entry) for entry in plan]
     settings = {"recipe": "test", "command": "actbench sweep test", "bench": "fakebench", "preload": (), **settings}
-    return rows, run(entries, rows, **settings)
+    return rows, run_plan(entries, rows, **settings)
 
 
 def events(log, kind):

@@ -15,7 +15,7 @@ from actbench.run import local
 from actbench.run.local import ThisMachine, chosen_gpus
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 
 SMALL, LARGE = ("NVIDIA T4", 16), ("NVIDIA A100", 80)
 
@@ -44,7 +44,7 @@ class Rows:
 def swept(log: Path, cases: list[Case], gpus: tuple[str | None, ...], rows: Rows | None = None) -> list[list[str]]:
     """Measure cases on GPUs, and return the events of the log: scheme, batch size, event and more."""
     settings: dict[str, Any] = {"recipe": "test", "command": "actbench sweep", "bench": "fakebench", "preload": ()}
-    run([Planned(case) for case in cases], rows or Rows(), machines=ThisMachine(gpus), **settings)
+    run_plan([Planned(case) for case in cases], rows or Rows(), machines=ThisMachine(gpus), **settings)
     return [line.split() for line in log.read_text().splitlines()]
 
 

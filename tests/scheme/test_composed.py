@@ -8,7 +8,8 @@ from actbench import scheme as schemes
 from actbench.errors import SpecError
 from actbench.scheme import Scheme
 from actbench.scheme.composed import at_parameters, at_placement
-from actbench.scheme.facets import Limits, Packs, Periodic, Spread
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Packs, Periodic, Spread
 
 HOOKS = "both pack or move saved tensors by hooks"
 LAYERS = "both replace activation layers"

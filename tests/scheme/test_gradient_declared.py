@@ -28,7 +28,7 @@ def worth_trying(scheme: type[Scheme], batch_size: int) -> tuple[str, ...]:
 
 SPECS = [
     spec
-    for scheme in schemes.find().values()
+    for scheme in schemes.find_schemes().values()
     for spec in worth_trying(scheme, 4)
     if not {"parameters", "memory format"} & {*schemes.build(spec).changes}  # tests/methods/test_channelslast.py
 ]
@@ -40,7 +40,7 @@ APPROXIMATE = [spec for spec in SPECS if schemes.build(spec).gradient == "approx
 def language_model(spec: str = "exact") -> tuple[TrainingSetup, dict[str, Tensor]]:
     activation = "silu" if spec.startswith("resilu2") else "gelu_new"
     case = Case(model=f"tiny-gpt2@{NO_DROPOUT},activation_function={activation}", batch_size=4, sequence_length=16)
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     return workload.setup(materialize=True, seed=0), dict(workload.batch(4, seed=0))
 
 
@@ -130,7 +130,9 @@ def test_every_scheme_but_exact_has_something_worth_trying_that_builds_it() -> N
 
 
 def test_a_batch_is_cut_into_what_divides_it() -> None:
-    (scheme,) = [each for each in schemes.find().values() if worth_trying(each, 1) == () != worth_trying(each, 2)]
+    (scheme,) = [
+        each for each in schemes.find_schemes().values() if worth_trying(each, 1) == () != worth_trying(each, 2)
+    ]
 
     assert worth_trying(scheme, 12) == tuple(f"{scheme.name}:{parts}" for parts in (2, 4, 12))
     assert worth_trying(scheme, 7) == (f"{scheme.name}:7",)

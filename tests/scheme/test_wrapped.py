@@ -20,7 +20,8 @@ from actbench.measure import inspection
 from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked import HookedForward
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 WORDS, WIDTH, ROWS, LENGTH, CHUNKS = 50, 64, 8, 16, 4
 

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.measure.meters.base import Meter
-from actbench.measure.meters.cpu import CpuMeter
-from actbench.scheme.setup import Batch
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measure.meters.meter import Meter
+from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

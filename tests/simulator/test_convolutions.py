@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actbench.measure.meters import footprint
-from actbench.measure.meters.cpu import AllocationTrace
+from actbench.measure.meters.cpumeter import AllocationTrace
 from actbench.simulator import temporaries
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from actbench.measure import bench
-from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.meter import MemoryReading
 from actbench.measure.meters.peak import Event
 from actbench.model.measured import Measurement
 from actbench.model.records import Case

@@ -18,7 +18,7 @@ def test_the_default_is_a_card_of_16_gib() -> None:
     assert profiles.get(profiles.DEFAULT).memory_bytes == 16 * GIB
 
 
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.profile_names())
 def test_every_name_gets_its_profile(name: str) -> None:
     profile = profiles.get(name)
 

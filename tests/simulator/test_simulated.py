@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import UntraceableError
-from actbench.scheme.setup import Precision
+from actbench.scheme.conditions import Precision
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from actbench.model.records import Failure, Machine, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Failure
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.tools.convert.model import conversion_of
 from actbench.tools.train.records import Evaluation, Trained, TrainingCase, TrainingRun

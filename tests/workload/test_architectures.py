@@ -55,7 +55,7 @@ Write = Callable[..., Path]
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
-    workload = workloads.load(Case.model_validate({"model": str(model), "batch_size": 2, **options}))
+    workload = workloads.load_workload(Case.model_validate({"model": str(model), "batch_size": 2, **options}))
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
 

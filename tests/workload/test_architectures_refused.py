@@ -17,7 +17,7 @@ Write = Callable[..., Path]
 
 
 def load(folder: Path, **options: object) -> HuggingFaceWorkload:
-    workload = workloads.load(Case.model_validate({"model": str(folder), "batch_size": 2, **options}))
+    workload = workloads.load_workload(Case.model_validate({"model": str(folder), "batch_size": 2, **options}))
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
 

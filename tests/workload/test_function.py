@@ -36,7 +36,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_a_function_gives_model_batches_and_loss(tmp_path: Path) -> None:
-    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4, optimizer="sgd"))
+    workload = workloads.load_workload(Case(model=write(tmp_path, GOOD), batch_size=4, optimizer="sgd"))
     setup = workload.setup(materialize=True, seed=0)
     batch = workload.batch(4, seed=1)
     assert setup.loss is not None
@@ -51,7 +51,7 @@ def test_a_function_gives_model_batches_and_loss(tmp_path: Path) -> None:
 
 
 def test_the_case_decides_the_type(tmp_path: Path) -> None:
-    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4, dtype="bfloat16"))
+    workload = workloads.load_workload(Case(model=write(tmp_path, GOOD), batch_size=4, dtype="bfloat16"))
     setup = workload.setup(materialize=True, seed=0)
 
     assert {parameter.dtype for parameter in setup.module.parameters()} == {torch.bfloat16}
@@ -60,7 +60,7 @@ def test_the_case_decides_the_type(tmp_path: Path) -> None:
 
 
 def test_it_runs_on_fake_tensors(tmp_path: Path) -> None:
-    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4))
+    workload = workloads.load_workload(Case(model=write(tmp_path, GOOD), batch_size=4))
     setup = workload.setup(materialize=False, seed=0)
     mode = fake_mode()
     to_fake(setup.module, mode)
@@ -89,7 +89,7 @@ def test_it_runs_on_fake_tensors(tmp_path: Path) -> None:
 )
 def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+        workloads.load_workload(Case(model=write(tmp_path, text), batch_size=1))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text
     ],
 )
 def test_a_function_that_returns_something_else_is_an_error(tmp_path: Path, text: str, words: str) -> None:
-    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+    workload = workloads.load_workload(Case(model=write(tmp_path, text), batch_size=1))
 
     with pytest.raises(ModelError, match=words):
         workload.setup(materialize=True, seed=0)
@@ -119,7 +119,7 @@ def test_a_layer_that_waits_for_its_first_batch_is_an_error_unless_it_had_one(
     )
     called = text.replace("    return", "    with torch.no_grad():\n        m(torch.ones(2, 4))\n    return")
 
-    lazy, ready = (workloads.load(Case(model=write(tmp_path, each), batch_size=1)) for each in (text, called))
+    lazy, ready = (workloads.load_workload(Case(model=write(tmp_path, each), batch_size=1)) for each in (text, called))
     with pytest.raises(ModelError, match=r"1\.weight has no shape, as LazyLinear waits for its first batch: call"):
         lazy.setup(materialize=materialize, seed=0)
     assert ready.setup(materialize=materialize, seed=0).module[1].weight.shape == (3, 4)
@@ -130,12 +130,12 @@ def test_the_line_is_found_by_a_relative_path(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ModelError, match=r"own\.py:2: ZeroDivisionError"):
-        workloads.load(Case(model="own.py:build", batch_size=1)).setup(materialize=True, seed=0)
+        workloads.load_workload(Case(model="own.py:build", batch_size=1)).setup(materialize=True, seed=0)
 
 
 def test_a_batch_must_be_a_mapping(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Linear(1, 1), lambda n: [n], lambda m, b: 0\n"
-    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+    workload = workloads.load_workload(Case(model=write(tmp_path, text), batch_size=1))
 
     with pytest.raises(ModelError, match="make_batch returned list"):
         workload.batch(1, seed=0)
@@ -155,7 +155,7 @@ def test_a_wrong_loss_is_refused_in_words(tmp_path: Path, loss: str, words: str 
     batch = "{'x': torch.ones(n, 2), 'z': torch.ones(n)}"
     parts = f"nn.Linear(2, 1), lambda n: {batch}, lambda m, b: {loss}"
     text = f"import torch\nfrom torch import nn\ndef build():\n    return {parts}\n"
-    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=3))
+    workload = workloads.load_workload(Case(model=write(tmp_path, text), batch_size=3))
     setup = workload.setup(materialize=True, seed=0)
 
     with pytest.raises(KeyError if words is None else ModelError, match=words):
@@ -164,7 +164,7 @@ def test_a_wrong_loss_is_refused_in_words(tmp_path: Path, loss: str, words: str 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no file"):
-        workloads.load(Case(model=f"{tmp_path / 'none.py'}:build", batch_size=1))
+        workloads.load_workload(Case(model=f"{tmp_path / 'none.py'}:build", batch_size=1))
 
 
 def test_the_build_of_the_documentation_is_simulated_as_it_is_measured(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_batch_whose_rows_are_no_samples_is_not_cut(tmp_path: Path, kind: str,
 def test_a_batch_that_is_the_same_for_every_number_is_refused(tmp_path: Path) -> None:
     parts = "nn.Linear(2, 1), lambda n: {'x': torch.ones(6, 2)}, lambda m, b: 0"
     text = f"import torch\nfrom torch import nn\ndef build():\n    return {parts}\n"
-    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=3))
+    workload = workloads.load_workload(Case(model=write(tmp_path, text), batch_size=3))
 
     with pytest.raises(ModelError, match=r"make_batch\(3\) and make_batch\(1\) both return x \(6, 2\); .* n samples"):
         workload.batch(3, seed=0)

@@ -61,7 +61,7 @@ def test_a_name_lookup_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 def test_without_an_answer_auto_takes_random_weights_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "offline", lambda: False)
     monkeypatch.setattr(folder, "reachable", lambda url: False)
-    workload = workloads.load(Case(model="distilbert-base-uncased", batch_size=1, weights="auto"))
+    workload = workloads.load_workload(Case(model="distilbert-base-uncased", batch_size=1, weights="auto"))
 
     workload.setup(materialize=True, seed=0)
 
@@ -75,7 +75,7 @@ def test_without_an_answer_auto_takes_random_weights_and_says_so(monkeypatch: py
 def test_pretrained_is_an_error_when_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "offline", lambda: False)
     monkeypatch.setattr(folder, "reachable", lambda url: False)
-    workload = workloads.load(Case(model="gpt2", batch_size=1, weights="pretrained"))
+    workload = workloads.load_workload(Case(model="gpt2", batch_size=1, weights="pretrained"))
 
     with pytest.raises(ModelError, match=r"no pretrained weights for gpt2.*--weights random"):
         workload.setup(materialize=True, seed=0)
@@ -87,14 +87,14 @@ def test_offline_and_random_never_look_at_the_network(monkeypatch: pytest.Monkey
         raise AssertionError(f"asked {url}")
 
     monkeypatch.setattr(folder, "reachable", forbidden)
-    workload = workloads.load(Case(model="tiny-bert", batch_size=1, weights="random"))
+    workload = workloads.load_workload(Case(model="tiny-bert", batch_size=1, weights="random"))
     workload.setup(materialize=True, seed=0)
     with pytest.raises(ModelError, match="--weights random never asks the hub"):
-        workloads.load(Case(model="hf:org/name", batch_size=1, weights="random"))
+        workloads.load_workload(Case(model="hf:org/name", batch_size=1, weights="random"))
 
     monkeypatch.setattr(folder, "offline", lambda: True)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE forbids"):
-        workloads.load(Case(model="hf:org/name", batch_size=1, weights="auto"))
+        workloads.load_workload(Case(model="hf:org/name", batch_size=1, weights="auto"))
 
 
 def test_the_cache_is_read_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

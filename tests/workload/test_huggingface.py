@@ -25,7 +25,7 @@ EAGER = {"tiny-t5"}  # of which the fast tests take a step with eager attention 
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
-    workload = workloads.load(Case.model_validate({"model": str(model), "batch_size": 2, **options}))
+    workload = workloads.load_workload(Case.model_validate({"model": str(model), "batch_size": 2, **options}))
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
 

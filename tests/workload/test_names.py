@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import ModelError
-from actbench.workload.names import ModelName, parse
+from actbench.workload.names import ModelName, parse_model_name
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ from actbench.workload.names import ModelName, parse
     ],
 )
 def test_each_form_of_a_specification_is_understood(spec: str, expected: ModelName) -> None:
-    assert parse(spec) == expected
+    assert parse_model_name(spec) == expected
 
 
 def test_changes_of_the_config_are_read_as_json_values() -> None:
-    name = parse("gpt2@n_layer=4,resid_pdrop=0.0,tie_word_embeddings=false,activation_function=gelu")
+    name = parse_model_name("gpt2@n_layer=4,resid_pdrop=0.0,tie_word_embeddings=false,activation_function=gelu")
 
     assert name.changes == {
         "n_layer": 4,
@@ -38,8 +38,8 @@ def test_changes_of_the_config_are_read_as_json_values() -> None:
 
 
 def test_a_folder_is_found_by_its_path(tmp_path: Path) -> None:
-    assert parse(str(tmp_path)) == ModelName("folder", str(tmp_path))
-    assert parse(f"{tmp_path}@num_hidden_layers=1").changes == {"num_hidden_layers": 1}
+    assert parse_model_name(str(tmp_path)) == ModelName("folder", str(tmp_path))
+    assert parse_model_name(f"{tmp_path}@num_hidden_layers=1").changes == {"num_hidden_layers": 1}
 
 
 def test_a_shipped_name_wins_over_a_folder_of_the_same_bare_name(
@@ -49,9 +49,9 @@ def test_a_shipped_name_wins_over_a_folder_of_the_same_bare_name(
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    assert parse("gpt2").kind == "preset"
-    assert parse("./gpt2").kind == "folder"
-    assert parse("mine").kind == "folder"
+    assert parse_model_name("gpt2").kind == "preset"
+    assert parse_model_name("./gpt2").kind == "folder"
+    assert parse_model_name("mine").kind == "folder"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_shipped_name_wins_over_a_folder_of_the_same_bare_name(
 )
 def test_a_wrong_specification_says_what_is_wrong(spec: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        parse(spec)
+        parse_model_name(spec)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, file: str, words
     (tmp_path / file).write_bytes(b"\x80\x04.")
 
     with pytest.raises(ModelError, match=words):
-        parse(str(tmp_path / file))
+        parse_model_name(str(tmp_path / file))

@@ -69,7 +69,7 @@ def test_a_fused_step_needs_no_memory_of_its_own_on_cuda() -> None:
 
 
 def test_muon_steps_hidden_matrices_and_adamw_the_rest() -> None:
-    model = workloads.load(Case(model="tiny-llama", batch_size=1)).setup(materialize=True, seed=0).module
+    model = workloads.load_workload(Case(model="tiny-llama", batch_size=1)).setup(materialize=True, seed=0).module
     optimizer = make_optimizer("muon")(model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

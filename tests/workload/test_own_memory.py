@@ -137,7 +137,7 @@ def test_real_meters_let_it_look(tmp_path: Path, function: str) -> None:
 
 
 def test_a_batch_before_there_is_a_model_builds_one_without_memory(tmp_path: Path) -> None:
-    workload = workloads.load(Case(model=f"{written(tmp_path, LARGE)}:build", batch_size=2))
+    workload = workloads.load_workload(Case(model=f"{written(tmp_path, LARGE)}:build", batch_size=2))
 
     assert workload.batch(2, seed=0)["x"].shape == (2, 8192)
 

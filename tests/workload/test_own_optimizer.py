@@ -74,7 +74,7 @@ def test_the_one_that_is_asked_for_goes_before(tmp_path: Path) -> None:
     "optimizer", ["optim.SGD(model.parameters(), lr=0.5, momentum=0.9)", "optim.Adagrad(model.parameters())"]
 )
 def test_each_step_begins_with_the_state_that_it_came_with(tmp_path: Path, optimizer: str) -> None:
-    workload = workloads.load(Case(model=own(tmp_path, optimizer), batch_size=4))
+    workload = workloads.load_workload(Case(model=own(tmp_path, optimizer), batch_size=4))
     setup = workload.setup(materialize=True, seed=0)
     begun = {name: tensor.clone() for name, tensor in setup.module.state_dict().items()}
     batch = workload.batch(4, seed=1)
@@ -148,7 +148,7 @@ def test_a_frozen_model_is_refused_in_words(tmp_path: Path, optimizer: str) -> N
 def test_the_instance_is_the_very_one(tmp_path: Path) -> None:
     case = Case(model=own(tmp_path, "optim.SGD(model.parameters(), lr=0.25)"), batch_size=4)
     for materialize in (True, False):
-        setup = workloads.load(case).setup(materialize=materialize, seed=0)
+        setup = workloads.load_workload(case).setup(materialize=materialize, seed=0)
         assert setup.make_optimizer is not None
         made = setup.make_optimizer(setup.module)
         held = [parameter for group in made.param_groups for parameter in group["params"]]

@@ -46,7 +46,7 @@ def own(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("materialize", [True, False])
 def test_every_tensor_keeps_its_type(own: str, materialize: bool) -> None:
-    workload = workloads.load(Case(model=own, batch_size=2))
+    workload = workloads.load_workload(Case(model=own, batch_size=2))
     setup = workload.setup(materialize=materialize, seed=0)
     batch = workload.batch(2, seed=0)
 
@@ -59,7 +59,7 @@ def test_every_tensor_keeps_its_type(own: str, materialize: bool) -> None:
 
 @pytest.mark.parametrize("materialize", [True, False])
 def test_a_type_that_is_asked_for_is_that_of_everything(own: str, materialize: bool) -> None:
-    workload = workloads.load(Case(model=own, batch_size=2, dtype="float32"))
+    workload = workloads.load_workload(Case(model=own, batch_size=2, dtype="float32"))
     setup = workload.setup(materialize=materialize, seed=0)
     batch = workload.batch(2, seed=0)
 
@@ -104,11 +104,11 @@ def test_folders_and_models_of_the_hub_have_a_type_of_their_own(model: str) -> N
 @pytest.mark.parametrize("materialize", [True, False])
 def test_a_folder_is_of_the_type_that_its_config_says(tmp_path: Path, materialize: bool) -> None:
     saved = Case(model="tiny-vit", batch_size=1, dtype="bfloat16")
-    workloads.load(saved).setup(materialize=True, seed=0).module.save_pretrained(tmp_path / "vit")  # type: ignore[operator]
+    workloads.load_workload(saved).setup(materialize=True, seed=0).module.save_pretrained(tmp_path / "vit")  # type: ignore[operator]
 
     def types(dtype: str | None) -> set[torch.dtype]:
         case = Case(model=str(tmp_path / "vit"), batch_size=1, dtype=dtype, weights="auto")  # type: ignore[arg-type]
-        workload = workloads.load(case)
+        workload = workloads.load_workload(case)
         module = workload.setup(materialize=materialize, seed=0).module
         return {parameter.dtype for parameter in module.parameters()} | {
             workload.batch(1, seed=0)["pixel_values"].dtype
@@ -127,7 +127,7 @@ def test_a_folder_without_a_slash_in_its_name_says_that_it_is_cast(
     monkeypatch.chdir(tmp_path)
 
     def warnings(model: str) -> str:
-        workload = workloads.load(Case(model=model, batch_size=1, task="image-classification"))
+        workload = workloads.load_workload(Case(model=model, batch_size=1, task="image-classification"))
         workload.setup(materialize=False, seed=0)
         return " ".join(workload.warnings)
 

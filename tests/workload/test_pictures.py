@@ -147,7 +147,7 @@ def test_a_sequence_that_is_too_short_for_a_picture_is_refused(tmp_path: Path) -
     model = str(write(tmp_path, "LlavaForConditionalGeneration"))
 
     with pytest.raises(ModelError, match=r"--sequence-length 16: the picture of 32 x 32 px takes 16 tokens"):
-        workloads.load(Case(model=model, batch_size=1, sequence_length=16))
+        workloads.load_workload(Case(model=model, batch_size=1, sequence_length=16))
 
 
 def test_values_of_integers_are_followed_and_forgotten() -> None:

@@ -60,7 +60,7 @@ LIKE_ANOTHER = pytest.mark.slow  # of a class of which another preset is counted
     ],
 )
 def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, parameters: int) -> None:
-    workload = workloads.load(Case.model_validate({"model": model, "task": task, "batch_size": 1}))
+    workload = workloads.load_workload(Case.model_validate({"model": model, "task": task, "batch_size": 1}))
 
     module = workload.setup(materialize=False, seed=0).module
 

@@ -31,7 +31,7 @@ def test_other_kernels_are_named_too_and_models_without_any_say_nothing(write_co
 
 
 def test_the_flag_of_earlier_versions_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = workloads.load(Case(model="tiny-gpt2", batch_size=1)).setup(materialize=False, seed=0).module
+    module = workloads.load_workload(Case(model="tiny-gpt2", batch_size=1)).setup(materialize=False, seed=0).module
     place: Any = sys.modules[type(module).__module__]
     monkeypatch.setattr(place, "is_fast_path_available", False, raising=False)
 
@@ -39,4 +39,6 @@ def test_the_flag_of_earlier_versions_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _missing(model: str) -> tuple[str, ...]:
-    return missing_kernels(workloads.load(Case(model=model, batch_size=1)).setup(materialize=False, seed=0).module)
+    return missing_kernels(
+        workloads.load_workload(Case(model=model, batch_size=1)).setup(materialize=False, seed=0).module
+    )

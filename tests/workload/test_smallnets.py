@@ -11,7 +11,7 @@ from actbench.workload.base import Workload
 
 
 def load(model: str, **fields: object) -> Workload:
-    return workloads.load(Case(model=model, batch_size=2, **fields))  # type: ignore[arg-type]
+    return workloads.load_workload(Case(model=model, batch_size=2, **fields))  # type: ignore[arg-type]
 
 
 def test_depth_counts_the_layers_with_weights_on_the_main_path() -> None:

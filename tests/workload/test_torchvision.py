@@ -13,11 +13,11 @@ from actbench.errors import ModelError
 from actbench.model.records import Case
 from actbench.simulator.fake import fake_mode, to_fake
 from actbench.workload import folder
-from actbench.workload.torchvision import TorchvisionWorkload, names
+from actbench.workload.torchvision import TorchvisionWorkload, torchvision_names
 
 
 def load(model: str, **options: object) -> TorchvisionWorkload:
-    workload = workloads.load(Case.model_validate({"model": model, "batch_size": 2, **options}))
+    workload = workloads.load_workload(Case.model_validate({"model": model, "batch_size": 2, **options}))
     assert isinstance(workload, TorchvisionWorkload)
     return workload
 
@@ -59,7 +59,7 @@ def those(models: Sequence[str]) -> list[Any]:
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in models]
 
 
-@pytest.mark.parametrize("model", those(names()))
+@pytest.mark.parametrize("model", those(torchvision_names()))
 def test_every_model_builds_without_memory(model: str) -> None:
     module = load(model).setup(materialize=False, seed=0).module
 

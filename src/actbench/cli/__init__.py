@@ -49,7 +49,7 @@ def _run(*, debug: bool) -> None:
     try:
         _find_a_home()
         with _debugging() if debug else nullcontext():
-            together.run(sys.argv[1:])
+            together.run_launched(sys.argv[1:])
     except (ActbenchError, OSError) as error:
         if debug:
             raise

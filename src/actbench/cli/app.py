@@ -104,7 +104,7 @@ class _Verbs(typer.core.TyperGroup):
         if name in _OWN:
             verb = getattr(importlib.import_module(f"actbench.cli.{_OWN[name]}"), name)
         else:
-            verb = plugins.find("commands", name, typer.Typer)
+            verb = plugins.find_plugin("commands", name, typer.Typer)
         return None if verb is None else _built(verb, name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,9 +232,9 @@ _KINDS = {int: "a whole number", float: "a number"}
 def _checked(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before any work begins."""
     if path not in (None, STDOUT):
-        from actbench.report.render.exports import check
+        from actbench.report.render.exports import check_writable
 
-        check(path)
+        check_writable(path)
     return path
 
 

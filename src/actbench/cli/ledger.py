@@ -41,7 +41,7 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
     Raises:
         ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
     """
-    from actbench.report.ledger import LedgerLine, lines_table
+    from actbench.report.ledgertables import LedgerLine, lines_table
     from actbench.run import sweep
 
     cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
@@ -68,7 +68,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
 
 def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
-    from actbench.report.ledger import TOP, ledger_table, total_tables
+    from actbench.report.ledgertables import TOP, ledger_table, total_tables
 
     title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
     top = flags.top or (None if flags.everything else TOP)

@@ -30,7 +30,7 @@ def schemes(
     from actbench import scheme as registry
 
     if name is None:
-        found = registry.find()
+        found = registry.find_schemes()
         packages = {name: plugin.package for name, plugin in installed("schemes").items() if not plugin.is_ours}
         from_others = ["from"] if packages.keys() & found.keys() else []
         table = plain_table("scheme", "changes", "what it does", "paper", *from_others)

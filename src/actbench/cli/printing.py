@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
-from actbench.measure.place import place as place_in
+from actbench.measure.rank import launched_rank
 from actbench.model.measured import Measurement
 from actbench.model.records import Failure, Record
 from actbench.report.exporting import Exported
@@ -106,7 +106,7 @@ def plain_table(*titles: str, **details: Any) -> Any:
 
 def command_line() -> str:
     """Return what the user typed; of several processes, in the words of torchrun."""
-    found = place_in(os.environ)
+    found = launched_rank(os.environ)
     start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
     return shlex.join([*start, *sys.argv[1:]])
 

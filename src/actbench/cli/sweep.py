@@ -211,7 +211,7 @@ def _compare(
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     with progress_shown(kept) as progress:
-        comparison = sweep.run(
+        comparison = sweep.run_sweep(
             recipe,
             output,
             command=command_line(),

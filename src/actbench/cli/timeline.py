@@ -73,7 +73,7 @@ class CurveFlags:
             raise UsageError(f"--export-timeline {file}: name a file that ends in {names}")
         if file.suffix in formats:
             formats[file.suffix].check(file.suffix)
-        exports.check(file)
+        exports.check_writable(file)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TimelineFlags(CurveFlags):
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
         super().check()
         if self.export_snapshot is not None:
-            exports.check(self.export_snapshot)
+            exports.check_writable(self.export_snapshot)
 
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:

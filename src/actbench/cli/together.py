@@ -9,20 +9,20 @@ from typing import Any, Final
 from actbench import plugins
 from actbench.cli.app import app
 from actbench.errors import UsageError
-from actbench.measure.place import Place, is_set, place
+from actbench.measure.rank import Rank, is_set, launched_rank
 
 _MEASURE: Final = ("measure", "sweep")
 _TRAIN: Final = "train"
 _HELP: Final = ("-h", "--help")
 
 
-def run(arguments: Sequence[str]) -> None:
+def run_launched(arguments: Sequence[str]) -> None:
     """Run the command line ``arguments`` in this process.
 
     Of several processes all take part in measuring and in training; the first alone does everything else, prints,
     writes files and has the exit status of the command.
     """
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     verb = next((word for word in arguments if not word.startswith("-")), None)
     asks = any(word in _HELP for word in arguments)
     measures = verb in _MEASURE and not asks
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> None:
         app(prog_name="actbench")
 
 
-def _measure(here: Place) -> None:
+def _measure(here: Rank) -> None:
     """Measure together, by the plug-in that knows how processes meet."""
     plugin = plugins.installed("executors").get("ranks")
     if plugin is None:

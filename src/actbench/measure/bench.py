@@ -12,24 +12,26 @@ import torch
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
 from actbench.measure import inspection, meters
-from actbench.measure.failures import failure_of as failure_of
+from actbench.measure.failures import failure_of as failure_of  # a bench has it
 from actbench.measure.gradients import Gradients, gradients_of, relative_error_and_cosine
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.measure.world import ALONE, World, batch_seed, left_after
 from actbench.model.ledger import Ledger
 from actbench.model.measured import Diagnostic, Measurement, Mesh
 from actbench.model.records import Built, Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import at_parameters, at_placement, parts_in
-from actbench.scheme.facets import Adaptive, Diagnosed, Limits, Spread
-from actbench.scheme.setup import Batch, Processes, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits, Processes
+from actbench.scheme.facets import Adaptive, Diagnosed, Spread
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 from actbench.simulator.search import Tried, largest_batch
 from actbench.simulator.simulated import SimulatedMeter
 
 Found = TypeVar("Found")
 
-schemes.names()  # imports all schemes before processes are forked, each of which needs one
+schemes.scheme_names()  # imports all schemes before processes are forked, each of which needs one
 
 
 class Session:
@@ -60,7 +62,7 @@ class Session:
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._mesh = world.mesh(self.scheme, self.meter)
         self._batch_seed = batch_seed(case.seed, self._mesh)
-        self.workload = workloads.load(case)
+        self.workload = workloads.load_workload(case)
         self._warm = False
         self._step: TrainStep | None = None
         torch.manual_seed(case.seed)
@@ -215,16 +217,12 @@ class Trial(Session):
 
     def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
         """Read the step, on a CPU after a first run of a small part of the batch: large steps take minutes there."""
-        size = max(_LEAST_FIRST, self.case.batch_size // 8)
+        size = max(2, self.case.batch_size // 8)  # batch normalization refuses a single value
         if not isinstance(self.meter, CpuMeter) or size >= self.case.batch_size:
             return super()._read(step, watch)
         with self.meter.active():
             first = self.meter.place(self.workload.batch(size, seed=self._batch_seed))
         return self.meter.memory(step, watch, first=first)
-
-
-_LEAST_FIRST = 2
-"""Samples in the first run of a trial; batch normalization refuses one of a single value."""
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
@@ -281,7 +279,7 @@ def itemize(case: Case) -> Ledger:
     Raises:
         ActbenchError: The case cannot be built here; see :func:`failure_of`.
     """
-    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
+    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load_workload(case)
     with boundary(f"model {case.model!r} cannot be built"):
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:

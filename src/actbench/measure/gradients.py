@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 Gradients = Mapping[Any, Tensor]
 """Gradients by parameter, or by its name where ranks hold parts of it."""

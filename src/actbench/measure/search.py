@@ -15,7 +15,7 @@ _PATIENCE = 2
 
 
 @dataclass(frozen=True)
-class Trial:
+class BatchTrial:
     """Whether the step at one batch size fits, and its peak, if known.
 
     ``reserved_bytes`` is what an allocator takes for the step, where that decides too; it is at least the peak.
@@ -44,11 +44,11 @@ def predict(first: tuple[int, int], second: tuple[int, int], memory_limit_bytes:
 
 
 def largest(
-    fits: Callable[[int], Trial],
+    fits: Callable[[int], BatchTrial],
     *,
     memory_limit_bytes: int,
     predicted: int | None = None,
-    known: Mapping[int, Trial] | None = None,
+    known: Mapping[int, BatchTrial] | None = None,
     largest_tried: int = LARGEST_TRIED,
 ) -> LargestBatch:
     """Find the largest batch that fits, and prove it by trials of this batch and the next larger one.
@@ -76,7 +76,7 @@ class _Search:
     """The interval from the largest batch known to fit to the smallest known not to fit."""
 
     def __init__(
-        self, fits: Callable[[int], Trial], limit_bytes: int, trials: dict[int, Trial], largest_tried: int
+        self, fits: Callable[[int], BatchTrial], limit_bytes: int, trials: dict[int, BatchTrial], largest_tried: int
     ) -> None:
         self._fits = fits
         self._limit_bytes = limit_bytes

@@ -8,9 +8,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from actbench.measure import bench
-from actbench.measure.bench import failure_of as failure_of
+from actbench.measure.failures import failure_of as failure_of  # a bench has it
+from actbench.model.data import Data
 from actbench.model.ledger import Ledger
-from actbench.model.records import Case, Data
+from actbench.model.records import Case
 
 Session = partial(bench.Session, timeline=True)
 """A case whose measurement also has a timeline."""

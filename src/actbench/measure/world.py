@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actbench.errors import MeasurementError
 from actbench.measure.meters import Meter
-from actbench.measure.meters.base import at_once
+from actbench.measure.meters.meter import at_once
 from actbench.scheme.axes import DATA, TENSOR, rank_along
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread

@@ -14,7 +14,8 @@ from actbench.model.gradient import Gradient
 from actbench.model.records import Site
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, LossyForward
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import TrainingSetup
 
 

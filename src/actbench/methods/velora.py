@@ -15,7 +15,8 @@ from actbench.methods.actnn.layers.layers import compressed, parametrized_layers
 from actbench.methods.actnn.layers.linear import Linear
 from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.methods.actnn.layers.savedinput import Compressed
-from actbench.model.records import Published, Site
+from actbench.model.provenance import Published
+from actbench.model.records import Site
 from actbench.packing import Codec, Parts, SavedTensors, SiteState
 from actbench.packing.layout import Layout, memory_order
 from actbench.packing.linearkinds import is_linear

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from actbench.model.data import Data
 from actbench.model.modelspecs import file_of_model
-from actbench.model.records import Data, Record
+from actbench.model.records import Record
 from actbench.paths import digest
 
 Content = tuple[str | None, str | None]

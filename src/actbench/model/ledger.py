@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.units import NonNegativeInt
 
 OUTSIDE = "<outside>"

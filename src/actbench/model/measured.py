@@ -6,14 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from actbench.model.data import OutcomeData
-from actbench.model.estimated import (
-    OTHERS as OTHERS,
-    Communication as Communication,
-    EstimatedTime as EstimatedTime,
-    OperatorTime as OperatorTime,
-)
-from actbench.model.records import Built, Case, Data, Failure, Migrations, Phase, Record, Site, Unreached
+from actbench.model.data import Data, OutcomeData
+from actbench.model.estimated import Communication, EstimatedTime
+from actbench.model.records import Built, Case, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.model.timeline import Timeline
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt, format_bytes
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, Type
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
-from actbench.model.data import CaseData, Data as Data, OutcomeData
+from actbench.model.data import CaseData, Data, OutcomeData
 from actbench.model.meters import MeterName
 from actbench.model.modelspecs import dtype_for, optimizer_for
-from actbench.model.provenance import Machine as Machine, Published as Published, Versions as Versions
-from actbench.model.scripts import Script as Script
+from actbench.model.provenance import Machine, Published, Versions
+from actbench.model.scripts import Script
 from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1

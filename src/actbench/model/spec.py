@@ -36,7 +36,7 @@ Built = TypeVar("Built", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Part:
+class SpecPart:
     """One name of a specification, the value after the colon, and the ``key=value`` options."""
 
     name: str
@@ -48,7 +48,7 @@ class Part:
         return ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
 
 
-def parse(text: str) -> tuple[Part, ...]:
+def parse_spec(text: str) -> tuple[SpecPart, ...]:
     """Split a specification of schemes into its parts.
 
     Raises:
@@ -60,7 +60,7 @@ def parse(text: str) -> tuple[Part, ...]:
     return tuple(parse_part(part, f"scheme {text!r}", f" in {part!r}") for part in parts)
 
 
-def parse_part(part: str, about: str, where: str = "") -> Part:
+def parse_part(part: str, about: str, where: str = "") -> SpecPart:
     """Split one part of a specification, without space around it.
 
     Args:
@@ -77,7 +77,7 @@ def parse_part(part: str, about: str, where: str = "") -> Part:
         raise SpecError(f"{about}: {part!r} does not begin with a name; write NAME[:VALUE][,key=value]")
     if colon and not value:
         raise SpecError(f"{about}: nothing follows the colon in {part!r}")
-    return Part(name, value if colon else None, _parse_options(pairs, about, where))
+    return SpecPart(name, value if colon else None, _parse_options(pairs, about, where))
 
 
 def _parse_options(pairs: list[str], about: str, where: str) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _parse_options(pairs: list[str], about: str, where: str) -> dict[str, str]:
     return options
 
 
-def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
+def find_named(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
     """Return what a name stands for.
 
     Args:
@@ -111,7 +111,7 @@ def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
     raise SpecError(f"{kind} {text!r}: there is no {kind} {name!r}; {hint}'actbench {kind}s' lists all {len(known)}")
 
 
-def build(cls: type[Built], positional: str | None, part: Part, about: str, see: str = "") -> Built:
+def build(cls: type[Built], positional: str | None, part: SpecPart, about: str, see: str = "") -> Built:
     """Build an object of ``cls`` from one part of a specification.
 
     Args:
@@ -195,7 +195,7 @@ def shortest(name: str, positional: str | None, built: BaseModel) -> str:
                     f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and + and without "
                     "space at its ends"
                 )
-    return str(Part(name, options.pop(positional or "", None), options))
+    return str(SpecPart(name, options.pop(positional or "", None), options))
 
 
 def _written(value: object) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from actbench.model.records import Data, Phase
+from actbench.model.data import Data
+from actbench.model.records import Phase
 from actbench.units import NonNegativeInt
 
 Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "communication", "temporary", "host"]

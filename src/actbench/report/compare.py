@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actbench.errors import UsageError
+from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import SCHEMA_VERSION, Case, Data, SchemaVersion, named
+from actbench.model.records import SCHEMA_VERSION, Case, SchemaVersion, named
 from actbench.report.sentences import rows_of
 from actbench.report.tables import Table, fill, varying_settings
 from actbench.report.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+from actbench.model.data import Data
 from actbench.model.measured import Measurement
-from actbench.model.records import Data, Record
+from actbench.model.records import Record
 
 _SITES = ("sites", "unreached")
 UNTABLED: Final = (*_SITES, "phase_peaks")

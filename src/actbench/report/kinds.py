@@ -79,7 +79,7 @@ class Kind(Generic[RecordT]):
             if file.suffix != ".jsonl":
                 file = results_path(file, recipe, here.name).with_suffix(self.suffix)
             for suffix in BESIDE:
-                exports.check(file.with_suffix(suffix))
+                exports.check_writable(file.with_suffix(suffix))
             with Store.opened(file, self.record, None if of_any_machine else here) as store:
                 yield store
 
@@ -192,7 +192,7 @@ def _is_of(kind: Kind[Any], path: Path) -> bool:
     """Return whether the first record of a file is of a kind."""
     with suppress(StoreError):
         _, first = next(lines.split(path).numbered(), (0, b""))
-        lines.parse(kind.record, first, path.name)
+        lines.parse_record(kind.record, first, path.name)
         return True
     return False
 

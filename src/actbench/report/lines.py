@@ -106,7 +106,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
 
 
-def parse(kind: type[RecordT], line: bytes, place: str) -> RecordT:
+def parse_record(kind: type[RecordT], line: bytes, place: str) -> RecordT:
     """Read a line as a record, migrating older schema versions; ``place`` is for messages.
 
     Raises:

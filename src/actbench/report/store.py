@@ -14,8 +14,10 @@ from typing import Any, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.model.contents import Contents
+from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Data, Failure, Machine, Record
+from actbench.model.provenance import Machine
+from actbench.model.records import Failure, Record
 from actbench.paths import file_name
 from actbench.report import lines
 from actbench.report.interned import Interned
@@ -65,7 +67,7 @@ class Store(Generic[RecordT]):
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
         """
         with locked(path):
-            yield cls(path, read(path, kind) if path.exists() else Results((), None, 0, 0), machine)
+            yield cls(path, read_results(path, kind) if path.exists() else Results((), None, 0, 0), machine)
 
     @property
     def records(self) -> tuple[RecordT, ...]:
@@ -111,10 +113,10 @@ class Store(Generic[RecordT]):
 
 
 @overload
-def read(path: Path) -> Results[MeasuredRecord]: ...
+def read_results(path: Path) -> Results[MeasuredRecord]: ...
 @overload
-def read(path: Path, kind: type[RecordT]) -> Results[RecordT]: ...
-def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
+def read_results(path: Path, kind: type[RecordT]) -> Results[RecordT]: ...
+def read_results(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
     """Read a results file of one kind; it needs no lock, even while an experiment writes to the file.
 
     Raises:
@@ -136,7 +138,7 @@ def read_all(
         like: Records that were read before, whose cases the new ones share where they are the same.
 
     Raises:
-        StoreError: As of :func:`read`; or no file holds a record.
+        StoreError: As of :func:`read_results`; or no file holds a record.
     """
     return read_kind(paths, MeasuredRecord, without, like)
 
@@ -162,7 +164,7 @@ def _latest(
     found: dict[Identity, RecordT] = {}
     for file in files:
         for number, line in file.numbered():
-            record = lines.parse(kind, line, f"{file.path}:{number}")
+            record = lines.parse_record(kind, line, f"{file.path}:{number}")
             shared.share(record)
             found[_identity(record)] = record
     return found

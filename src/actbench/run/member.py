@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from actbench.errors import MeasurementError
 from actbench.machine import memory_kills
-from actbench.model.records import Data, Failure
+from actbench.model.data import Data
+from actbench.model.records import Failure
 from actbench.run.processes import ForkServer, ProcessDiedError, describe
 from actbench.run.replies import NEWS, REPLIES, Reply
 from actbench.run.worker import CaseRequest, GarbledError

@@ -80,7 +80,7 @@ def shown(console: Console | None = None, *, as_bar: bool = False, as_lines: boo
     """
     console = console or Console(stderr=True)
     if as_lines or not console.is_terminal:
-        yield Lines(console)
+        yield ProgressLines(console)
     elif as_bar:
         run = _RunBar(console)
         with run.bar:
@@ -91,7 +91,7 @@ def shown(console: Console | None = None, *, as_bar: bool = False, as_lines: boo
             yield table
 
 
-class Lines(Progress):
+class ProgressLines(Progress):
     """Progress as one line for each case that starts, and one for each that ended."""
 
     def __init__(self, console: Console) -> None:
@@ -158,7 +158,7 @@ class Lines(Progress):
         self._console.print(Text(plain(text)), soft_wrap=True)
 
 
-class _RunBar(Lines):
+class _RunBar(ProgressLines):
     """Progress as a bar of the current training run, below a line for each that ended."""
 
     def __init__(self, console: Console) -> None:

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from actbench.model.data import Data
 from actbench.model.measured import Measurement
-from actbench.model.records import Data, Failure
+from actbench.model.records import Failure
 
 
 class Seconds(Data):

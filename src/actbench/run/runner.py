@@ -22,7 +22,7 @@ from actbench.run.timinggroup import timing_groups
 _LOOK_SECONDS: Final = 1.0  # after which an executor may have other places
 
 
-def run(
+def run_plan(
     plan: Sequence[Planned[Case]],
     store: RecordSink[MeasuredRecord],
     *,

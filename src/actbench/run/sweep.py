@@ -41,12 +41,12 @@ def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...
     """
     written_cases = recipe.cases()
     for meter in () if elsewhere else dict.fromkeys(entry.case.meter for entry in written_cases):
-        meters.check(meter)
+        meters.check_meter(meter)
     spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
     planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
     check_distinct(recipe.name, written_cases, planned)
     for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
-        workloads.load(case)
+        workloads.load_workload(case)
     for profile in dict.fromkeys(entry.case.device_profile for entry in planned):
         if profile is not None:
             profiles.get(profile)
@@ -58,7 +58,7 @@ def _workload_of(case: Case) -> Case:
     return case.model_copy(update={"scheme": "exact", "batch_size": 1, "seed": 0, "find_largest_batch": False})
 
 
-def run(
+def run_sweep(
     recipe: Recipe,
     output: Path | None,
     *,
@@ -77,7 +77,7 @@ def run(
     or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
     too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
     side, one unless given. ``machines`` measure in place of this one. The other arguments are those of
-    :func:`actbench.run.runner.run`.
+    :func:`actbench.run.runner.run_plan`.
 
     Raises:
         UsageError: The recipe names something that does not exist, or the machines are of no use for it.
@@ -91,7 +91,7 @@ def run(
         machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,))
     machines.check([entry.case for entry in planned], _processes)
     with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
-        summary = runner.run(
+        summary = runner.run_plan(
             planned,
             opened,
             recipe=recipe.name,
@@ -123,7 +123,7 @@ def render_again(folder: Path) -> list[Path]:
             recipe = file.parent.name
             of_recipe = files_of(recipe)
             title = kind.title or (of_recipe.title(recipe) if of_recipe else recipe)
-            kind.write_beside(file, store.read(file, kind.record).records, title)
+            kind.write_beside(file, store.read_results(file, kind.record).records, title)
         done += files
     return done
 

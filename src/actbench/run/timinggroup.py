@@ -30,7 +30,7 @@ def needed_bytes(outcome: Outcome) -> int:
 
 
 @dataclass(eq=False)
-class Member:
+class GroupMember:
     """A case in its process, with what it measured so far, or how it failed."""
 
     case: Case
@@ -55,7 +55,7 @@ class Member:
         else:
             self.step_seconds.extend(timed)
 
-    def result(self, timing_round: str, reference: Member | None) -> Outcome:
+    def result(self, timing_round: str, reference: GroupMember | None) -> Outcome:
         """Return the outcome with the seconds of all rounds.
 
         ``reference`` is the exact model that was interleaved with it, where that has no record of its own in this
@@ -112,12 +112,12 @@ class _Turns:
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
-    members: list[Member] = field(default_factory=list)
+    members: list[GroupMember] = field(default_factory=list)
     put_off: list[Case] = field(default_factory=list)
-    reference: Member | None = None
+    reference: GroupMember | None = None
     alive_bytes: int = 0
 
-    def waiting(self) -> list[Member]:
+    def waiting(self) -> list[GroupMember]:
         """Return the members that need a turn, the exact model first."""
         if not self.members:
             return []
@@ -195,9 +195,9 @@ class TimingGroup:
                     self.progress.round_timed(member.case, len(member.step_seconds))
                 yield from turns.pop_finished()
 
-    def _begin(self, case: Case, held: ExitStack) -> Member:
+    def _begin(self, case: Case, held: ExitStack) -> GroupMember:
         session = held.enter_context(self.open(case))
-        return Member(case, session, session.memory())
+        return GroupMember(case, session, session.memory())
 
     def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:
         """Let the exact model take turns with the group, if it still can."""
@@ -214,7 +214,7 @@ class TimingGroup:
             " beside it, so its speed stays empty"
         )
 
-    def _crowded(self, member: Member, beside_bytes: int) -> bool:
+    def _crowded(self, member: GroupMember, beside_bytes: int) -> bool:
         if beside_bytes == 0:
             return False
         if isinstance(member.outcome, Failure):

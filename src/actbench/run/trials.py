@@ -67,7 +67,7 @@ class Trials:
             return None
         return outcome.largest_batch
 
-    def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
+    def _try(self, case: Case, batch_size: int, limit: int) -> search.BatchTrial:
         alone = {
             "memory_limit_bytes": limit,
             "find_largest_batch": False,
@@ -85,10 +85,10 @@ class Trials:
             return session.memory()
 
 
-def _trial(outcome: Outcome) -> search.Trial:
+def _trial(outcome: Outcome) -> search.BatchTrial:
     if isinstance(outcome, Failure):
-        return search.Trial(False, outcome.peak_bytes)
-    return search.Trial(outcome.fits, outcome.peak_bytes, outcome.reserved_bytes)
+        return search.BatchTrial(False, outcome.peak_bytes)
+    return search.BatchTrial(outcome.fits, outcome.peak_bytes, outcome.reserved_bytes)
 
 
 def _explained(failure: Failure, why: str) -> Failure:

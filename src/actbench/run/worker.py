@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from actbench import errors, longsteps
 from actbench.machine import available_memory_bytes
+from actbench.model.data import Data
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Data, Failure
+from actbench.model.records import Case, Failure
 from actbench.run.printed import printing_to
 from actbench.run.replies import AnyReply, Lost, Said, Seconds, Tried
 

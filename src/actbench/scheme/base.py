@@ -10,13 +10,14 @@ from pydantic import field_validator, model_validator
 from torch import nn
 
 from actbench.errors import NothingToConvertError
+from actbench.model.data import Data
 from actbench.model.gradient import Gradient
-from actbench.model.records import Data
 from actbench.model.spec import shortest
 from actbench.packing.nesting import refuse_hooks_inside
 from actbench.packing.wrapped import bind_entries
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, LossyForward
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.only import compiled, parts_of, replace_part
 from actbench.scheme.setup import TrainingSetup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 
 
 @dataclass(frozen=True)

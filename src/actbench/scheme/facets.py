@@ -13,7 +13,8 @@ from typing import Protocol, Self
 
 from actbench.model.measured import Diagnostic
 from actbench.model.records import HalfType
-from actbench.scheme.setup import Batch, Limits as Limits, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 
 class Facet(Protocol):

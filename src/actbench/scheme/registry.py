@@ -13,7 +13,7 @@ from actbench.scheme.composed import Composed
 
 
 @functools.cache
-def find() -> dict[str, type[Scheme]]:
+def find_schemes() -> dict[str, type[Scheme]]:
     """Return every scheme by name; one that is no scheme of this name, or has no card, is warned of and left out."""
     found = {}
     for name, scheme in plugins.loaded("schemes", type).items():
@@ -28,19 +28,21 @@ def find() -> dict[str, type[Scheme]]:
     return found
 
 
-def names() -> list[str]:
+def scheme_names() -> list[str]:
     """Return the names of all schemes."""
-    return list(find())
+    return list(find_schemes())
 
 
 def alone() -> list[str]:
     """Return the names of the schemes that one process runs alone."""
-    return [name for name, scheme in find().items() if PLACEMENT not in scheme.model_construct().changes]
+    return [name for name, scheme in find_schemes().items() if PLACEMENT not in scheme.model_construct().changes]
 
 
 def changing(changes: Collection[str]) -> list[str]:
     """Return the names of the schemes that may change any of these; see :data:`actbench.scheme.base.Change`."""
-    return [name for name, scheme in find().items() if not set(changes).isdisjoint(scheme.model_construct().changes)]
+    return [
+        name for name, scheme in find_schemes().items() if not set(changes).isdisjoint(scheme.model_construct().changes)
+    ]
 
 
 def lookup(name: str, text: str | None = None) -> type[Scheme]:
@@ -49,7 +51,7 @@ def lookup(name: str, text: str | None = None) -> type[Scheme]:
     Raises:
         SpecError: There is no such scheme; the message names the closest one, and ``text``, the whole specification.
     """
-    return spec.find(name, find(), "scheme", text or name)
+    return spec.find_named(name, find_schemes(), "scheme", text or name)
 
 
 def build(text: str) -> Scheme:
@@ -58,11 +60,11 @@ def build(text: str) -> Scheme:
     Raises:
         SpecError: A name, key or value is wrong; the message names it and what is allowed.
     """
-    parts = [_build_part(part, text) for part in spec.parse(text)]
+    parts = [_build_part(part, text) for part in spec.parse_spec(text)]
     return parts[0] if len(parts) == 1 else Composed.of(parts, text)
 
 
-def _build_part(part: spec.Part, text: str) -> Scheme:
+def _build_part(part: spec.SpecPart, text: str) -> Scheme:
     cls = lookup(part.name, text)
     built = spec.build(cls, cls.positional, part, f"scheme {text!r}", f" (see 'actbench schemes {cls.name}')")
     spec.check_sizes(built, f"scheme {text!r}")

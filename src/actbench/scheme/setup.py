@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from actbench.errors import MeasurementError, ModelError
 from actbench.model.records import Built, Phase, Site, Unreached
-from actbench.scheme.checks import innermost, refuse_frozen as refuse_frozen, refuse_unsteppable
-from actbench.scheme.conditions import Limits as Limits, Precision as Precision, Processes as Processes
-from actbench.scheme.microbatches import Batch as Batch, MicroBatch, MicroBatching
-from actbench.scheme.wrapped import HoldsGradients as HoldsGradients, StepsInBackward as StepsInBackward
+from actbench.scheme.checks import innermost, refuse_unsteppable
+from actbench.scheme.conditions import Limits, Precision, Processes
+from actbench.scheme.microbatches import Batch, MicroBatch, MicroBatching
+from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.machine import memory_bytes
+from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
-from actbench.model.records import Data
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
 from actbench.units import GIB
@@ -116,7 +116,7 @@ def shipped() -> dict[str, DeviceTable]:
     return {name: DeviceTable.model_validate(table) for name, table in tomllib.loads(text).items()}
 
 
-def read(path: Path) -> DeviceTable:
+def read_device_table(path: Path) -> DeviceTable:
     """Return the device of a user's file; a UsageError if it cannot be read, or describes no possible device."""
     flag = f"--device-profile {str(path)!r}"
     found = read_toml(path, flag, UsageError)
@@ -214,7 +214,7 @@ def profiles() -> list[DeviceProfile]:
     return list(_PROFILES.values())
 
 
-def names() -> list[str]:
+def profile_names() -> list[str]:
     """Return the names of all profiles."""
     return list(_PROFILES)
 
@@ -224,5 +224,5 @@ def get(name: str) -> DeviceProfile:
     if name in _PROFILES:
         return _PROFILES[name]
     if name.endswith(".toml"):
-        return _profile(name, read(Path(name)))
-    raise unknown_device_profile(name, names())
+        return _profile(name, read_device_table(Path(name)))
+    raise unknown_device_profile(name, profile_names())

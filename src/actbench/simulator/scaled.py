@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actbench.measure.meters.base import MemoryReading
+from actbench.measure.meters.meter import MemoryReading
 from actbench.measure.meters.peak import Event
 from actbench.simulator.reserved import reserved_bytes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actbench.measure import search
-from actbench.measure.meters.base import MemoryReading
-from actbench.measure.search import LARGEST_TRIED, Trial
+from actbench.measure.meters.meter import MemoryReading
+from actbench.measure.search import LARGEST_TRIED, BatchTrial
 from actbench.model.measured import LargestBatch
 from actbench.scheme.setup import TrainStep
 from actbench.simulator.scaled import Ran, needed_bytes
@@ -34,7 +34,7 @@ class _Search:
     def __init__(self, meter: SimulatedMeter, step: Callable[[int], TrainStep], tried: Tried) -> None:
         self._meter, self._step, self._tried = meter, step, tried
         self._limit = meter.memory_bytes
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[int, BatchTrial] = {}
         self._ran: dict[int, Ran] = {}
         self._seconds: dict[int, float] = {}
 
@@ -67,9 +67,9 @@ class _Search:
         if needed is None:
             return False
 
-        def fits(batch: int) -> Trial:
+        def fits(batch: int) -> BatchTrial:
             amount = needed(batch)
-            return Trial(amount <= self._limit, amount)
+            return BatchTrial(amount <= self._limit, amount)
 
         foretold = search.largest(fits, memory_limit_bytes=self._limit, known=self._trials).batch_size
         at = foretold == 0 or self._try(foretold).fits
@@ -82,14 +82,14 @@ class _Search:
         needed = [(batch, trial.needed_bytes or 0) for batch, trial in self._trials.items()]
         return sorted(needed, key=lambda each: abs(self._limit - each[1]))[:2]
 
-    def _try(self, batch: int) -> Trial:
+    def _try(self, batch: int) -> BatchTrial:
         if batch not in self._trials:
             self._note(batch, self._meter.memory(self._step(batch)))
             self._tried(batch, self._trials[batch].fits)
         return self._trials[batch]
 
     def _note(self, batch: int, found: MemoryReading) -> None:
-        self._trials[batch] = Trial(found.over_limit_bytes is None, found.peak_bytes, found.reserved_bytes)
+        self._trials[batch] = BatchTrial(found.over_limit_bytes is None, found.peak_bytes, found.reserved_bytes)
         assert self._meter.ran is not None
         self._ran[batch] = self._meter.ran
         if found.estimated is not None:

@@ -14,15 +14,17 @@ from torch.utils._pytree import tree_map
 from actbench import longsteps
 from actbench.errors import UntraceableError
 from actbench.measure.meters import footprint, watch as watching
-from actbench.measure.meters.base import MemoryReading, Meter, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, at_once, held_by_cycles
 from actbench.measure.meters.peak import Event, Moments, alive
 from actbench.measure.meters.watch import Watch
-from actbench.model.measured import EstimatedTime, PeakParts
+from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
 from actbench.ops.simulation import repeated_by
 from actbench.packing import savedtensors
-from actbench.scheme.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.scheme.wrapped import StepsInBackward
 from actbench.simulator import simulatedstep, temporaries
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
@@ -129,20 +131,18 @@ class SimulatedMeter(Meter):
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
             reading = replace(reading, reserved_bytes=reserved)
         self.ran = Ran(reading, run, streams, grows)
-        untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
-        timed = replace(reading, estimated=self._time(), communication=communication(self.done), untimed=untimed)
+        rates, shares, untimed, time = self.profile.rates, self.profile.efficiencies, None, None
+        if rates is None:
+            untimed = _UNTIMED.format(self.profile.name)
+        else:
+            time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda)
+        timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
         return
-
-    def _time(self) -> EstimatedTime | None:
-        if self.profile.rates is None:
-            return None
-        shares = self.profile.efficiencies
-        return estimate(self.done, self.profile.rates, shares, asynchronous=self.profile.is_cuda)
 
     def _fake(self, value: object) -> object:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value

@@ -29,7 +29,7 @@ def specification(subject: Subject) -> None:
     scheme = subject.scheme
     for name in scheme.spec.split("+"):
         name = name.partition(":")[0].partition(",")[0]
-        if name not in schemes.find():
+        if name not in schemes.find_schemes():
             raise AssertionError(
                 f"no installed package brings a scheme {name!r}; name its class in pyproject.toml, under "
                 f'[project.entry-points."actbench.schemes"], and install the package again'

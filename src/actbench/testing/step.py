@@ -12,10 +12,11 @@ from torch import Tensor
 from actbench.errors import ConversionError
 from actbench.measure import inspection
 from actbench.measure.bench import measure
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.packing import savedtensors
 from actbench.scheme.facets import LossyForward, Packs
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.testing.subject import (
     Subject,
     distance,

@@ -16,15 +16,16 @@ from actbench.errors import NothingToConvertError
 from actbench.measure import inspection
 from actbench.model.records import Case
 from actbench.scheme import Scheme
-from actbench.scheme.facets import Limits
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 from actbench.workload.base import Workload
 
 OF_STEPS = frozenset(("optimizer", "gradients", "precision", "batch", "memory format", "placement over processes"))
 """Changes that a model alone cannot have, so that there is nothing to convert, undo or save."""
 
-_loaded: Callable[[Case], Workload] = functools.cache(workloads.load)
+_loaded: Callable[[Case], Workload] = functools.cache(workloads.load_workload)
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ class Network(Protocol):
         ...
 
 
-def load(case: Case) -> Workload:
+def load_workload(case: Case) -> Workload:
     """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
-        name = names.parse(case.model)
+        name = names.parse_model_name(case.model)
         if name.kind == "torchvision":
             from actbench.workload.torchvision import TorchvisionWorkload
 
@@ -87,5 +87,5 @@ def available() -> list[Available]:
     shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
     return shipped + [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
-        for name in torchvision.names()
+        for name in torchvision.torchvision_names()
     ]

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from actbench.errors import ModelError
 from actbench.model.modelspecs import DTYPE
 from actbench.model.records import Case
-from actbench.scheme.microbatches import IGNORED_LABEL
-from actbench.scheme.setup import Batch, Loss, MakeOptimizer, Precision, TrainingSetup
+from actbench.scheme.conditions import Precision
+from actbench.scheme.microbatches import IGNORED_LABEL, Batch
+from actbench.scheme.setup import Loss, MakeOptimizer, TrainingSetup
 from actbench.workload.optimizers import make_optimizer
 
 

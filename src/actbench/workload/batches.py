@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.errors import ModelError
 from actbench.model.records import Case, Task
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.workload import base, pictures, text
 
 _IMAGES_ALONE: set[Task] = {

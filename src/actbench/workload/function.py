@@ -16,8 +16,9 @@ from actbench.errors import ModelError, UntraceableError
 from actbench.model.records import Case
 from actbench.packing.refusals import refuse_lazy
 from actbench.paths import from_home
-from actbench.scheme.microbatches import rows_of, shapes
-from actbench.scheme.setup import Batch, Loss, MakeOptimizer, Precision, TrainingSetup
+from actbench.scheme.conditions import Precision
+from actbench.scheme.microbatches import Batch, rows_of, shapes
+from actbench.scheme.setup import Loss, MakeOptimizer, TrainingSetup
 from actbench.simulator.fake import fake_mode, to_fake, without_memory
 from actbench.simulator.overrides import full_rows, values_read
 from actbench.workload import base, losses

@@ -19,7 +19,8 @@ from transformers.utils import logging
 from actbench.errors import ModelError, boundary
 from actbench.model.modelspecs import brings_dtype
 from actbench.model.records import Attention, Built, Case, Task
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator.overrides import missing_kernels
 from actbench.workload import architectures, base, batches, folder, losses, sources, text
 from actbench.workload.base import construct, float_type
@@ -44,7 +45,7 @@ class HuggingFaceWorkload(base.Workload):
     def __init__(self, name: ModelName, case: Case) -> None:
         self.case = case
         self.spec = case.model
-        self._source = sources.find(name, case)
+        self._source = sources.find_source(name, case)
         with quiet():
             config = _config(self._source, case.trust_remote_code)
             choice = architectures.choose(config, case.task, self._source, trusted=case.trust_remote_code)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError
 from actbench.model.records import Task
-from actbench.scheme.microbatches import MicroBatching, Share, label_share, rows_of
-from actbench.scheme.setup import Batch, Loss
+from actbench.scheme.microbatches import Batch, MicroBatching, Share, label_share, rows_of
+from actbench.scheme.setup import Loss
 from actbench.simulator.fake import shapes_only
 from actbench.simulator.overrides import chances, full_rows, numbers_drawn, steady, values_read
 from actbench.workload.pictures import AMONG_TOKENS

@@ -104,7 +104,7 @@ class ModelName:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def parse(spec: str) -> ModelName:
+def parse_model_name(spec: str) -> ModelName:
     """Parse a model specification; a shipped name wins over a local folder of the same bare name.
 
     Raises:
@@ -181,7 +181,7 @@ def _parse_name(text: str) -> ModelName:
 def _torchvision(name: str) -> ModelName:
     from actbench.workload import torchvision
 
-    torchvision.check(name)
+    torchvision.check_torchvision_name(name)
     return ModelName("torchvision", name)
 
 
@@ -215,10 +215,10 @@ def _folder(text: str) -> ModelName:
 def _bare(text: str) -> ModelName:
     from actbench.workload import torchvision
 
-    if text in torchvision.names():
+    if text in torchvision.torchvision_names():
         return ModelName("torchvision", text)
     if os.path.exists(text):
         return _folder(text)
     also = (name for preset in presets().values() for name in preset.also)
     known = [*SMALL_NETS, *plugins.installed("workloads"), *presets(), *also]
-    raise unknown_model(text, [*known, *torchvision.names()])
+    raise unknown_model(text, [*known, *torchvision.torchvision_names()])

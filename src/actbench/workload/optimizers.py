@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from actbench.errors import UsageError
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.records import Optimizer
-from actbench.scheme.setup import MakeOptimizer, refuse_frozen
+from actbench.scheme.checks import refuse_frozen
+from actbench.scheme.setup import MakeOptimizer
 
 # Usual learning rates of fine-tuning; neither bytes nor seconds depend on them.
 ADAM_RATE = 2e-5

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError, boundary
-from actbench.scheme.microbatches import IGNORED_LABEL
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import IGNORED_LABEL, Batch
 from actbench.simulator.fake import fake_mode, to_fake
 from actbench.simulator.overrides import values_read
 from actbench.workload import base, text

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from actbench.errors import ModelError
 from actbench.model.records import Built, Case
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.workload import base
 from actbench.workload.base import construct, float_type
 from actbench.workload.names import SMALL_NETS

@@ -93,7 +93,7 @@ class Source:
         return Weights(warnings=(f"{self.spec}: {reason}; random weights are used",) if warn else ())
 
 
-def find(name: ModelName, case: Case) -> Source:
+def find_source(name: ModelName, case: Case) -> Source:
     """Find the config of a preset, a local folder, or a model in the cache or hub; a ModelError if it is broken."""
     if name.kind == "preset":
         preset = presets()[name.name]

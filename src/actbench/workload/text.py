@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actbench.errors import ModelError
 from actbench.model.records import Task
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.workload import base
 
 USUAL_LENGTH = 128

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from actbench.errors import ModelError
 from actbench.model.records import Built, Case
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.workload import base, folder
 from actbench.workload.base import construct, float_type
 
@@ -34,21 +35,21 @@ AUXILIARY_WEIGHT = {"GoogLeNetOutputs": 0.3, "InceptionOutputs": 0.4}
 
 
 @functools.cache
-def names() -> tuple[str, ...]:
+def torchvision_names() -> tuple[str, ...]:
     """Return the names of all classification models."""
     return tuple(models.list_models(module=models))
 
 
-def check(name: str) -> None:
+def check_torchvision_name(name: str) -> None:
     """Raise a ModelError unless torchvision has a classification model of this name."""
-    if name in names():
+    if name in torchvision_names():
         return
     if name in models.list_models():
         kind = models.get_model_builder(name).__module__.removeprefix("torchvision.models.").partition(".")[0]
         raise ModelError(
             f"torchvision:{name} is a {kind} model; only classification models can be measured (see 'actbench models')"
         )
-    close = difflib.get_close_matches(name, names(), n=3)
+    close = difflib.get_close_matches(name, torchvision_names(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "see 'actbench models' for the names"
     raise ModelError(f"torchvision has no model {name!r}; {hint}")
 
@@ -89,7 +90,7 @@ class TorchvisionWorkload(base.Workload):
     """
 
     def __init__(self, name: str, case: Case) -> None:
-        check(name)
+        check_torchvision_name(name)
         if case.task not in ("auto", "image-classification"):
             raise ModelError(f"--task {case.task}: {case.model} is a torchvision model and does image-classification")
         self.name = name

@@ -14,7 +14,8 @@ from actbench import scheme as schemes
 from actbench.errors import ActbenchError, ConversionError, IdleError
 from actbench.measure import bench, inspection
 from actbench.model.records import Case, Site
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 WIDTH, ROWS = 64, 32
 

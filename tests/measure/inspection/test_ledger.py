@@ -12,7 +12,8 @@ from actbench.measure.inspection import itemize, trace
 from actbench.model.ledger import OUTSIDE, Ledger, SavedTensor
 from actbench.ops import hostmemory
 from actbench.packing import savedtensors
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 ROWS, WIDTH, HIDDEN, CLASSES = 10, 64, 256, 5
 FLOAT = 4

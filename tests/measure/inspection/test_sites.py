@@ -12,7 +12,8 @@ from actbench.measure.inspection.recorder import SavedStorage
 from actbench.model.ledger import OUTSIDE
 from actbench.model.records import Site, Unreached
 from actbench.ops import hostmemory
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import fake
 from actbench.simulator.tracker import StorageTracker
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.measure.meters.cpu import AllocationTrace
+from actbench.measure.meters.cpumeter import AllocationTrace
 
 FLOAT = 4
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import OutOfMemoryError
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
-from actbench.measure.meters import cuda, tracedstep
-from actbench.measure.meters.base import MemoryReading
-from actbench.measure.meters.cpu import CpuMeter
-from actbench.measure.meters.cuda import CudaMeter, _set_allocator
+from actbench.measure.meters import cudameter, tracedstep
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measure.meters.cudameter import CudaMeter, _set_allocator
+from actbench.measure.meters.meter import MemoryReading
 from actbench.measure.meters.trace import UNSEEN, AllocationTrace
 from actbench.measure.meters.watch import Watch
 from actbench.model.timeline import Timeline
@@ -96,7 +96,7 @@ class Counters:
         for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(cuda, "_process_bytes", lambda: None)
+        monkeypatch.setattr(cudameter, "_process_bytes", lambda: None)
 
     def memory_allocated(self) -> int:
         return self.allocated.pop(0) if len(self.allocated) > 1 else self.allocated[0]
@@ -128,7 +128,7 @@ def test_the_peak_is_that_of_the_part_with_the_highest(
 ) -> None:
     Counters(monkeypatch, [200, 350], peaks, [1000, 3000, 2000])
 
-    reading = cuda._read(on_the_cpu())
+    reading = cudameter._read(on_the_cpu())
 
     assert (reading.peak_bytes, reading.peak_phase) == (900, phase)
     assert (reading.reserved_bytes, reading.activation_bytes) == (3000, 150)
@@ -139,7 +139,7 @@ def test_what_reference_cycles_hold_after_a_step_is_told(monkeypatch: pytest.Mon
     Counters(monkeypatch, [200, 350, 800 * MIB, 300 * MIB], [900 * MIB] * 3, [1000 * MIB] * 3)
     step = on_the_cpu()
 
-    cuda._read(step)
+    cudameter._read(step)
 
     (note,) = step.notes
     assert "500.00 MiB" in note
@@ -160,7 +160,7 @@ def test_a_later_micro_batch_has_a_forward_pass_of_its_own(
 ) -> None:
     Counters(monkeypatch, [200, 350], peaks, [1000, 1000, 1000, 3000, 2000])
 
-    reading = cuda._read(on_the_cpu(rows=4, parts=2))
+    reading = cudameter._read(on_the_cpu(rows=4, parts=2))
 
     assert (reading.peak_bytes, reading.peak_phase, reading.reserved_bytes) == (900, phase, 3000)
     assert reading.activation_bytes == 150
@@ -170,7 +170,7 @@ def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: 
     Counters(monkeypatch, [200, 350], [500, 600, 900], [1, 1, 1])
     weights = 8 * 4 * 4
 
-    parts = cuda._read(on_the_cpu()).peak_parts
+    parts = cudameter._read(on_the_cpu()).peak_parts
 
     assert parts is not None
     assert parts.model_dump() == {
@@ -187,7 +187,7 @@ def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: 
 def test_gradients_that_never_are_there_together_leave_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     Counters(monkeypatch, [200, 350], [100, 150, 210], [1, 1, 1])
 
-    assert cuda._read(on_the_cpu()).peak_parts is None
+    assert cudameter._read(on_the_cpu()).peak_parts is None
 
 
 class OfTheCpu(AllocationTrace):
@@ -201,14 +201,14 @@ class OfTheCpu(AllocationTrace):
 def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int) -> tuple[MemoryReading, Timeline]:
     """Read a step whose allocator is the CPU's, by counters that say this."""
     Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
-    monkeypatch.setattr(cuda, "AllocationTrace", OfTheCpu)
+    monkeypatch.setattr(cudameter, "AllocationTrace", OfTheCpu)
     monkeypatch.setattr(hostmemory, "_marked", weakref.WeakSet())  # other tests may have left some
-    monkeypatch.setattr(cuda, "_settle", TrainStep.__call__)
+    monkeypatch.setattr(cudameter, "_settle", TrainStep.__call__)
     step = on_the_cpu()
     held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
     monkeypatch.setattr(tracedstep, "held_before", lambda step: held)
     watch = Watch(step)
-    return cuda._watched(step, watch), watch.timeline()
+    return cudameter._watched(step, watch), watch.timeline()
 
 
 OTHERS = 1000  # bytes of something that was allocated before

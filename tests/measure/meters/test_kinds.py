@@ -9,7 +9,7 @@ from actbench import plugins
 from actbench.errors import MeasurementError
 from actbench.measure import meters
 from actbench.measure.meters import MeterKind
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.model.records import Case
 
 THEIRS = MeterKind(lambda case: CpuMeter(123))
@@ -34,7 +34,7 @@ def case(meter: str) -> Case:
 
 @pytest.mark.usefixtures("theirs")
 def test_a_meter_of_another_package_measures_by_its_name() -> None:
-    meters.check("theirs")
+    meters.check_meter("theirs")
 
     assert meters.open_meter(case("theirs")).memory_bytes == 123
 
@@ -42,7 +42,7 @@ def test_a_meter_of_another_package_measures_by_its_name() -> None:
 @pytest.mark.usefixtures("theirs")
 def test_a_meter_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(MeasurementError, match="--meter broken: no installed package brings this meter"):
-        meters.check("broken")
+        meters.check_meter("broken")
 
 
 def test_a_meter_that_nobody_brings_is_refused_with_the_names_of_the_others() -> None:

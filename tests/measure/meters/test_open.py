@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.measure.meters import check, open_meter
+from actbench.measure.meters import check_meter, open_meter
 from actbench.model.records import Case
 from actbench.units import GIB
 
@@ -38,9 +38,9 @@ def test_a_wrong_profile_is_a_wrong_usage() -> None:
 
 def test_a_device_that_is_not_there_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check("simulated")
-    check("cpu")
+    check_meter("simulated")
+    check_meter("cpu")
 
-    for asked in (lambda: check("cuda"), lambda: open_meter(case(meter="cuda"))):
+    for asked in (lambda: check_meter("cuda"), lambda: open_meter(case(meter="cuda"))):
         with pytest.raises(MeasurementError, match="--meter cuda: torch sees no CUDA device here"):
             asked()

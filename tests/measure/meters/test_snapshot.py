@@ -12,7 +12,7 @@ import torch
 from torch.cuda import _memory_viz
 
 from actbench.measure.meters import pickled
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.measure.meters.peak import alive
 from actbench.measure.meters.snapshot import snapshot_of
 from actbench.measure.meters.stepevents import Origin, StepEvents

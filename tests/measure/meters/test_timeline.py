@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.measure.meters import Meter, Watch
-from actbench.measure.meters.base import MemoryReading
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measure.meters.meter import MemoryReading
 from actbench.measure.meters.peak import alive
 from actbench.measure.meters.stepevents import Origin, StepEvents
 from actbench.model.ledger import OUTSIDE
@@ -24,8 +24,9 @@ from actbench.model.measured import PeakParts
 from actbench.model.records import Case
 from actbench.model.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
 from actbench.packing.waiting import waiting
-from actbench.scheme.facets import Limits
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Limits
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 
@@ -86,7 +87,7 @@ def mixed(meter: Meter) -> tuple[TrainingSetup, Batch]:
 
 def gpt2(meter: Meter, spec: str = "exact") -> tuple[TrainingSetup, Batch]:
     model = "tiny-gpt2@activation_function=silu" if spec == "resilu2" else "tiny-gpt2"
-    workload = workloads.load(Case(model=model, batch_size=8, sequence_length=32))
+    workload = workloads.load_workload(Case(model=model, batch_size=8, sequence_length=32))
     setup = meter.adopt(workload.setup(materialize=meter.materialize, seed=0))
     with meter.active():
         return setup, workload.batch(8, seed=0)

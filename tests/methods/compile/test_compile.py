@@ -16,11 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, IdleError, MeasurementError, NothingToConvertError, UntraceableError
-from actbench.measure.meters.base import MemoryReading
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measure.meters.meter import MemoryReading
 from actbench.methods.compile import partition
 from actbench.methods.compile.forward import CompiledForward
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 EAGER = "backend=aot_eager_decomp_partition"
 

@@ -271,6 +271,6 @@ def test_models_of_the_libraries(model, spec, count):
     from actbench import workload as workloads
     from actbench.model.records import Case
 
-    workload = workloads.load(Case(model=model, batch_size=1, weights="random"))
+    workload = workloads.load_workload(Case(model=model, batch_size=1, weights="random"))
     setup = schemes.build(spec).apply(workload.setup(materialize=False, seed=0))
     assert len(setup.sites) == count

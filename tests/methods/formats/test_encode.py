@@ -56,7 +56,7 @@ def test_a_specification_has_one_form(text, spec):
 
 def test_what_its_authors_did_is_a_specification():
     case = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, optimizer="sgd-momentum")
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     text = f"encode:smaq_simulated,on={ALL},forward=lossy"
     setup = schemes.build(text).apply(workload.setup(materialize=True, seed=0))
     step = TrainStep(setup, workload.batch(2, seed=0))

@@ -173,7 +173,7 @@ def test_a_stack_trains_in_the_trainer_and_its_adapters_load_into_the_plain_mode
 
 
 def test_a_vision_transformer_gets_adapters_where_they_do_something() -> None:
-    setup = schemes.build("lora:4").apply(workloads.load(Case(model="vit_b_16", batch_size=1)).setup(
+    setup = schemes.build("lora:4").apply(workloads.load_workload(Case(model="vit_b_16", batch_size=1)).setup(
         materialize=False, seed=0
     ))  # fmt: skip
 
@@ -202,9 +202,9 @@ def test_experts_that_are_no_linear_layers_are_listed_with_what_they_weigh(spec:
         batch_size=1,
         dtype="bfloat16",
     )
-    exact = workloads.load(case).setup(materialize=False, seed=0).module
+    exact = workloads.load_workload(case).setup(materialize=False, seed=0).module
     experts = {path: part for path, part in exact.named_modules() if path.endswith(".experts")}
-    setup = schemes.build(spec).apply(workloads.load(case).setup(materialize=False, seed=0))
+    setup = schemes.build(spec).apply(workloads.load_workload(case).setup(materialize=False, seed=0))
 
     assert {left.path: left.kind for left in setup.unreached} == {
         path: type(part).__name__ for path, part in experts.items()

@@ -50,7 +50,7 @@ def test_a_model_without_such_layers_is_refused(spec: str, module: nn.Module, sa
 def test_a_network_whose_only_linear_layer_is_its_head_is_refused() -> None:
     with pytest.raises(NothingToConvertError, match=r"has no nn\.Linear but its head, fc"):
         schemes.build("lora").apply(
-            workloads.load(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
+            workloads.load_workload(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
         )
 
 

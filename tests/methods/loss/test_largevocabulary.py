@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench import scheme as schemes
-from actbench.measure.meters.cpu import CpuMeter
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.profiles import get
 from actbench.simulator.simulated import SimulatedMeter
 from actbench.simulator.tracker import StorageTracker

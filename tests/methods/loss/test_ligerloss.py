@@ -11,7 +11,8 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError, SpecError
-from actbench.measure.bench import failure_of, measure
+from actbench.measure.bench import measure
+from actbench.measure.failures import failure_of
 from actbench.model.records import Case
 
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("liger_kernel", "triton"))

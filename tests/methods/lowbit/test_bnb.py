@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
-from actbench.measure.bench import failure_of, measure
+from actbench.measure.bench import measure
+from actbench.measure.failures import failure_of
 from actbench.measure.meters import footprint
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import MakeOptimizer, TrainingSetup, TrainStep
 
 WIDE = "tiny-llama@vocab_size=65536"  # of which the embedding decides in the optimizer's step
 PAGES_FROM = 100_000

@@ -205,7 +205,7 @@ def test_the_estimated_time_is_of_a_kernel_that_reads_and_writes_all_it_steps(sc
     assert found.estimated is not None
     assert found.optimizer_bytes is not None
     kernels = {each.name: each for each in found.estimated.by_operator}["one_kernel"]
-    parameters = sum(1 for _ in workloads.load(case).setup(materialize=False, seed=0).module.parameters())
+    parameters = sum(1 for _ in workloads.load_workload(case).setup(materialize=False, seed=0).module.parameters())
     ranks = found.mesh.dp if found.mesh is not None else 1
 
     assert kernels.calls == parameters

@@ -9,7 +9,8 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 import actbench
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 
 ROWS, STEPS = 6, 3
 

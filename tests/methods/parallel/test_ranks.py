@@ -15,7 +15,8 @@ from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.measure import world
 from actbench.measure.meters import MemoryReading
-from actbench.scheme.setup import Processes, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Processes
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

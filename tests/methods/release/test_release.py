@@ -19,7 +19,7 @@ CASE = Case(model="tiny-llama@num_hidden_layers=6", batch_size=1, sequence_lengt
 
 
 def weights(spec: str, steps: int = 3) -> list[torch.Tensor]:
-    workload = workloads.load(CASE)
+    workload = workloads.load_workload(CASE)
     torch.manual_seed(0)
     step = TrainStep(schemes.build(spec).apply(workload.setup(materialize=True, seed=0)), workload.batch(1, seed=0))
     for _ in range(steps):
@@ -51,7 +51,7 @@ def test_both_meters_see_no_gradient_and_the_same_peak(spec: str, optimizer: str
 
 def test_the_peak_is_weights_state_and_little_else() -> None:
     """Of a batch of four tokens nearly nothing is kept for backward, so that what is left is a gradient or two."""
-    largest = max(p.nbytes for p in workloads.load(CASE).setup(materialize=True, seed=0).module.parameters())
+    largest = max(p.nbytes for p in workloads.load_workload(CASE).setup(materialize=True, seed=0).module.parameters())
     found = measured("release", meter="cpu")
 
     more = found.peak_bytes - found.weights_bytes - found.optimizer_bytes
@@ -60,7 +60,7 @@ def test_the_peak_is_weights_state_and_little_else() -> None:
 
 
 def test_only_the_last_optimizer_of_a_setup_steps() -> None:
-    workload = workloads.load(CASE)
+    workload = workloads.load_workload(CASE)
     setup = schemes.build("release").apply(workload.setup(materialize=True, seed=0))
     batch = workload.batch(1, seed=0)
     first, second = TrainStep(setup, batch), TrainStep(setup, batch)
@@ -76,6 +76,6 @@ def test_a_model_alone_and_a_second_scheme_of_gradients_are_refused() -> None:
         conversion.convert(torch.nn.Linear(2, 2), "release")
     with pytest.raises(SpecError, match="both take each gradient"):
         schemes.build("release+smaq,on=gradients")
-    setup = workloads.load(CASE).setup(materialize=True, seed=0)
+    setup = workloads.load_workload(CASE).setup(materialize=True, seed=0)
     with pytest.raises(ConversionError, match="once a step"):
         TrainStep(schemes.build("release+encode:smaq_simulated,on=state").apply(setup), {})

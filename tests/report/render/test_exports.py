@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import StoreError, UsageError
-from actbench.report.render.exports import check, export
+from actbench.report.render.exports import check_writable, export
 
 
 def files(folder: Path) -> set[str]:
@@ -115,11 +115,11 @@ def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
     file.write_text("kept")
 
     with pytest.raises(StoreError, match="is a folder: name a file in it"):
-        check(tmp_path)
+        check_writable(tmp_path)
     with pytest.raises(StoreError, match="is no folder"):
-        check(file / "table.md")
-    check(file)
-    check(tmp_path / "new" / "table.md")
-    check(Path("/dev/stdout"))
+        check_writable(file / "table.md")
+    check_writable(file)
+    check_writable(tmp_path / "new" / "table.md")
+    check_writable(Path("/dev/stdout"))
 
     assert files(tmp_path) == {"file"}

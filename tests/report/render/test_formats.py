@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from actbench.model.measured import MeasuredRecord
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.report import render, tables
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column

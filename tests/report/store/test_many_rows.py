@@ -35,9 +35,9 @@ def peak_bytes(function: Callable[[], object]) -> int:
 def test_a_file_is_not_held_in_memory(tmp_path: Path, make_record: MakeRecord) -> None:
     path, record = tmp_path / "box.jsonl", make_record()
     size = len(written(path, *[record] * 500))
-    store.read(path)
+    store.read_results(path)
 
-    assert peak_bytes(lambda: store.read(path)) < size / 4
+    assert peak_bytes(lambda: store.read_results(path)) < size / 4
 
 
 def test_a_record_in_memory_is_little_larger_than_its_line(tmp_path: Path, make_record: MakeRecord) -> None:
@@ -45,8 +45,8 @@ def test_a_record_in_memory_is_little_larger_than_its_line(tmp_path: Path, make_
     for rows in (200, 400):
         path = tmp_path / f"{rows}.jsonl"
         size = len(written(path, *(make_record(seed=seed) for seed in range(rows))))
-        store.read(path)
-        sizes.append((size, peak_bytes(lambda path=path: store.read(path))))  # type: ignore[misc]
+        store.read_results(path)
+        sizes.append((size, peak_bytes(lambda path=path: store.read_results(path))))  # type: ignore[misc]
     (few_bytes, few), (many_bytes, many) = sizes
 
     assert many - few < 2 * (many_bytes - few_bytes)
@@ -77,7 +77,7 @@ def test_records_share_what_they_have_in_common(tmp_path: Path, make_record: Mak
     sites = (Site(path="a", was="nn.GELU", becomes="3-bit GELU", bytes_before=8, bytes_after=1),)
     there = make_record(machine="there", sites=sites, seed=1)
     written(tmp_path / "box.jsonl", make_record(sites=sites), make_record("fewbit:3", sites=sites), there)
-    first, second, third = store.read(tmp_path / "box.jsonl").records
+    first, second, third = store.read_results(tmp_path / "box.jsonl").records
     assert isinstance(first.outcome, Measurement)
     assert isinstance(second.outcome, Measurement)
 
@@ -92,7 +92,7 @@ def test_records_share_what_they_have_in_common(tmp_path: Path, make_record: Mak
 def test_a_changed_copy_of_a_record_leaves_the_others_alone(tmp_path: Path, make_record: MakeRecord) -> None:
     line = make_record().model_dump_json(exclude={"label"})
     (tmp_path / "box.jsonl").write_text(line + "\n" + line.replace('"seed":0', '"seed":1') + "\n")
-    first, second = store.read(tmp_path / "box.jsonl").records
+    first, second = store.read_results(tmp_path / "box.jsonl").records
 
     assert "label" in first.model_copy(update={"label": "mine"}).model_fields_set
     assert "label" not in second.model_fields_set
@@ -130,11 +130,11 @@ def test_a_last_line_of_any_length_is_found(tmp_path: Path, make_record: MakeRec
 
     for end, rows in ((content[:-1], 2), (content[:-3], 1), (content, 2), (content + b"\n \n", 2)):
         path.write_bytes(end)
-        found = store.read(path)
+        found = store.read_results(path)
         assert (len(found.records), found.notice is None) == (rows, rows == 2)
         assert found.file_bytes == len(end)
         LineFile(path, found.whole_bytes, found.file_bytes).append(make_record("b").model_dump_json().encode())
-        assert store.read(path).records[:rows] == (record, last)[:rows]
+        assert store.read_results(path).records[:rows] == (record, last)[:rows]
 
 
 def test_what_a_sweep_adds_in_the_meantime_is_not_read(tmp_path: Path, make_record: MakeRecord) -> None:

@@ -146,14 +146,14 @@ def test_two_sweeps_do_not_write_to_one_file(tmp_path: Path, make_record: MakeRe
         assert held.wait(60)
         messages = [fail_to_open(path), fail_to_open(path)]
         assert all(f"another actbench process (process {other.pid}) is writing there" in text for text in messages)
-        assert store.read(path).records == (make_record(),), "reading needs no lock"
+        assert store.read_results(path).records == (make_record(),), "reading needs no lock"
     finally:
         release.set()
         other.join(60)
 
     assert other.exitcode == 0
     write(path, make_record("fewbit:3"))
-    assert len(store.read(path).records) == 2
+    assert len(store.read_results(path).records) == 2
 
 
 def test_a_killed_process_does_not_keep_the_file(tmp_path: Path, make_record: MakeRecord) -> None:
@@ -168,7 +168,7 @@ def test_a_killed_process_does_not_keep_the_file(tmp_path: Path, make_record: Ma
 
     assert other.exitcode == -signal.SIGKILL
     write(path, make_record("fewbit:3"))
-    assert len(store.read(path).records) == 2
+    assert len(store.read_results(path).records) == 2
 
 
 def test_the_file_is_free_again_after_an_error(tmp_path: Path, make_record: MakeRecord) -> None:
@@ -187,7 +187,7 @@ from actbench.model.measured import MeasuredRecord
 from actbench.errors import StoreError
 
 path = Path(sys.argv[1])
-record = store.read(path).records[0]
+record = store.read_results(path).records[0]
 other = record.model_copy(update={"case": record.case.model_copy(update={"seed": 1})})
 with store.Store.opened(path, MeasuredRecord) as opened:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -228,7 +228,7 @@ def test_the_line_is_written_once_there_is_room(tmp_path: Path, make_record: Mak
 
     no_room(path, len(content) + 100, "again")
 
-    assert store.read(path).records == (make_record(), make_record(seed=1))
+    assert store.read_results(path).records == (make_record(), make_record(seed=1))
 
 
 def test_another_writer_is_noticed(tmp_path: Path, make_record: MakeRecord) -> None:
@@ -260,4 +260,4 @@ def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
 
 def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the results cannot be read: No such file"):
-        store.read(tmp_path / "box.jsonl")
+        store.read_results(tmp_path / "box.jsonl")

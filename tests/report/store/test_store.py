@@ -33,8 +33,8 @@ def test_what_is_appended_is_read_back_in_order(tmp_path: Path, make_record: Mak
     records = (make_record(), make_record("fewbit:3", label="µ"), make_record("checkpoint", failure="too much"))
     content = write(path, *records)
 
-    assert store.read(path).records == records
-    assert store.read(path).notice is None
+    assert store.read_results(path).records == records
+    assert store.read_results(path).notice is None
     assert content.count(b"\n") == len(records)
 
 
@@ -138,7 +138,7 @@ def test_of_several_records_of_a_case_the_last_counts_and_all_stay(tmp_path: Pat
     old, other, new = make_record(peak_bytes=1), make_record("fewbit:3"), make_record(peak_bytes=2)
     content = write(path, old, other, new)
 
-    assert store.read(path).records == (new, other)
+    assert store.read_results(path).records == (new, other)
     assert content.count(b"\n") == 3
 
 
@@ -169,13 +169,13 @@ def test_a_file_cut_at_any_byte_loses_no_earlier_row_and_can_be_added_to(
         path.write_bytes(content[:length])
         kept = records[: sum(length >= end - 1 for end in ends)]  # a line is whole without its newline, too
         torn = length not in {0, *ends, *(end - 1 for end in ends)}
-        found = store.read(path)
+        found = store.read_results(path)
         assert (list(found.records), found.notice is not None) == (kept, torn), f"cut at {length}"
         assert path.stat().st_size == length, "reading changes nothing"
 
         file = LineFile(path, found.whole_bytes, found.file_bytes)
         file.append(added.model_dump_json().encode())
-        found = store.read(path)
+        found = store.read_results(path)
         assert (list(found.records), found.notice) == ([*kept, added], None), f"cut at {length}"
 
 
@@ -199,7 +199,7 @@ def test_sweeps_killed_in_writing_end_with_the_rows_of_an_undisturbed_one(
         os.truncate(path, max(0, end - cut_off))
     sweep(len(planned))
 
-    assert list(store.read(path).records) == planned
+    assert list(store.read_results(path).records) == planned
     assert len(path.read_bytes().splitlines()) == len(planned)  # the last newline may be what was cut off
 
 
@@ -225,7 +225,7 @@ def test_a_last_line_that_a_crash_of_the_machine_left_as_zeros_is_cut_off(
     content = write(path, make_record())
     path.write_bytes(content + begun + bytes(50))
 
-    assert store.read(path).records == (make_record(),)
+    assert store.read_results(path).records == (make_record(),)
     assert write(path, make_record("fewbit:3")).startswith(content + b'{"schema_version":1,"recipe"')
 
 
@@ -240,7 +240,7 @@ def test_a_half_written_line_is_set_aside_in_a_file_beside(tmp_path: Path, make_
             opened.append(make_record("fewbit:3"))
 
     assert torn_path(path).read_bytes() == (torn + b"\n") * 2
-    assert len(store.read(path).records) == 2
+    assert len(store.read_results(path).records) == 2
 
 
 def test_an_older_version_is_migrated_step_by_step(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +254,11 @@ def test_an_older_version_is_migrated_step_by_step(make_record: MakeRecord, monk
 
     monkeypatch.setitem(MeasuredRecord.migrations, 0, rename)
 
-    assert lines.parse(MeasuredRecord, json.dumps(old).encode(), "old:1") == record
+    assert lines.parse_record(MeasuredRecord, json.dumps(old).encode(), "old:1") == record
 
 
 def test_results_of_schema_1_are_read_for_ever() -> None:
-    exact, fewbit, measured, failed = store.read(DATA / "results-schema-1.jsonl").records
+    exact, fewbit, measured, failed = store.read_results(DATA / "results-schema-1.jsonl").records
 
     assert exact.machine.gpu == "NVIDIA H200"
     assert isinstance(exact.outcome, Measurement)

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from actbench.model.measured import (
-    Communication,
-    EstimatedTime,
-    LargestBatch,
-    MeasuredRecord,
-    Measurement,
-    OperatorTime,
-)
-from actbench.model.records import Case, Machine, Versions
+from actbench.model.estimated import Communication, EstimatedTime, OperatorTime
+from actbench.model.measured import LargestBatch, MeasuredRecord, Measurement
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Case
 from actbench.report.render import csv_text, markdown
 from actbench.report.tables import results_table
 from actbench.report.tables.step import DEAREST, operator_tables

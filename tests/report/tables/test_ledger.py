@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from actbench.model.ledger import Ledger, SavedTensor
 from actbench.model.records import Case
-from actbench.report.ledger import LedgerLine, ledger_table, lines_table, total_tables
+from actbench.report.ledgertables import LedgerLine, ledger_table, lines_table, total_tables
 
 KEPT = SavedTensor(
     module="a",

@@ -101,6 +101,6 @@ def test_a_text_of_many_rows_is_written_once() -> None:
 def test_a_line_is_read_in_few_calls(tmp_path: Path, make_record: MakeRecord) -> None:
     file = tmp_path / "box.jsonl"
     file.write_text("".join(record.model_dump_json() + "\n" for record in many_groups(make_record, 200)))
-    store.read(file)
+    store.read_results(file)
 
-    assert calls(lambda: store.read(file)) < 43 * 200
+    assert calls(lambda: store.read_results(file)) < 43 * 200

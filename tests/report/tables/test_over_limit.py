@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from actbench.model.advice import advice
-from actbench.model.measured import EstimatedTime, LargestBatch, MeasuredRecord, Measurement, PeakParts
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import LargestBatch, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Failure, Unreached
 from actbench.report import tables
 from actbench.report.advice import about_limit, about_peak

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 import pytest
 from rich.console import Console
 
-from actbench.model.measured import EstimatedTime, MeasuredRecord
-from actbench.model.records import Built, Published
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import MeasuredRecord
+from actbench.model.provenance import Published
+from actbench.model.records import Built
 from actbench.report import tables
 from actbench.report.render import formats, screen
 from actbench.report.tables import Table

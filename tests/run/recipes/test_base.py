@@ -7,7 +7,7 @@ import pytest
 
 from actbench.errors import RecipeError
 from actbench.run import recipes
-from actbench.run.recipes.base import BaseRecipe
+from actbench.run.recipes.files import BaseRecipe
 from actbench.tools.train import recipe as runs
 
 SWEEP = """

@@ -8,7 +8,7 @@ import pytest
 
 from actbench.errors import RecipeError
 from actbench.run import recipes
-from actbench.run.recipes.base import SWEEPS, TRAININGS
+from actbench.run.recipes.files import SWEEPS, TRAININGS
 from actbench.tools.train import recipe as runs
 
 

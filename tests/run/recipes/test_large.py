@@ -75,7 +75,7 @@ def test_what_is_done_is_not_searched_for_among_all_cases(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Case, "__eq__", counting)
     cases = [Planned(Case(model="tiny", batch_size=size)) for size in range(1, 301)]
-    summary = runner.run(cases, Full(), recipe="large", command="actbench sweep large")
+    summary = runner.run_plan(cases, Full(), recipe="large", command="actbench sweep large")
 
     assert summary.skipped == 300
     assert compared < 300

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actbench.model.measured import EstimatedTime
+from actbench.model.estimated import EstimatedTime
 from actbench.model.records import Phase
 from actbench.simulator.cost.clock import EXCHANGING, estimate
 from actbench.simulator.cost.collectives import Collective, CollectiveKind
@@ -14,7 +14,7 @@ from actbench.simulator.cost.links import Links, LinkShares, exchanging
 from actbench.simulator.cost.queues import IN_ORDER, Turn
 from actbench.simulator.cost.rates import Efficiencies, Efficiency, Host, Rates
 from actbench.simulator.cost.recorder import Done
-from actbench.simulator.cost.work import Work, exchange
+from actbench.simulator.cost.work import OperatorWork, exchange
 
 LINKS = Links(peer=1e10, network=4e10, devices=8)
 PERFECT = LinkShares(bandwidth=1.0, start=0.0, peer_hop=0.0, network_hop=0.0)
@@ -26,7 +26,9 @@ MS = 1e-3
 
 
 def compute(seconds: float, turn: Turn = IN_ORDER, phase: Phase = "forward") -> Done:
-    return Done(phase, Work("add", "elementwise", moved=round(seconds * RATES.bandwidth), launches=1), False, turn)
+    return Done(
+        phase, OperatorWork("add", "elementwise", moved=round(seconds * RATES.bandwidth), launches=1), False, turn
+    )
 
 
 def send(seconds: float, kind: CollectiveKind, turn: Turn, phase: Phase = "forward") -> Done:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actbench.measure import bench
-from actbench.model.measured import EstimatedTime, Measurement
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import Measurement
 from actbench.model.records import Case
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.simulator.cost.recorder import Recorder
-from actbench.simulator.cost.work import Work
+from actbench.simulator.cost.work import OperatorWork
 from actbench.simulator.fake import fake_mode
 from actbench.simulator.tracker import StorageTracker
 
 F32 = 4
 
 
-def works(run: Any, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Work]:
+def works(run: Any, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[OperatorWork]:
     """Return what the operators of a function of fake tensors do."""
     recorder = Recorder(lambda: "forward")
     with fake_mode(), StorageTracker(observe=recorder.note):
@@ -90,7 +90,7 @@ def test_a_convolution_with_channels_last_is_measured_alone_and_else_takes_what_
 
 def of_groups(
     groups: int, channels: int, dtype: torch.dtype, stride: int = 1, layout: torch.memory_format = torch.channels_last
-) -> list[Work]:
+) -> list[OperatorWork]:
     """Return what a convolution with groups of so many channels does, and what its gradients do."""
 
     def run(x: Tensor, weight: Tensor) -> None:

@@ -33,7 +33,7 @@ def path(found: Calibrated, tmp_path: Path) -> Path:
 
 
 def test_the_file_says_what_was_found(found: Calibrated, path: Path) -> None:
-    assert profiles.read(path) == found.profile
+    assert profiles.read_device_table(path) == found.profile
 
 
 def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:

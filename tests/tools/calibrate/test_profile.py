@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.simulator.cost.work import Work
+from actbench.simulator.cost.work import OperatorWork
 from actbench.tools.calibrate.profile import by_kind, found_in, peaks
 from actbench.tools.calibrate.stopwatch import Sample, Stopwatch
 
@@ -15,11 +15,11 @@ CPU = torch.device("cpu")
 
 
 def product(flops: int, rate: float, precision: Any = "fp32") -> Sample:
-    return Sample(Work("mm", "matmul", flops=flops, precision=precision, moved=1), flops / rate)
+    return Sample(OperatorWork("mm", "matmul", flops=flops, precision=precision, moved=1), flops / rate)
 
 
 def move(count: int, rate: float, name: str = "relu", kind: str = "elementwise") -> Sample:
-    return Sample(Work(name, kind, moved=count), count / rate)
+    return Sample(OperatorWork(name, kind, moved=count), count / rate)
 
 
 class Ticks:
@@ -54,7 +54,7 @@ def test_a_larger_size_takes_no_less_time() -> None:
 
 
 def test_a_product_is_as_fast_as_those_of_its_shape() -> None:
-    wide, narrow = (Work("mm", "matmul", flops=10**9, moved=moved) for moved in (10**6, 10**8))
+    wide, narrow = (OperatorWork("mm", "matmul", flops=10**9, moved=moved) for moved in (10**6, 10**8))
     surface = found_in([Sample(wide, 0.1), Sample(wide, 0.1), Sample(wide, 9.0), Sample(narrow, 0.4)])[
         "mm", "fp32"
     ].measured

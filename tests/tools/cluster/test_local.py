@@ -90,7 +90,7 @@ def started(folder: Path, *arguments: object, verb: str = "sweep") -> subprocess
 
 def records_in(folder: Path) -> tuple[MeasuredRecord, ...]:
     [file] = kinds.files_below(folder)
-    return store.read(file).records
+    return store.read_results(file).records
 
 
 def rows_in(file: Path) -> int:
@@ -109,7 +109,7 @@ def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: P
     out, err = beside.communicate()
     assert beside.returncode == 0, out + err
 
-    there = {record.case: record.outcome for record in store.read(whole).records}
+    there = {record.case: record.outcome for record in store.read_results(whole).records}
     here = {record.case: record.outcome for record in records_in(alone)}
     assert rows_in(whole) == len(there) == ROWS
     assert there == here
@@ -128,7 +128,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path
 
     assert again.returncode == 0, out + err
     assert file.read_text().startswith(before)
-    assert rows_in(file) == len(store.read(file).records) == ROWS
+    assert rows_in(file) == len(store.read_results(file).records) == ROWS
 
 
 def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tm
         fit = started(tmp_path, *flags, "-o", tmp_path / f"{name}.fit.jsonl", *more, verb="fit")
         out, err = fit.communicate()
         assert fit.returncode in (0, 1), out + err
-        records = store.read(tmp_path / f"{name}.fit.jsonl", FitRecord).records
+        records = store.read_results(tmp_path / f"{name}.fit.jsonl", FitRecord).records
         found.append((out, {record.case: (record.outcome, record.training) for record in records}))
 
     assert len(found[0][1]) > 5

@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from actbench.model.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Case
 
 GIB = 1024**3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from actbench.measure.bench import failure_of, measure
-from actbench.model.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.measure.bench import measure
+from actbench.measure.failures import failure_of
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import Measurement, Outcome, PhasePeaks
 from actbench.model.records import Case
 from actbench.tools.fit.choices import Stack
 

@@ -19,7 +19,7 @@ from actbench.tools.fit.code import code_for
 
 def run(code: str, case: Case, steps: int = 2) -> dict[str, Any]:
     """Run lines on the model of a case and an iterator of its batch so many times, and return their names."""
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     setup = workload.setup(materialize=True, seed=0)
     torch.manual_seed(0)
     batch = dict(workload.batch(case.batch_size, seed=0))
@@ -56,7 +56,7 @@ def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str,
 
     taken = {int(state["step"]) for state in run(code.loop, case)["step"].optimizer.state.values() if "step" in state}
     step = run(code.loop, case, steps=0)["step"]  # what is made in steps that the meter does not see cannot be counted
-    step.batch = workloads.load(case).batch(case.batch_size, seed=0)
+    step.batch = workloads.load_workload(case).batch(case.batch_size, seed=0)
     found = open_meter(case.model_copy(update={"meter": "cpu"})).memory(step).peak_bytes
 
     assert found == pytest.approx(said.peak_bytes, rel=0.02)
@@ -92,7 +92,7 @@ TRAINER = [
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, case: Case) -> None:
-        self._batch = workloads.load(case).batch(case.batch_size, seed=0)
+        self._batch = workloads.load_workload(case).batch(case.batch_size, seed=0)
         self._rows = case.batch_size
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ def run_trainer(
     monkeypatch.chdir(folder)
     code = code_for(case, measured)
     assert code.trainer is not None, code.why_no_trainer
-    setup = workloads.load(case).setup(materialize=True, seed=0)
+    setup = workloads.load_workload(case).setup(materialize=True, seed=0)
     names: dict[str, Any] = {"model": setup.module, "data": Rows(case)}
     lines = change(code.trainer).replace(
         '    "out",', '    "out", max_steps=1, report_to=[], save_strategy="no", use_cpu=True,'

@@ -37,8 +37,8 @@ def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let steps be made up, and return the file that they are listed in."""
     monkeypatch.setattr("actbench.tools.fit.simulations.BENCH", "fakefit")
     monkeypatch.setattr("actbench.tools.fit.simulations.PRELOAD", ())
-    monkeypatch.setitem(runner.run.__kwdefaults__, "bench", "fakefit")
-    monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
+    monkeypatch.setitem(runner.run_plan.__kwdefaults__, "bench", "fakefit")
+    monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())
     monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
     path = tmp_path / "log"
     monkeypatch.setenv("FAKEFIT_LOG", str(path))
@@ -47,7 +47,7 @@ def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def records_below(folder: Path) -> tuple[FitRecord, ...]:
     (file,) = folder.rglob("*.fit.jsonl")
-    return store.read(file, FitRecord).records
+    return store.read_results(file, FitRecord).records
 
 
 @pytest.mark.parametrize(

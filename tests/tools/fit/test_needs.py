@@ -93,7 +93,7 @@ def test_copies_hold_whole_periods_and_are_much_shorter(spec: str, blocks: int, 
     ],
 )
 def test_a_model_has_as_many_blocks_as_its_config_says_if_they_are_equal(model: str, blocks: int | None) -> None:
-    workload = workloads.load(Case(model=model, batch_size=1))
+    workload = workloads.load_workload(Case(model=model, batch_size=1))
     assert getattr(workload, "equal_blocks", None) == blocks
 
 
@@ -185,7 +185,7 @@ def test_a_folder_whose_config_lists_its_layers_is_searched_whole(tmp_path: Path
     Qwen3Config(num_hidden_layers=BLOCKS, head_dim=16, vocab_size=128, **sizes).save_pretrained(tmp_path / "qwen3")
     settings = {"sequence_length": 64, "device_profile": "rtx-4090", "memory_limit_bytes": 6 * 1024**2}
     case = Case(model=str(tmp_path / "qwen3"), batch_size=8, task="causal-lm", **settings)
-    assert getattr(workloads.load(case), "equal_blocks", None) == BLOCKS
+    assert getattr(workloads.load_workload(case), "equal_blocks", None) == BLOCKS
 
     choices = choices_for(case, {}, names=["checkpoint"])
     search = Search(case, 6 * 1024**2, choices, copies=Copies(case, BLOCKS))

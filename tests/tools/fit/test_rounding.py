@@ -46,7 +46,7 @@ def instead(code: str) -> str:
 
 def changed(code: str, case: Case) -> float:
     """Return the share of a model's weights that ten steps of a printed loop change."""
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     model = workload.setup(materialize=True, seed=0).module
     batches = (dict(workload.batch(case.batch_size, seed=seed)) for seed in range(10))
     before = [each.detach().clone() for each in model.parameters()]

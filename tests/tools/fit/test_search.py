@@ -11,7 +11,8 @@ import pytest
 from madeup import GIB, measured, simulate
 
 from actbench.errors import UsageError
-from actbench.model.measured import Measurement, OperatorTime, Outcome
+from actbench.model.estimated import OperatorTime
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.tools.fit.choices import Choices, Stack, case_of, choices_for, training_of
 from actbench.tools.fit.leftout import EXACT, LEVELS, Level

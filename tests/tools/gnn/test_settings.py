@@ -6,11 +6,11 @@ from actbench import workload as workloads
 from actbench.errors import ModelError
 from actbench.model.records import Case
 from actbench.tools.gnn.settings import ARXIV_PAIRS, GraphWorkload
-from actbench.workload.names import ModelName, is_own, parse
+from actbench.workload.names import ModelName, is_own, parse_model_name
 
 
 def load(model: str, **options: object) -> GraphWorkload:
-    workload = workloads.load(Case.model_validate({"model": model, "batch_size": 1, **options}))
+    workload = workloads.load_workload(Case.model_validate({"model": model, "batch_size": 1, **options}))
     assert isinstance(workload, GraphWorkload)
     return workload
 
@@ -20,7 +20,9 @@ def parameters(model: str) -> int:
 
 
 def test_networks_are_named_with_their_changes() -> None:
-    assert parse("gcn@hidden_size=64,dropout=0.0") == ModelName("plugin", "gcn", {"hidden_size": 64, "dropout": 0.0})
+    assert parse_model_name("gcn@hidden_size=64,dropout=0.0") == ModelName(
+        "plugin", "gcn", {"hidden_size": 64, "dropout": 0.0}
+    )
     assert is_own("gat@num_heads=2")
     assert not is_own("file.py:build")
     assert {entry.spec for entry in workloads.available() if entry.task == "node-classification"} == {
@@ -78,4 +80,4 @@ def test_other_tasks_and_published_weights_are_refused() -> None:
     with pytest.raises(ModelError, match=r"no pretrained weights for gcn.*--weights random"):
         load("gcn", weights="pretrained")
     with pytest.raises(ModelError, match="--task node-classification: gpt2 is a model of transformers and does"):
-        workloads.load(Case(model="gpt2", batch_size=1, task="node-classification"))
+        workloads.load_workload(Case(model="gpt2", batch_size=1, task="node-classification"))

@@ -24,7 +24,7 @@ def case(name: str, **options: Any) -> Case:
 
 @names
 def test_a_batch_is_so_many_graphs(name: str) -> None:
-    workload = workloads.load(case(name))
+    workload = workloads.load_workload(case(name))
     batch = workload.batch(3, seed=0)
     edges = 2 * PAIRS + (0 if name == "graphsage" else NODES)
 
@@ -40,7 +40,7 @@ def test_a_batch_is_so_many_graphs(name: str) -> None:
 
 @names
 def test_the_loss_of_two_graphs_is_the_mean_of_theirs(name: str) -> None:
-    workload = workloads.load(case(name))
+    workload = workloads.load_workload(case(name))
     module = workload.setup(materialize=True, seed=0).module.eval()
     both, one = workload.batch(2, seed=0), dict(workload.batch(1, seed=0))
     losses = []
@@ -53,7 +53,7 @@ def test_the_loss_of_two_graphs_is_the_mean_of_theirs(name: str) -> None:
 
 @names
 def test_every_parameter_is_trained_and_the_loss_falls(name: str) -> None:
-    workload = workloads.load(case(name))
+    workload = workloads.load_workload(case(name))
     setup = workload.setup(materialize=True, seed=0)
     batch = workload.batch(1, seed=0)
     optimizer = torch.optim.Adam(setup.module.parameters(), lr=0.01)
@@ -86,7 +86,7 @@ def test_the_meters_measure_it(name: str, meter: str) -> None:
 def test_half_types_train(name: str, options: dict[str, str]) -> None:
     losses = []
     for chosen in (options, {}):
-        workload = workloads.load(case(name, **chosen))
+        workload = workloads.load_workload(case(name, **chosen))
         setup = workload.setup(materialize=True, seed=0)
         torch.manual_seed(0)
         losses.append(setup.forward(workload.batch(1, seed=0)))
@@ -130,7 +130,7 @@ def test_schemes_work_on_it(scheme: str) -> None:
 
 @names
 def test_a_converted_network_comes_back(name: str, tmp_path: Path) -> None:
-    workload = workloads.load(case(name))
+    workload = workloads.load_workload(case(name))
     model = convert(workload.setup(materialize=True, seed=0).module, "checkpoint,blocks=GraphBlock").eval()
     batch = workload.batch(1, seed=0)
 
@@ -141,7 +141,9 @@ def test_a_converted_network_comes_back(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["own.py:build", "resnet18", "gcn@num_layers"])
 def test_a_folder_builds_no_other_thing(spec: str, tmp_path: Path) -> None:
-    model = convert(workloads.load(case("gcn")).setup(materialize=True, seed=0).module, "checkpoint,blocks=GraphBlock")
+    model = convert(
+        workloads.load_workload(case("gcn")).setup(materialize=True, seed=0).module, "checkpoint,blocks=GraphBlock"
+    )
     folder = save_converted(model, tmp_path / "model", built_from=spec)
 
     with pytest.raises(ModelError, match=r"is not built from a folder|not a new key=value"):

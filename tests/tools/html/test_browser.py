@@ -69,7 +69,7 @@ def column(page: Any, title: str) -> list[str]:
 
 
 def records_of_quickstart() -> list[MeasuredRecord]:
-    return store.read(DATA / "quickstart-2026-11.jsonl").records
+    return store.read_results(DATA / "quickstart-2026-11.jsonl").records
 
 
 def report(records: list[MeasuredRecord], title: str = "Results") -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from actbench.model.measured import EstimatedTime, MeasuredRecord, PeakParts
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import MeasuredRecord, PeakParts
 from actbench.report import kinds, render, store, tables
 from actbench.report.tables import Table
 from actbench.report.tables.computed import step_time_of

@@ -19,16 +19,16 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from actbench.tools.ranks import launch
-from actbench.measure.place import place as place_of
+from actbench.measure.rank import launched_rank
 from actbench.tools.ranks.follower import Follower
 from actbench.tools.ranks.rendezvous import following, leading
 from actbench.run.recipes.sections import Planned
-from actbench.run.runner import run
+from actbench.run.runner import run_plan
 from actbench.report import store
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
 folder = Path(sys.argv[2])
-place, address = place_of(os.environ), launch.address(os.environ)
+place, address = launched_rank(os.environ), launch.address(os.environ)
 if not place.is_first:
     with following(place, address) as frames, Follower(frames) as follower:
         follower.follow()
@@ -39,7 +39,7 @@ needed = lambda case: 1 if case.scheme == "exact" else 3 if "three" in case.sche
 stored = store.Store.opened(folder / "results.jsonl", MeasuredRecord)
 with leading(place, address, "fakebench") as team, stored as results:
     settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": (), "timeout_seconds": 20}
-    run(plan, results, machines=team, needed=needed, **settings)
+    run_plan(plan, results, machines=team, needed=needed, **settings)
 """
 RUNNER = str(Path(__file__).parents[2] / "run")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measure.place import Place, place, refuse_a_lone_process
+from actbench.measure.rank import Rank, launched_rank, refuse_a_lone_process
 from actbench.tools.ranks.launch import Address, address
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -11,9 +11,9 @@ TORCHRUN = {**SECOND, "MASTER_ADDR": "first", "MASTER_PORT": "1234", "TORCHELAST
 
 
 def test_where_a_process_stands() -> None:
-    assert place({}) == Place()
-    assert place(SECOND) == Place(rank=1, size=4, local_rank=1)
-    assert not place(SECOND).is_first
+    assert launched_rank({}) == Rank()
+    assert launched_rank(SECOND) == Rank(rank=1, size=4, local_rank=1)
+    assert not launched_rank(SECOND).is_first
 
 
 def test_where_processes_meet() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measure.place import Place
+from actbench.measure.rank import Rank
 from actbench.model.records import Case
 from actbench.run.local import misfit
 from actbench.tools.ranks.launch import Address
@@ -38,7 +38,7 @@ def test_one_process_says_how_to_start_several() -> None:
 
 
 def test_a_plan_that_uses_none_of_the_others_is_refused() -> None:
-    four = Team(Place(size=4), Address("127.0.0.1", 1), [])
+    four = Team(Rank(size=4), Address("127.0.0.1", 1), [])
     four.check([case("exact"), case("ddp:4")], needed)
     with pytest.raises(UsageError, match="every case here needs one"):
         four.check([case("exact"), case("ddp:4", "simulated")], needed)

@@ -27,7 +27,7 @@ ENDINGS = {
 
 
 def outcomes(folder: Path) -> dict[str, Any]:
-    return {record.case.scheme: record.outcome for record in store.read(folder / "results.jsonl").records}
+    return {record.case.scheme: record.outcome for record in store.read_results(folder / "results.jsonl").records}
 
 
 def wait_for(folder: Path, words: str) -> None:

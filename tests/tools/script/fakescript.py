@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 from actbench.errors import MeasurementError
-from actbench.model.measured import EstimatedTime, Measurement, PeakParts, PhasePeaks
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Built, Case, Failure
 from actbench.model.timeline import Holder, Span, Timeline
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure, Script
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
 from actbench.units import MIB
 
 TRAINING = """

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters.cuda import CudaMeter
-from actbench.model.records import Case, Script
+from actbench.measure.meters.cudameter import CudaMeter
+from actbench.model.records import Case
+from actbench.model.scripts import Script
 from actbench.tools.script.bench import Session
 from actbench.tools.script.ondevice import CudaRun
 

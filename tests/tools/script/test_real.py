@@ -11,7 +11,8 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure, Script
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
 from actbench.tools.script.real import RealRun
 
 TRAINING = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
-from actbench.model.records import Script
+from actbench.model.scripts import Script
 from actbench.model.timeline import Holder, Span, Timeline
 from actbench.report.advice import about_bounds
 from actbench.report.render import markdown

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from actbench.machine import machine
-from actbench.report.store import Store, read
+from actbench.report.store import Store, read_results
 from actbench.tools.train.records import Trained, TrainingRun
 
 RECIPE = """
@@ -44,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
     (file,) = folder.rglob("*.runs.jsonl")
-    return read(file, TrainingRun).records
+    return read_results(file, TrainingRun).records
 
 
 def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.report.store import read
+from actbench.report.store import read_results
 from actbench.tools.train.records import Trained, TrainingRun
 
 RECIPE = """
@@ -49,7 +49,7 @@ def launched(launcher: tuple[str, ...], recipe: Path, *flags: str) -> subprocess
 
 def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
     (file,) = folder.rglob("*.runs.jsonl")
-    return read(file, TrainingRun).records
+    return read_results(file, TrainingRun).records
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from actbench.errors import StoreError
 from actbench.report import kinds
 from actbench.report.render import json_text
-from actbench.report.store import Store, read, results_path
+from actbench.report.store import Store, read_results, results_path
 from actbench.tools.train.records import TrainingRun
 
 MakeRun = Any
@@ -24,7 +24,7 @@ def test_runs_survive_and_the_last_of_a_case_counts(tmp_path: Path, make_run: Ma
     with Store.opened(file, TrainingRun, new.machine) as again:
         assert again.find(old.case) == new
         assert not again.done(other.case.model_copy(update={"seed": 9}))
-    assert read(file, TrainingRun).records == (new, other)
+    assert read_results(file, TrainingRun).records == (new, other)
 
 
 def test_runs_on_one_machine_with_another_gpu_are_others(tmp_path: Path, make_run: MakeRun) -> None:
@@ -38,7 +38,7 @@ def test_runs_on_one_machine_with_another_gpu_are_others(tmp_path: Path, make_ru
 
     with Store.opened(file, TrainingRun, old.machine) as opened:
         assert opened.find(new.case) == old
-    assert read(file, TrainingRun).records == (old, new)
+    assert read_results(file, TrainingRun).records == (old, new)
 
 
 def test_a_half_written_line_is_left_out(tmp_path: Path, make_run: MakeRun) -> None:
@@ -52,7 +52,7 @@ def test_a_half_written_line_is_left_out(tmp_path: Path, make_run: MakeRun) -> N
         assert "half-written" in str(again.notice)
         again.append(make_run(seed=1))
 
-    assert len(read(file, TrainingRun).records) == 2
+    assert len(read_results(file, TrainingRun).records) == 2
 
 
 def test_two_processes_on_one_file_are_refused(tmp_path: Path, make_run: MakeRun) -> None:

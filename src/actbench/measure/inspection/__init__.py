@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actbench.measure.inspection.ledger import itemize
+from actbench.measure.inspection.itemized import itemize
 from actbench.measure.inspection.sites import Trace, inspect, refuse_idle, trace
 
 __all__ = ["Trace", "inspect", "itemize", "refuse_idle", "trace"]

@@ -22,7 +22,8 @@ from actbench.errors import UntraceableError
 from actbench.model.ledger import OUTSIDE
 from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import fake
 from actbench.simulator.recalled import asks_device, layout_of, tensors_of
 from actbench.workload.base import moved
@@ -105,7 +106,7 @@ class StorageOrigin:
     savers: list[str] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes storages as operators make them, the modules that save them, and the running module; keeps nothing alive.
 
     Attributes:
@@ -194,7 +195,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 @contextmanager
-def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[Recorder, Tensor]]:
+def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[StorageRecorder, Tensor]]:
     """Run one training forward of a setup on fake tensors; what it saves lives as long as the context.
 
     If the batch is cut, the first micro-batch runs, which is the largest.
@@ -222,13 +223,13 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
         batch, device = make_batch(), next((p.device for p in module.parameters()), None)
         batch = setup.cast(batch if device is None else moved(batch, device))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
-        recorder = Recorder(module, known)
+        recorder = StorageRecorder(module, known)
         with longsteps.followed(module.parameters()):
             loss = _run(setup, setup.cut(batch)[0].batch, recorder)
         yield recorder, loss
 
 
-def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
+def _run(setup: TrainingSetup, batch: Batch, recorder: StorageRecorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
     listening = savedtensors.listening(recorder.heard)
     with fake.shapes_only(), recorder.modules.watching(), torch.enable_grad(), recorder, hooks, listening:

@@ -16,7 +16,8 @@ from actbench.errors import IdleError, NothingToConvertError
 from actbench.measure.inspection.recorder import SavedStorage, traced
 from actbench.model.ledger import OUTSIDE, display_path
 from actbench.model.records import Site, Unreached
-from actbench.scheme.setup import Batch, Part, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import Part, TrainingSetup
 
 
 @dataclass(frozen=True)

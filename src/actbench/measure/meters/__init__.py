@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from actbench import plugins
 from actbench.errors import MeasurementError
-from actbench.measure.meters.base import MemoryReading, Meter, MeterKind
 from actbench.measure.meters.footprint import types
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind
 from actbench.measure.meters.snapshot import pickled
 from actbench.measure.meters.watch import Watch
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
 
-__all__ = ["MemoryReading", "Meter", "MeterKind", "Watch", "check", "open_meter", "pickled", "types"]
+__all__ = ["MemoryReading", "Meter", "MeterKind", "Watch", "check_meter", "open_meter", "pickled", "types"]
 
 
-def check(name: MeterName) -> None:
+def check_meter(name: MeterName) -> None:
     """Check that the device of a meter is there; else raise a MeasurementError that names the flag."""
     _kind(name).check()
 
@@ -30,7 +30,7 @@ def open_meter(case: Case) -> Meter:
 
 
 def _kind(name: MeterName) -> MeterKind:
-    found = plugins.find("meters", name, MeterKind)
+    found = plugins.find_plugin("meters", name, MeterKind)
     if found is None:
         raise MeasurementError(f"--meter {name}: no installed package brings this meter, or it cannot be imported")
     return found

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from actbench.ops.simulation import plain_tensors
-from actbench.scheme.setup import HoldsGradients, TrainStep
+from actbench.scheme.setup import TrainStep
+from actbench.scheme.wrapped import HoldsGradients
 
 _REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
 

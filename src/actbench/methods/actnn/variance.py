@@ -15,8 +15,8 @@ from actbench.ops.noise import diverge
 from actbench.packing import Identity, SavedTensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked import HookedForward
-from actbench.scheme.microbatches import cut, rows_of
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch, cut, rows_of
+from actbench.scheme.setup import TrainingSetup
 
 
 @dataclass(frozen=True)

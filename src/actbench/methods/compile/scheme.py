@@ -13,7 +13,8 @@ from actbench.model.records import Site
 from actbench.packing.refusals import is_compiled, uncompilable_in
 from actbench.scheme.base import Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, LossyForward
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import Part, TrainingSetup
 
 

@@ -10,7 +10,7 @@ from actbench.methods.fewbit.activations import function_of, instead, refuse_con
 from actbench.methods.fewbit.gated import GATES, inversion
 from actbench.methods.fewbit.inverted import InvertedActivation
 from actbench.model.gradient import Gradient
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.packing.replacement import overwritten
 from actbench.scheme.base import ACTIVATIONS, Scheme
 from actbench.scheme.card import Card

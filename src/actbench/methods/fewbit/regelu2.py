@@ -21,7 +21,7 @@ from actbench.methods.fewbit.activations import (
 )
 from actbench.methods.fewbit.gated import mixture
 from actbench.methods.fewbit.tables import Table
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.scheme.base import ACTIVATIONS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Packs

@@ -26,7 +26,7 @@ from actbench.methods.fewbit.activations import (
 from actbench.methods.fewbit.stepwise import Steps
 from actbench.methods.fewbit.tables import Table, Weight, table
 from actbench.methods.fewbit.useractivation import OwnFunction
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.scheme.base import ACTIVATIONS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Packs, RunsFiles

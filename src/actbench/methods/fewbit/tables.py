@@ -22,7 +22,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from actbench.errors import UsageError
 from actbench.methods.fewbit import optimallevels
 from actbench.methods.fewbit.activation import Activation, Array, activation
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.ops import rawkernel
 from actbench.paths import write_whole
 

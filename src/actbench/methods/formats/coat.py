@@ -10,7 +10,7 @@ from torch import Tensor
 from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.formats.encoded import Encoded
 from actbench.methods.formats.encodings.fp8 import Fp8
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.packing import Codec, SavedTensors, SiteState
 from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card

@@ -5,7 +5,7 @@ from typing import ClassVar
 from actbench.methods.formats import encodings
 from actbench.methods.formats.encodings import Encoding, SmaqParameters
 from actbench.methods.formats.structures import EncodedStructures
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.scheme.card import Card
 
 _SETTING = "ResNet-34, CIFAR-10, all five structures, 6 and 8 bits, simulated by the authors; float32 gets 0.892"

@@ -52,7 +52,8 @@ from actbench.scheme.base import (
     Scheme,
     refuse_untrained,
 )
-from actbench.scheme.facets import Adaptive, Diagnosed, Facet, Limits, LossyForward, OwnOptimizer
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Adaptive, Diagnosed, Facet, LossyForward, OwnOptimizer
 from actbench.scheme.setup import MakeOptimizer, Part, TrainingSetup
 
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="

@@ -10,7 +10,8 @@ from actbench.methods.formats import encodings
 from actbench.methods.lora import lowrank
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.methods.lora.lowrank import Targets
-from actbench.model.records import Published, Site, Unreached
+from actbench.model.provenance import Published
+from actbench.model.records import Site, Unreached
 from actbench.packing.replacement import swap
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card

@@ -14,7 +14,8 @@ from actbench.packing.refusals import refuse_compiled
 from actbench.packing.replacement import census
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet
 from actbench.scheme.setup import Part, TrainingSetup
 
 _IDLE = (

@@ -13,10 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.optimizers import check_fresh
 from actbench.methods.lowbit.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
-from actbench.model.records import Published, Site, Unreached
+from actbench.model.provenance import Published
+from actbench.model.records import Site, Unreached
 from actbench.scheme.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, OwnOptimizer
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, OwnOptimizer
 from actbench.scheme.setup import Part, TrainingSetup
 
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")

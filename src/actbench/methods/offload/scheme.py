@@ -23,7 +23,8 @@ from actbench.scheme.base import (
     refuse_untrained,
 )
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Limits, OwnOptimizer
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet, OwnOptimizer
 from actbench.scheme.setup import Part, TrainingSetup
 
 _IDLE = "no module of the model saves a tensor of 1 KiB or more; offload is for larger batches"

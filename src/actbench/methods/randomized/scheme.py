@@ -12,7 +12,8 @@ from actbench.methods.randomized.ops.sketch import Kind, Sketching
 from actbench.methods.randomized.sketched import Sketch, Sketched, sketched
 from actbench.methods.randomized.variance import sketch_variance
 from actbench.model.gradient import Gradient
-from actbench.model.records import Published, Site, Unreached
+from actbench.model.provenance import Published
+from actbench.model.records import Site, Unreached
 from actbench.packing.replacement import census, parametrized, swap
 from actbench.packing.savedtensors import SharingTable
 from actbench.scheme.base import Scheme

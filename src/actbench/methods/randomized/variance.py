@@ -14,7 +14,8 @@ from actbench.methods.actnn.variance import gradients_of, observed_variance, of_
 from actbench.methods.randomized.ops.sketch import Sketching, batch_variance, variance
 from actbench.methods.randomized.sketched import Sketched
 from actbench.model.measured import Diagnostic
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def check_scheme(text: str) -> None:
     Raises:
         SpecError: A name, key or value is wrong; the message is the one of building the scheme.
     """
-    for part in spec.parse(text):
-        found = spec.find(part.name, _schemes(), "scheme", text)
+    for part in spec.parse_spec(text):
+        found = spec.find_named(part.name, _schemes(), "scheme", text)
         if found.model is None:
             continue
         about = f"scheme {text!r}"

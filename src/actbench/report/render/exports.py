@@ -15,7 +15,7 @@ Text = str | bytes | Iterable[str]
 """A text, the bytes of a picture, or the lines of a text, made as they are written."""
 
 
-def check(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Check beforehand, as far as possible, that a file can be written.
 
     Raises:

@@ -16,7 +16,7 @@ from actbench.model.measured import FIRST_DIAGNOSTICS
 from actbench.report.advice import over_limit_bytes
 from actbench.report.tables import computed
 from actbench.report.tables.entries import Entry
-from actbench.report.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
+from actbench.report.tables.values import Column, SpreadValue, Unit, Value, change, quotient, with_spread
 
 _OF_SCRIPTS = ("task", "attention", "weights", "seed")
 """Settings that a script has in its own lines, which no record knows."""
@@ -83,7 +83,7 @@ def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Ca
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
 
 
-def _spread(name: str) -> Callable[[Entry], Spread | None]:
+def _spread(name: str) -> Callable[[Entry], SpreadValue | None]:
     return lambda entry: getattr(entry, name)
 
 

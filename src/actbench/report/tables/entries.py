@@ -22,7 +22,7 @@ from actbench.report.tables.groups import (
     what_is_built,
     what_is_measured,
 )
-from actbench.report.tables.values import Spread, quotient, ratio, step_time, throughput
+from actbench.report.tables.values import SpreadValue, quotient, ratio, step_time, throughput
 
 
 class Estimates:
@@ -104,8 +104,8 @@ class Entry(NamedTuple):
     extends: bool
     estimate: Measurement | None
     same_model: Measurement | None
-    step: Spread | None
-    relative_throughput: Spread | None
+    step: SpreadValue | None
+    relative_throughput: SpreadValue | None
     pareto: bool | None
     estimated_speed: float | None
     estimated_pareto: bool | None
@@ -140,7 +140,7 @@ class Entry(NamedTuple):
         return rows * parts * (self.measured.batches if self.measured else 1) if rows and parts else None
 
     @property
-    def throughput(self) -> Spread | None:
+    def throughput(self) -> SpreadValue | None:
         """Samples a second, of all processes."""
         samples = self.samples
         return None if samples is None else throughput(samples, self.step)
@@ -154,7 +154,7 @@ class _Peers:
     same_model: Measurement | None = None
     exact: Measurement | None = None
     exact_peak_bytes: int | None = None
-    exact_step: Spread | None = None
+    exact_step: SpreadValue | None = None
 
 
 def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
@@ -259,12 +259,12 @@ def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
     return sorted(range(len(records)), key=ranks.__getitem__)
 
 
-def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
+def _speed(measured: Measurement | None, step: SpreadValue | None, peers: _Peers) -> SpreadValue | None:
     """Return the throughput over that of the exact model, whose steps were interleaved with these."""
     if measured is None or step is None:
         return None
     if peers.exact is measured:
-        return Spread(1.0)
+        return SpreadValue(1.0)
     if peers.exact is not None and peers.exact.timing_round == measured.timing_round:
         return ratio(peers.exact_step, step)
     return ratio(step_time(measured.exact_step_seconds), step)

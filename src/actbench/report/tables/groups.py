@@ -84,7 +84,7 @@ def stack_of(scheme: str) -> tuple[str, ...]:
 def _key(scheme: str) -> tuple[Any, ...]:
     """Return a sort key: the number of parts, then names, then values, as numbers if possible."""
     try:
-        parts = spec.parse(scheme)
+        parts = spec.parse_spec(scheme)
     except SpecError:
         return (2, 0, scheme)
     return (scheme != "exact", len(parts), tuple((part.name, _number(part.value), str(part)) for part in parts))

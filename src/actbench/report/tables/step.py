@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actbench.model.advice import PHASES
+from actbench.model.estimated import OTHERS, EstimatedTime
 from actbench.model.ledger import display_path
-from actbench.model.measured import OTHERS, EstimatedTime, MeasuredRecord, Measurement
+from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Timeline
 from actbench.report.sentences import rows_of
 from actbench.report.tables.table import Table, fill

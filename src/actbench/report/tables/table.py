@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from actbench.model.measured import EstimatedTime, MeasuredRecord, Measurement
+from actbench.model.estimated import EstimatedTime
+from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.modelspecs import OPTIMIZER
-from actbench.model.records import Published
+from actbench.model.provenance import Published
 from actbench.report.advice import about_bounds, about_largest, about_limits, about_peak, names_of
 from actbench.report.sentences import ALL, failures, names_of_cases, warnings
 from actbench.report.tables.columns import (

@@ -65,7 +65,7 @@ _NUMBERS: dict[Unit, Callable[[float], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SpreadValue:
     """A value and its spread, which is None if unknown.
 
     The value is a median and the spread half the interquartile range, or both are computed from such values.
@@ -75,32 +75,32 @@ class Spread:
     spread: float | None = None
 
 
-def step_time(seconds: Sequence[float] | None) -> Spread | None:
+def step_time(seconds: Sequence[float] | None) -> SpreadValue | None:
     """Return the median step in seconds; one step has no spread."""
     if not seconds:
         return None
     if len(seconds) == 1:
-        return Spread(seconds[0])
+        return SpreadValue(seconds[0])
     first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Spread(middle, (third - first) / 2)
+    return SpreadValue(middle, (third - first) / 2)
 
 
-def throughput(batch_size: int, step: Spread | None) -> Spread | None:
+def throughput(batch_size: int, step: SpreadValue | None) -> SpreadValue | None:
     """Return samples a second, with the relative spread of the step."""
     if step is None or step.value <= 0:
         return None
     rate = batch_size / step.value
-    return Spread(rate, None if step.spread is None else rate * step.spread / step.value)
+    return SpreadValue(rate, None if step.spread is None else rate * step.spread / step.value)
 
 
-def ratio(above: Spread | None, below: Spread | None) -> Spread | None:
+def ratio(above: SpreadValue | None, below: SpreadValue | None) -> SpreadValue | None:
     """Return the quotient of two independent values: squares of relative spreads add up."""
     if above is None or below is None or above.value <= 0 or below.value <= 0:
         return None
     quotient = above.value / below.value
     if above.spread is None or below.spread is None:
-        return Spread(quotient)
-    return Spread(quotient, quotient * math.hypot(above.spread / above.value, below.spread / below.value))
+        return SpreadValue(quotient)
+    return SpreadValue(quotient, quotient * math.hypot(above.spread / above.value, below.spread / below.value))
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
@@ -203,7 +203,7 @@ class Column(Generic[Item]):
         return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
 
 
-def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
+def value_of(of: Callable[[Item], SpreadValue | None]) -> Callable[[Item], Value]:
     """Return a function from an item to its value without the spread."""
     return lambda item: spread.value if (spread := of(item)) else None
 
@@ -212,7 +212,7 @@ def with_spread(
     key: str,
     title: str,
     unit: Unit,
-    of: Callable[[Item], Spread | None],
+    of: Callable[[Item], SpreadValue | None],
     better: Literal["lower", "higher"] | None = None,
     *,
     detail: int = 0,

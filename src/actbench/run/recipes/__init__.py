@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actbench.run.recipes.base import KINDS, closest, files_of
+from actbench.run.recipes.files import KINDS, closest, files_of
 from actbench.run.recipes.recipe import Recipe
 from actbench.run.recipes.sections import Planned, parse_batch_range
 

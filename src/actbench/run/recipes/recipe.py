@@ -13,10 +13,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, field_validator
 
 from actbench.errors import UsageError
+from actbench.model.data import Data
 from actbench.model.meters import MeterName
-from actbench.model.records import Case, Data
+from actbench.model.records import Case
 from actbench.report.tables.columns import names_in
-from actbench.run.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
+from actbench.run.recipes.files import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.run.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
 from actbench.validation import flag
 

@@ -13,8 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, field
 
 from actbench.errors import SpecError, UsageError
 from actbench.model import spec
+from actbench.model.data import Data
 from actbench.model.meters import MeterName
-from actbench.model.records import CaseT, Data, Optimizer, Published, WeightsChoice, WorkloadSettings, whole_name
+from actbench.model.provenance import Published
+from actbench.model.records import CaseT, Optimizer, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000
@@ -202,7 +204,7 @@ class SchemeRow(Data):
     @classmethod
     def _parses(cls, text: str) -> str:
         try:
-            return "+".join(str(part) for part in spec.parse(text))
+            return "+".join(str(part) for part in spec.parse_spec(text))
         except SpecError as error:
             raise ValueError(str(error)) from None
 

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actbench.model.measured import OTHERS, Communication, EstimatedTime, OperatorTime
+from actbench.model.estimated import OTHERS, Communication, EstimatedTime, OperatorTime
 from actbench.model.records import Phase
 from actbench.simulator.cost.collectives import Collective
 from actbench.simulator.cost.exchanges import Exchanges
 from actbench.simulator.cost.links import exchanging
 from actbench.simulator.cost.rates import Curve, Efficiencies, Rates, Surface
 from actbench.simulator.cost.recorder import Done
-from actbench.simulator.cost.work import Work
+from actbench.simulator.cost.work import OperatorWork
 
 WAITING = "(waiting for the host)"
 COPYING = "(waiting for copies)"
@@ -108,14 +108,14 @@ class _Clock:
         if not self.asynchronous:
             self._wait(self.exchanges.time, EXCHANGING)
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, work: OperatorWork) -> None:
         seconds = computing(work, self.rates, self.efficiencies)
         self._wait(self.host, WAITING)
         self.device += seconds
         self.busy += seconds
         self._add(work.name, seconds, work)
 
-    def _copy(self, work: Work) -> None:
+    def _copy(self, work: OperatorWork) -> None:
         """Copy beside what is computed, which waits for the copy before: one is on its way at any time."""
         self._wait(self.host, WAITING)
         self._wait(self.copies, COPYING)
@@ -123,7 +123,7 @@ class _Clock:
         share = self.efficiencies.kinds["host copy"]
         self.copies = max(self.copies, self.device) + share.ramp + work.moved / 2 / (self.rates.link * share.memory)
 
-    def _compute_on_host(self, work: Work) -> None:
+    def _compute_on_host(self, work: OperatorWork) -> None:
         """Let the host compute once the copies and the device are done, and the device wait for it."""
         seconds = work.moved / self.efficiencies.host.bandwidth
         self.host = max(self.host, self.device, self.copies) + seconds
@@ -135,18 +135,18 @@ class _Clock:
             self._add(name, until - self.device, None)
             self.device = until
 
-    def _add(self, name: str, seconds: float, work: Work | None) -> None:
+    def _add(self, name: str, seconds: float, work: OperatorWork | None) -> None:
         _add(self.operators[name], seconds, work)
 
 
-def _add(total: _Sum, seconds: float, work: Work | None) -> None:
+def _add(total: _Sum, seconds: float, work: OperatorWork | None) -> None:
     total.calls += 1
     total.seconds += seconds
     total.flops += work.flops if work else 0
     total.moved += work.moved + work.copied if work else 0
 
 
-def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
+def issuing(work: OperatorWork, phase: Phase, efficiencies: Efficiencies) -> float:
     """Return the seconds that the host needs to issue an operator."""
     host = efficiencies.host
     if work.kind is None:
@@ -157,7 +157,7 @@ def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
     return seconds + host.listed * work.listed
 
 
-def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
+def computing(work: OperatorWork, rates: Rates, efficiencies: Efficiencies) -> float:
     """Return the seconds that the device needs for an operator: its operations and its bytes, which overlap."""
     if work.kind is None or work.collective is not None:
         return 0.0
@@ -180,13 +180,13 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     return seconds + share.ramp + work.launches * rates.launch
 
 
-def _measured(work: Work, efficiencies: Efficiencies) -> Curve | Surface | None:
+def _measured(work: OperatorWork, efficiencies: Efficiencies) -> Curve | Surface | None:
     """Return what an operator took on the device itself; None where nobody measured it."""
     known = ((label, work.precision) for label in work.labels)
     return next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
 
 
-def replaced(work: Work, rates: Rates) -> str:
+def replaced(work: OperatorWork, rates: Rates) -> str:
     """Return the type that an operator multiplies in if the device has no units for it, so that float32 counts."""
     if not work.flops or work.precision not in ("half", "fp8"):
         return ""

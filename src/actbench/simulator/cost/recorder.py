@@ -13,7 +13,7 @@ from actbench.model.records import Phase
 from actbench.ops import hostmemory
 from actbench.simulator.cost.collectives import collective_of, is_collective
 from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
-from actbench.simulator.cost.work import Work, exchange, idle, idle_work, work_of, written
+from actbench.simulator.cost.work import OperatorWork, exchange, idle, idle_work, work_of, written
 from actbench.simulator.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
@@ -24,7 +24,7 @@ class Done(NamedTuple):
     """An operator of a step: the part of the step that ran it, whether the host computed it, and when it may run."""
 
     phase: Phase
-    work: Work
+    work: OperatorWork
     on_host: bool
     turn: Turn = IN_ORDER
 
@@ -44,7 +44,7 @@ class Recorder:
     def __init__(self, phase: Callable[[], Phase | None], *, all_operators: bool = True) -> None:
         self._phase = phase
         self._all = all_operators
-        self._known: dict[Any, Work | None] = {}
+        self._known: dict[Any, OperatorWork | None] = {}
         self._idle: dict[Any, bool] = {}
         self._queues = Queues()
         self.done: list[Done] = []
@@ -86,7 +86,7 @@ class Recorder:
         turn = self._queues.collective(found, used, phase, is_waited_for=func.namespace == "_c10d_functional")
         self.done.append(Done(phase, exchange(found), False, turn))
 
-    def _work(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Work | None:
+    def _work(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> OperatorWork | None:
         if func not in self._idle:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
@@ -95,7 +95,7 @@ class Recorder:
         return self._known[key]
 
     def _turn(
-        self, phase: Phase, work: Work, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+        self, phase: Phase, work: OperatorWork, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> Turn:
         """Return when an operator runs; a view waits for nobody."""
         if not self._queues.concern(work.name) or (work.kind is None and work.name not in _WAITS):

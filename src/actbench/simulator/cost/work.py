@@ -44,7 +44,7 @@ _REDUCING = frozenset(("sum", "mean", "amax", "amin", "aminmax", "linalg_vector_
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorWork:
     """What an operator does.
 
     Attributes:
@@ -102,26 +102,26 @@ def idle(func: Any) -> bool:
     return name in IGNORED or name in NOTHING or func.is_view
 
 
-def idle_work(func: Any) -> Work | None:
+def idle_work(func: Any) -> OperatorWork | None:
     """Return what is counted of an operator that moves nothing; None for one that is none of a device."""
     name = func._schema.name.partition("::")[2]
-    return None if name in IGNORED else Work(name)
+    return None if name in IGNORED else OperatorWork(name)
 
 
-def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Work:
+def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> OperatorWork:
     """Return what an operator did that returned ``result``."""
     name = func._schema.name.partition("::")[2]
     tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
     listed = sum(len(value) for value in args if isinstance(value, list | tuple) and _is_list_of_tensors(value))
     if _is_host_scalar(name, tensors):
-        return Work(name, listed=listed)
+        return OperatorWork(name, listed=listed)
     kind = kind_of(func, name, args)
     launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
     precision = _precision(kind, tensors)
     is_convolution = kind is not None and kind.endswith("convolution")
     last = is_convolution and any(map(has_channels_last, _convolved(args, result)[:2]))
     copied = [] if last else _copied(kind, precision, args, result)
-    return Work(
+    return OperatorWork(
         name,
         kind or "elementwise",
         flops=_flops(func, args, kwargs, result),
@@ -138,9 +138,9 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
     )
 
 
-def exchange(collective: Collective) -> Work:
+def exchange(collective: Collective) -> OperatorWork:
     """Return what a collective does."""
-    return Work(collective.kind, "communication", launches=1, collective=collective)
+    return OperatorWork(collective.kind, "communication", launches=1, collective=collective)
 
 
 def _is_list_of_tensors(value: Any) -> bool:

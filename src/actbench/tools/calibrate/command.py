@@ -61,7 +61,7 @@ def calibrate(
         raise UsageError(
             f"--output {str(path)!r}: a device profile is a .toml file; name one, such as {path.name}.toml"
         )
-    files.check(path)
+    files.check_writable(path)
     if path.exists() and not force:
         raise StoreError(f"{path} exists already: --force replaces it, --output names another file")
     from actbench.tools.calibrate.calibrate import calibrate as measure

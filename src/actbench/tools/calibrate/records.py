@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actbench.model.records import SCHEMA_VERSION, Data, Machine, SchemaVersion, Versions
+from actbench.model.data import Data
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import SCHEMA_VERSION, SchemaVersion
 from actbench.report.tables import Table, fill
 from actbench.report.tables.values import Column
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, format_seconds

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.simulator.cost.recorder import Recorder
-from actbench.simulator.cost.work import Work, idle
+from actbench.simulator.cost.work import OperatorWork, idle
 
 Clock = Callable[[], float]
 
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 class Sample(NamedTuple):
     """One run of an operator: its work and its seconds."""
 
-    work: Work
+    work: OperatorWork
     seconds: float
 
 

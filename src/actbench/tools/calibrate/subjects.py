@@ -106,7 +106,7 @@ def steps(device: torch.device, spec: str) -> list[Subject]:
 
 def specs_of_schemes() -> list[str]:
     """Return a specification of every scheme with its own operators; those that change precision come last."""
-    specs = [spec for name in schemes.names() for spec in NEEDING.get(name, (name,))]
+    specs = [spec for name in schemes.scheme_names() for spec in NEEDING.get(name, (name,))]
     changes = {spec: schemes.build(spec).changes for spec in specs}
     found = [spec for spec in specs if not WITH_OPERATORS.isdisjoint(changes[spec])]
     return sorted(found, key=lambda spec: "precision" in changes[spec])
@@ -118,7 +118,7 @@ def stepping(device: torch.device, settings: dict[str, Any], spec: str) -> Calla
     The first call builds the model, and raises an ActbenchError if the scheme finds nothing in it to work on.
     """
     case = Case(**settings, scheme=spec, batch_size=1, meter="cuda" if device.type == "cuda" else "cpu")
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
 
     @functools.cache
     def setup() -> TrainingSetup:

@@ -16,8 +16,10 @@ import actbench
 from actbench.caches import user_cache
 from actbench.errors import MeasurementError, UsageError
 from actbench.machine import machine, versions
+from actbench.model.data import Data
 from actbench.model.measured import Outcome
-from actbench.model.records import Case, Data, Failure, Machine, Versions
+from actbench.model.provenance import Machine, Versions
+from actbench.model.records import Case, Failure
 from actbench.model.sources import sources
 from actbench.paths import MOST_BYTES, read_bytes, write_whole
 from actbench.run.executor import BENCH, PRELOAD, Work
@@ -44,7 +46,7 @@ class Request(Data):
 
     Attributes:
         known_exact: Whether their exact model, which is not among them, has a record: it is timed again beside them.
-        timeout_seconds: As of :func:`actbench.run.runner.run`; likewise ``bench`` and ``preload``.
+        timeout_seconds: As of :func:`actbench.run.runner.run_plan`; likewise ``bench`` and ``preload``.
     """
 
     cases: tuple[Case, ...]

@@ -113,7 +113,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         tensors = read_tensors(files)
         if model is None:
             case = saved.case(_spec_of(folder, saved))
-            model = _built(case, saved, workloads.load(case))
+            model = _built(case, saved, workloads.load_workload(case))
             if saved.dtype is None:
                 _take(model, tensors)
         _fill(model, tensors, folder)

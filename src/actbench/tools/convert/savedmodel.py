@@ -14,7 +14,8 @@ from pydantic_core import from_json
 
 from actbench.errors import ModelError, StoreError
 from actbench.leftovers import folder_beside, let_go
-from actbench.model.records import Case, FloatType, Site, Unreached, Versions, WorkloadSettings
+from actbench.model.provenance import Versions
+from actbench.model.records import Case, FloatType, Site, Unreached, WorkloadSettings
 from actbench.paths import check_makeable, read_bytes
 from actbench.units import format_bytes
 

@@ -13,7 +13,7 @@ from actbench.errors import boundary
 from actbench.measure.inspection import inspect, trace
 from actbench.model.records import Case
 from actbench.paths import file_name
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.changes import noting
@@ -37,7 +37,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     if output is not None:
         refuse_other_parameters(scheme)
         refuse_taken(output, replaceable=is_replaceable(output, force=force))
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     with boundary(f"model {case.model!r} cannot be built"):
         whole = workload.setup(materialize=output is not None, seed=case.seed)
         setup = replace(whole, make_optimizer=None)  # a converted model brings none

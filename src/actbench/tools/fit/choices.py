@@ -150,7 +150,7 @@ def choices_for(
     """
     specs = names
     if specs is None:
-        cards = {name: scheme.card for name, scheme in schemes.find().items()}
+        cards = {name: scheme.card for name, scheme in schemes.find_schemes().items()}
         specs = [name + value for name, card in cards.items() for value in card.variants_for(exact.batch_size)]
     found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
     if names is not None:

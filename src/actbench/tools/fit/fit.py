@@ -190,7 +190,7 @@ def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile, int 
         "gradient_quality": False,
     }
     case = case.model_copy(update=settings)
-    blocks = getattr(workloads.load(case), "equal_blocks", None)
+    blocks = getattr(workloads.load_workload(case), "equal_blocks", None)
     return asked.model_copy(update={"optimizer": case.optimizer}), case, profile, blocks
 
 

@@ -10,9 +10,10 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measure import meters
+from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
 from actbench.model.meters import MeterName
-from actbench.model.records import Case, Data, Record
+from actbench.model.records import Case, Record
 from actbench.report.store import Store
 from actbench.run import runner
 from actbench.run.progress import Progress
@@ -31,7 +32,7 @@ def meter_of(profile: DeviceProfile) -> MeterName:
     """Return the meter for a profile's device; a MeasurementError if this machine has none, or another card."""
     name: MeterName = "cuda" if profile.is_cuda else "cpu"
     try:
-        meters.check(name)
+        meters.check_meter(name)
     except MeasurementError:
         raise MeasurementError(
             f"--measure: {profile.name} is a CUDA device, and torch sees none here; leave --measure out, or give the "
@@ -115,7 +116,7 @@ def measure(
     """
     simulated = {record.case.model_copy(update={"meter": meter}): record for record in chosen}
     if simulated:
-        runner.run(
+        runner.run_plan(
             [Planned(case) for case in simulated],
             _AsFits(store, simulated),
             recipe=chosen[0].recipe,

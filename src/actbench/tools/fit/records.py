@@ -9,9 +9,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from actbench.model.contents import Content, content_of
+from actbench.model.data import Data
 from actbench.model.gradient import GRADIENTS, Gradient
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Data, Failure, Migrations, Optimizer, Record
+from actbench.model.records import Case, Failure, Migrations, Optimizer, Record
 from actbench.report.advice import needed_bytes
 
 Trained = Literal["all", "adapters"]

@@ -10,7 +10,7 @@ from actbench.model.measured import Measurement
 from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.table import Table, about_unknown, fill
-from actbench.report.tables.values import Column, Item, Spread, Value, change, step_time, with_spread
+from actbench.report.tables.values import Column, Item, SpreadValue, Value, change, step_time, with_spread
 from actbench.tools.fit.records import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.units import format_bytes, format_seconds
 
@@ -68,7 +68,7 @@ class _Row:
         return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
 
     @property
-    def step(self) -> Spread | None:
+    def step(self) -> SpreadValue | None:
         return step_time(self.measured.step_seconds) if self.measured else None
 
 

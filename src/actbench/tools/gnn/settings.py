@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.model.records import Built, Case, Data, Task
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.model.data import Data
+from actbench.model.records import Built, Case, Task
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.tools.gnn import generated
 from actbench.tools.gnn.aggregation import Graph
 from actbench.tools.gnn.networks import GAT, GCN, GraphSAGE

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.run import replies
 from actbench.run.member import LocalMember, Question, Report
 from actbench.run.processes import ForkServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actbench.measure.place import count
-from actbench.model.records import Data
+from actbench.measure.rank import count
+from actbench.model.data import Data
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from actbench.errors import ActbenchError, UsageError, shortened
-from actbench.measure import place
-from actbench.measure.place import Place, is_set
+from actbench.measure import rank
+from actbench.measure.rank import Rank, is_set
 from actbench.report.plain import plain
 from actbench.tools.ranks import launch
 from actbench.tools.ranks.team import Team
@@ -17,11 +17,11 @@ from actbench.tools.ranks.team import Team
 
 def check() -> None:
     """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
-    place.refuse_a_lone_process(os.environ)
+    rank.refuse_a_lone_process(os.environ)
 
 
 @contextmanager
-def lead(place: Place) -> Iterator[Team]:
+def lead(place: Rank) -> Iterator[Team]:
     """Have the other processes inside the block; see :func:`actbench.tools.ranks.rendezvous.leading`.
 
     Raises:
@@ -34,7 +34,7 @@ def lead(place: Place) -> Iterator[Team]:
         yield team
 
 
-def follow(place: Place) -> None:
+def follow(place: Rank) -> None:
     """Do what the first process asks for until it ends."""
     from actbench.tools.ranks.follower import Follower
     from actbench.tools.ranks.rendezvous import following
@@ -51,7 +51,7 @@ def follow(place: Place) -> None:
 
 def _refuse(environment: Mapping[str, str]) -> None:
     """Raise a UsageError where accelerate was asked for what schemes and flags of actbench say."""
-    shared = place.sharing_asked(environment)
+    shared = rank.sharing_asked(environment)
     if shared is None and is_set(environment, "ACCELERATE_USE_FSDP"):
         shared = "FSDP"
     if shared is not None:
@@ -59,10 +59,10 @@ def _refuse(environment: Mapping[str, str]) -> None:
             f"{shared} was asked of accelerate launch; schemes say how processes share a model: leave it out, give "
             "--multi_gpu, and name a scheme such as fsdp:4"
         )
-    if (precision := place.precision_asked(environment)) is not None:
+    if (precision := rank.precision_asked(environment)) is not None:
         raise UsageError(
             f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave "
             f"the option out and give --autocast {precision}"
         )
-    if (backend := place.compiler_asked(environment)) is not None:
+    if (backend := rank.compiler_asked(environment)) is not None:
         raise UsageError(f"accelerate launch --dynamo_backend {backend}: leave it out, and name the scheme compile")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from actbench.errors import MeasurementError, first_line
-from actbench.measure.place import Place
+from actbench.measure.rank import Rank
 from actbench.model.sources import sources
 from actbench.run.processes import deadline_after, left_until
 from actbench.run.worker import TOKEN_BYTES, Frames, GarbledError
@@ -31,7 +31,7 @@ _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 6
 
 
 @contextmanager
-def leading(place: Place, address: Address, joins: str = JOINS) -> Iterator[Team]:
+def leading(place: Rank, address: Address, joins: str = JOINS) -> Iterator[Team]:
     """Wait until all other processes have come, and have them inside the block; they end with it.
 
     ``joins`` is as of :class:`~actbench.tools.ranks.team.Team`.
@@ -55,7 +55,7 @@ def leading(place: Place, address: Address, joins: str = JOINS) -> Iterator[Team
 
 
 @contextmanager
-def following(place: Place, address: Address) -> Iterator[Frames]:
+def following(place: Rank, address: Address) -> Iterator[Frames]:
     """Find the first process, and give the connection to it; a MeasurementError if it cannot be reached."""
     store = _store(address, is_served_here=False)
     try:

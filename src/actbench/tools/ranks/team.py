@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.measure.place import Place
+from actbench.measure.rank import Rank
 from actbench.model.records import Case
 from actbench.run.executor import Work
 from actbench.run.isolated import CaseSession
@@ -119,7 +119,7 @@ class Team:
     :class:`~actbench.run.worker.Joining`.
     """
 
-    def __init__(self, place: Place, address: Address, links: Sequence[Link], joins: str = JOINS) -> None:
+    def __init__(self, place: Rank, address: Address, links: Sequence[Link], joins: str = JOINS) -> None:
         self.size = place.size
         self.elsewhere = False
         self._place = place

@@ -13,7 +13,8 @@ from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
 from actbench.measure import failures
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure, Script
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.tools.script import launching
 from actbench.tools.script.ondevice import CudaRun

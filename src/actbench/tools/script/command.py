@@ -14,7 +14,8 @@ from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, 
 from actbench.errors import UsageError, encodable
 from actbench.model.declared import check_device_profile
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Case, Failure, Script
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
 from actbench.report.plain import plain
 from actbench.tools.script.declared import check_script
 from actbench.units import parse_bytes

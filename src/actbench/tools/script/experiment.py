@@ -39,7 +39,7 @@ def plan(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:
         RecipeError: Two schemes are the same, written in two ways.
         MeasurementError: The device of the meter is not there.
     """
-    meters.check(case.meter)
+    meters.check_meter(case.meter)
     if case.meter == "simulated":
         profile = case.device_profile or profiles.DEFAULT
         profiles.get(profile)
@@ -78,7 +78,7 @@ def run(
     Args:
         case: The unchanged script.
         specs: The schemes beside it.
-        output: As for :func:`actbench.run.sweep.run`.
+        output: As for :func:`actbench.run.sweep.run_sweep`.
         command: What the user can type to have the same, for the records.
         timeout_seconds: Time that each may take; None is without end.
         force: Whether to run what the results file holds as well.
@@ -95,7 +95,7 @@ def run(
     script = case.script  # results of a script lie in one folder, whatever its arguments
     name = case.model if script is None else script.target if script.is_module else Path(script.target).stem
     with MEASURED.opened(name, output) as opened, passed_on(*printed) if printed else nullcontext() as folder:
-        summary = runner.run(
+        summary = runner.run_plan(
             planned,
             opened,
             recipe=name,

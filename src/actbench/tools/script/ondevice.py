@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters import cuda, footprint
-from actbench.measure.meters.base import MemoryReading, held_by_cycles
+from actbench.measure.meters import cudameter, footprint
+from actbench.measure.meters.meter import MemoryReading, held_by_cycles
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
 from actbench.simulator.overrides import replaced
@@ -39,7 +39,7 @@ class CudaRun(TimedRun):
 
     def __init__(self, *, memory_limit_bytes: int | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._meter = cuda.CudaMeter(memory_limit_bytes)
+        self._meter = cudameter.CudaMeter(memory_limit_bytes)
         self._counting = AllocatorCounts(lambda: self.steps.phase)
         self.steps = Steps(self._counting, self._ended)
         self._measured: Measurement | None = None

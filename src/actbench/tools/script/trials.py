@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from actbench.errors import ActbenchError, CodeError, MeasurementError, is_users
 from actbench.measure import search
 from actbench.measure.failures import failure_of
-from actbench.measure.search import Trial
+from actbench.measure.search import BatchTrial
 from actbench.model.measured import LargestBatch, Measurement, Outcome
 from actbench.model.records import Failure
 
@@ -84,20 +84,20 @@ def largest_batch(
     """
     seconds: dict[int, float] = {}
 
-    def fits(batch: int) -> Trial:
+    def fits(batch: int) -> BatchTrial:
         found = forked(lambda finish: run(batch, finish))
         if isinstance(found, Failure):
             if found.reason == "out-of-memory":
                 tried(batch, False)
-                return Trial(False)
+                return BatchTrial(False)
             raise MeasurementError(f"with a batch of {batch} rows: {found.message}")
         if found.estimated is not None:
             seconds[batch] = found.estimated.step_seconds
         tried(batch, found.fits)
-        return Trial(found.fits, found.peak_bytes, found.reserved_bytes)
+        return BatchTrial(found.fits, found.peak_bytes, found.reserved_bytes)
 
     rows = own.built.batch_size if own.built else None
-    known = {rows: Trial(own.fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    known = {rows: BatchTrial(own.fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
     first = next(iter(known))
     other = 2 * first if known[first].fits else max(1, first // 2)
     if other != first:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from actbench.errors import UsageError
 from actbench.model.records import Task
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
 from actbench.tools.train import data
 from actbench.tools.train.data import DataSet, Kind, Samples
 from actbench.tools.train.processgroup import ProcessGroup

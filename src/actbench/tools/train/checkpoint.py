@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from actbench.errors import StoreError, first_line
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.packing.forwardwrapper import adapt, adapted_states
 from actbench.tools.train.processgroup import ProcessGroup
 from actbench.tools.train.records import Evaluation, TrainingCase

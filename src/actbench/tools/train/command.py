@@ -106,7 +106,7 @@ def _run_together(
     compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
     """Run a comparison with the other processes; only the first returns."""
-    from actbench.measure.place import is_first
+    from actbench.measure.rank import is_first
     from actbench.tools.train import launch
 
     try:
@@ -136,7 +136,7 @@ def _check_pictures(curves: list[Path]) -> None:
     from actbench.tools.train import charts
 
     for path in curves:
-        exports.check(path)
+        exports.check_writable(path)
     if curves:
         charts.check([path.suffix.removeprefix(".") for path in curves])
 

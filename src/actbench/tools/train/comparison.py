@@ -14,7 +14,7 @@ from actbench import scheme as schemes
 from actbench.errors import StoreError, boundary
 from actbench.machine import provenance
 from actbench.measure import bench
-from actbench.measure.meters import cuda
+from actbench.measure.meters import cudameter
 from actbench.model.contents import Contents
 from actbench.model.records import Failure
 from actbench.run.experiment import ExperimentResult, Summary, check_distinct, finished, keep, pending
@@ -42,7 +42,7 @@ def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> t
     together = {"processes": group.size, "strategy": group.launch.strategy}
     written = recipe.runs(group.device)
     if any(run.case.device == "cuda" for run in written):
-        cuda.check("--device", "cpu")
+        cudameter.check_cuda("--device", "cpu")
     planned = tuple(
         replace(run, case=run.case.model_copy(update={"scheme": schemes.build(run.case.scheme).spec, **together}))
         for run in written

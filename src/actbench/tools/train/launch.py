@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actbench.errors import UsageError
-from actbench.measure.place import (
-    Place,
+from actbench.measure.rank import (
+    Rank,
     compiler_asked,
     is_set,
-    place,
+    launched_rank,
     precision_asked,
     refuse_a_lone_process,
     sharing_asked,
@@ -21,7 +21,7 @@ _BY_BLOCK = "TRANSFORMER_BASED_WRAP"
 
 
 @dataclass(frozen=True)
-class Launch(Place):
+class Launch(Rank):
     """The place of this process among those that train together.
 
     Attributes:
@@ -42,7 +42,7 @@ def read(environment: Mapping[str, str]) -> Launch:
     """
     _refuse(environment)
     refuse_a_lone_process(environment)
-    found = Launch(**vars(place(environment)))
+    found = Launch(**vars(launched_rank(environment)))
     if found.size == 1:
         return found
     if not is_set(environment, "ACCELERATE_USE_FSDP"):

@@ -16,7 +16,8 @@ from actbench.measure import meters
 from actbench.model.records import Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import refuse_spread
-from actbench.scheme.setup import Batch
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import MakeOptimizer
 from actbench.tools.train.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.tools.train.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.tools.train.evaluation import evaluated, evaluating, scores_of
@@ -49,7 +50,7 @@ class TrainingLoop:
         shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
         described = Case(**{name: getattr(case, name) for name in shared}, meter=case.device)
         self._meter = meters.open_meter(described)
-        self._workload = workloads.load(described)
+        self._workload = workloads.load_workload(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
         micro_batching = replace(exact.micro_batching, parts=case.gradient_accumulation)

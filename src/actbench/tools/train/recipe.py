@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from actbench.errors import UsageError
-from actbench.model.records import Data, Optimizer, WeightsChoice
-from actbench.run.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
+from actbench.model.data import Data
+from actbench.model.records import Optimizer, WeightsChoice
+from actbench.run.recipes.files import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.run.recipes.sections import Autocast, Axis, GivenSettings, Planned, SchemeRow, Steps, read_by
 from actbench.tools.train.records import DeviceName, Schedule, Share, TrainingCase
 from actbench.units import Count

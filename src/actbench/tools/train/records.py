@@ -6,11 +6,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from actbench.model.data import OutcomeData
+from actbench.model.data import Data, OutcomeData
 from actbench.model.modelspecs import dtype_for
 from actbench.model.records import (
     Built,
-    Data,
     Failure,
     HalfType,
     Migrations,

@@ -24,8 +24,9 @@ from actbench.methods.parallel.replicated import ReplicatedModel
 from actbench.methods.parallel.sharded import ShardedModel
 from actbench.packing.blocks import blocks
 from actbench.packing.samplegradients import samples
-from actbench.scheme.microbatches import MicroBatch
-from actbench.scheme.setup import Batch, HoldsGradients, StepsInBackward, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch, MicroBatch
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
 from actbench.tools.train.processgroup import ProcessGroup
 from actbench.tools.train.records import TrainingCase
 

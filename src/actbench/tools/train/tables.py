@@ -18,7 +18,7 @@ from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, warnings
 from actbench.report.tables import Table, fill
 from actbench.report.tables.table import published_note
-from actbench.report.tables.values import Column, Spread, Unit, ratio, step_time, value_of, with_spread
+from actbench.report.tables.values import Column, SpreadValue, Unit, ratio, step_time, value_of, with_spread
 from actbench.tools.train.records import Trained, TrainingCase, TrainingRun
 
 Score = Callable[[Trained], float | None]
@@ -49,16 +49,16 @@ def accuracy_table(runs: Sequence[TrainingRun], title: str) -> Table:
     return fill(title, (*machine, *COLUMNS), rows, _notes(rows))
 
 
-def mean_and_deviation(values: Sequence[float]) -> Spread | None:
+def mean_and_deviation(values: Sequence[float]) -> SpreadValue | None:
     """Return the mean with the sample standard deviation; a single value has none."""
     if not values:
         return None
     if len(values) == 1 or not all(map(math.isfinite, values)):
-        return Spread(math.fsum(values) / len(values))
-    return Spread(statistics.fmean(values), statistics.stdev(values))
+        return SpreadValue(math.fsum(values) / len(values))
+    return SpreadValue(statistics.fmean(values), statistics.stdev(values))
 
 
-def difference(row: Row, of: Score) -> Spread | None:
+def difference(row: Row, of: Score) -> SpreadValue | None:
     """Return the difference of scheme and exact model, paired by seed; None for the exact model itself."""
     if row.case.scheme == "exact":
         return None
@@ -85,15 +85,15 @@ def _final(name: str) -> Score:
     return lambda outcome: getattr(outcome.final, name)
 
 
-def _scores(of: Score) -> Callable[[Row], Spread | None]:
+def _scores(of: Score) -> Callable[[Row], SpreadValue | None]:
     return lambda row: mean_and_deviation([score for outcome in row.trained if (score := of(outcome)) is not None])
 
 
-def _step(row: Row) -> Spread | None:
+def _step(row: Row) -> SpreadValue | None:
     return step_time([seconds for outcome in row.trained for seconds in outcome.step_seconds])
 
 
-def _speed(row: Row) -> Spread | None:
+def _speed(row: Row) -> SpreadValue | None:
     return ratio(_step(Row(row.exact, ())), _step(row)) if row.exact else None
 
 

@@ -15,10 +15,11 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ActbenchError, UntraceableError
-from actbench.measure.inspection.ledger import tensors_in
-from actbench.measure.inspection.recorder import Recorder, traced
+from actbench.measure.inspection.itemized import tensors_in
+from actbench.measure.inspection.recorder import StorageRecorder, traced
 from actbench.ops.hostmemory import is_host
-from actbench.scheme.setup import Precision, TrainingSetup
+from actbench.scheme.conditions import Precision
+from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.model import shaped_like
@@ -75,7 +76,7 @@ class Watch:
             return inner(module, *args, **kwargs)
         exact_bytes = self._exact_bytes(module, args, kwargs)
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": (args, kwargs)}
-        with Recorder(module, known) as recorder:
+        with StorageRecorder(module, known) as recorder:
             output = inner(module, *args, **kwargs)
         nodes, scalars = _graph_of(output)
         device_type = _device_of(module).type
@@ -137,7 +138,7 @@ def _graph_of(output: Any) -> tuple[list[Node], list[UntypedStorage]]:
     return nodes, [tensor.untyped_storage() for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
 
 
-def _bytes_of(recorder: Recorder, device_type: str | None = None) -> int:
+def _bytes_of(recorder: StorageRecorder, device_type: str | None = None) -> int:
     """Return the bytes of the noted storages that are alive, on one type of device if given."""
     alive = [storage for storage, _ in recorder.made() if not is_host(storage)]
     return sum(storage.nbytes() for storage in alive if device_type in (None, storage.device.type))

@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench import optim, workload as workloads
 from actbench.measure.meters import footprint
-from actbench.measure.meters.cpu import CpuMeter
+from actbench.measure.meters.cpumeter import CpuMeter
 from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -64,7 +64,7 @@ def test_moments_of_roberta_base_take_at_most_1_7_bytes_a_parameter() -> None:
     meter = SimulatedMeter(profiles.get("cuda-16gib"))
     case = Case(model="roberta-base", scheme="exact", batch_size=1, meter="simulated", weights="random")
     with meter.active():
-        module = workloads.load(case).setup(materialize=False, seed=0).module
+        module = workloads.load_workload(case).setup(materialize=False, seed=0).module
     setup = meter.adopt(TrainingSetup(module))
     count = sum(parameter.numel() for parameter in setup.module.parameters())
     with meter.active():

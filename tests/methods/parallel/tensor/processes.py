@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError
 from actbench.model.records import Case
-from actbench.scheme.setup import Batch, Processes, TrainingSetup, TrainStep
+from actbench.scheme.conditions import Processes
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 
 STEPS = 3
@@ -29,7 +31,7 @@ STEPS = 3
 
 def run(job: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
     case = Case(model=job["model"], batch_size=2, sequence_length=job.get("tokens", 16))
-    workload = workloads.load(case)
+    workload = workloads.load_workload(case)
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     batch = workload.batch(case.batch_size, seed=mesh.get_local_rank("dp") if "dp" in axes else 0)
     setup = replace(workload.setup(materialize=True, seed=0), processes=Processes(mesh))

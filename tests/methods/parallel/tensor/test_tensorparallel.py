@@ -44,7 +44,7 @@ def measured(spec: str, model: str = WIDE, tokens: int = 64) -> Measurement:
 def applied(spec: str, model: str) -> TrainingSetup:
     """Return a setup on real tensors of the first of several processes, of which the others do not exist."""
     session = bench.Session(case("tp:2", "tiny-llama"))
-    setup = workloads.load(case(spec, model)).setup(materialize=True, seed=0)
+    setup = workloads.load_workload(case(spec, model)).setup(materialize=True, seed=0)
     return schemes.build(spec).apply(replace(setup, processes=session.setup.processes))
 
 
@@ -92,7 +92,7 @@ def test_a_bias_that_is_added_to_a_sum_is_with_the_first_process() -> None:
 
 
 def test_parameters_ties_and_keys_stay() -> None:
-    setup = workloads.load(case("tp:2", "tiny-gpt2")).setup(materialize=True, seed=0)
+    setup = workloads.load_workload(case("tp:2", "tiny-gpt2")).setup(materialize=True, seed=0)
     before, keys = dict(setup.module.named_parameters()), list(setup.module.state_dict())
     session = bench.Session(case("tp:2", "tiny-llama"))
 
@@ -140,7 +140,7 @@ def test_a_model_of_nobody_is_refused() -> None:
 
 
 def test_a_model_alone_is_not_converted() -> None:
-    model = workloads.load(case("tp:2", "tiny-llama")).setup(materialize=True, seed=0).module
+    model = workloads.load_workload(case("tp:2", "tiny-llama")).setup(materialize=True, seed=0).module
 
     with pytest.raises(ConversionError, match="tp:2 spreads it over 2"):
         conversion.convert(model, "tp:2")

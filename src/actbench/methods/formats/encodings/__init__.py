@@ -73,7 +73,7 @@ def build(text: str) -> Encoding:
         SpecError: A name, key or value is wrong; the message says what is allowed.
     """
     about, part = f"encoding {text!r}", _SHORT.sub(r"int:\1", text.strip())
-    kind = spec.find(re.split("[:,]", part)[0], ENCODINGS, "encoding", text)
+    kind = spec.find_named(re.split("[:,]", part)[0], ENCODINGS, "encoding", text)
     built = spec.build(kind, kind.positional, spec.parse_part(part, about), about)
     spec.check_sizes(built, about)
     return built

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.model.spec import shortest
 from actbench.ops.library import DTYPES
 from actbench.ops.rounding import lanes, stochastic

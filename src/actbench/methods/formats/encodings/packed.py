@@ -24,7 +24,7 @@ from actbench.methods.formats.encodings.encoding import (
 from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.ops.smaq import reference
 from actbench.methods.formats.ops.smaq.format import Format, format_of
-from actbench.model.records import Data
+from actbench.model.data import Data
 
 
 class Bf16(Encoding):

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from actbench.methods.formats.encodings.encoding import Encoding, parts_bytes
-from actbench.model.records import Data
+from actbench.model.data import Data
 from actbench.ops.noise import mixed
 
 Distribution = Callable[[Generator, int], Tensor]

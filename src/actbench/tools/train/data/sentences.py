@@ -69,7 +69,7 @@ def tokenizer_file(case: TrainingCase) -> Path:
     if case.tokenizer is not None:
         folder = Path(case.tokenizer).expanduser()
         return _in_folder(folder, case) if folder.is_dir() else _on_hub((case.tokenizer,), case)
-    name = names.parse(case.model)
+    name = names.parse_model_name(case.model)
     if name.kind not in ("folder", "preset", "hub"):
         raise UsageError(f"{case.model} has no tokenizer of its own: write tokenizer = into the recipe")
     if name.kind == "folder":

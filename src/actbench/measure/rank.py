@@ -28,7 +28,7 @@ _SHARING = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """The place of this process among those that were started together.
 
     Attributes:
@@ -48,7 +48,7 @@ class Place:
         return self.rank == 0
 
 
-def place(environment: Mapping[str, str]) -> Place:
+def launched_rank(environment: Mapping[str, str]) -> Rank:
     """Return the place of this process, by its environment variables; a process that was started alone is the first.
 
     Raises:
@@ -58,18 +58,18 @@ def place(environment: Mapping[str, str]) -> Place:
     for rank, size, local_rank in _NAMES:
         if environment.get(size) and environment.get(rank):
             local = local_rank if environment.get(local_rank) else rank
-            found = Place(count(environment, rank), count(environment, size), count(environment, local), cpu=cpu)
+            found = Rank(count(environment, rank), count(environment, size), count(environment, local), cpu=cpu)
             if found.rank >= found.size:
                 raise UsageError(
                     f"{rank}={found.rank} and {size}={found.size}: ranks are counted from 0 below the size"
                 )
             return found
-    return Place(cpu=cpu)
+    return Rank(cpu=cpu)
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
     """Return whether this process speaks for all, as far as the environment says."""
-    return place(environment).is_first
+    return launched_rank(environment).is_first
 
 
 def is_set(environment: Mapping[str, str], name: str) -> bool:
@@ -87,7 +87,7 @@ def count(environment: Mapping[str, str], name: str) -> int:
 
 def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
     """Raise a UsageError where accelerate was asked for many processes on the CPU and started this one only."""
-    found = place(environment)
+    found = launched_rank(environment)
     if found.size == 1 and found.cpu and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
         raise UsageError(
             "accelerate launch --cpu starts one process only, however many --num_processes asks for, unless it is "

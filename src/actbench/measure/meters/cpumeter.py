@@ -10,14 +10,15 @@ from typing import Final
 
 from actbench.machine import available_memory_bytes
 from actbench.measure.meters import footprint, tracedstep
-from actbench.measure.meters.base import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
 from actbench.measure.meters.peak import Moments
 from actbench.measure.meters.trace import AllocationTrace
 from actbench.measure.meters.tracedstep import TracedStep
 from actbench.measure.meters.watch import Watch
 from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.workload.base import moved
 
 

@@ -17,12 +17,13 @@ from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from actbench.measure.inspection.recorder import Recorder, traced
+from actbench.measure.inspection.recorder import StorageRecorder, traced
 from actbench.model.ledger import Ledger, SavedTensor, display_path
 from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
 from actbench.packing.savedtensors import Source
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 
 _RAW = "_raw_saved_"
 _DEEPEST = 4  # most levels of nested objects to search for tensors
@@ -115,7 +116,7 @@ def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
         return Ledger(entries=tuple(_entries(held, recorder)), recomputed=recomputed)
 
 
-def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source | None]]:
+def _entries_of(node: Node, recorder: StorageRecorder) -> Iterator[tuple[_Entry, Source | None]]:
     """Yield what a node saves, and from which tensor it was packed; numbers, which no operator sees, are left out."""
     module = recorder.maker_of(node)
     for argument in arguments_of(node):
@@ -141,7 +142,7 @@ def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
     yield from merged.values()
 
 
-def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
+def _outside(recorder: StorageRecorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
     """Yield the storages that are alive and not in the graph."""
     for storage, origin in recorder.made():
         if storage not in found:
@@ -152,7 +153,7 @@ def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> It
             yield _Entry(origin.maker, origin.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
 
 
-def _entries(held: Sequence[_Entry], recorder: Recorder) -> Iterator[SavedTensor]:
+def _entries(held: Sequence[_Entry], recorder: StorageRecorder) -> Iterator[SavedTensor]:
     holders: dict[UntypedStorage, list[_Entry]] = defaultdict(list)
     for item in held:
         for storage in item.storages:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
-from actbench.model.records import Data, Published
+from actbench.model.data import Data
+from actbench.model.provenance import Published
 from actbench.paths import read_toml
 from actbench.run.recipes.sections import SchemeRow, as_tuple
 from actbench.validation import Location, dotted, explain

@@ -16,7 +16,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measure.meters import footprint, tracedstep
-from actbench.measure.meters.base import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
+from actbench.measure.meters.meter import MemoryReading, Meter, MeterKind, allocation_failures, at_once, held_by_cycles
 from actbench.measure.meters.stepevents import HostEvent, Origin
 from actbench.measure.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
 from actbench.measure.meters.tracedstep import TracedStep
@@ -26,13 +26,14 @@ from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
 from actbench.model.records import Phase
 from actbench.model.timeline import OPTIMIZER
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.workload.base import moved
 
 
-def check(flag: str = "--meter", instead: str = "simulated") -> None:
+def check_cuda(flag: str = "--meter", instead: str = "simulated") -> None:
     """Check that torch sees a CUDA device.
 
     ``flag`` is the flag that asks for CUDA, and ``instead`` is its value that needs no device.
@@ -60,7 +61,7 @@ class CudaMeter(Meter):
     materialize = True
 
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
-        check()
+        check_cuda()
         properties = torch.cuda.get_device_properties()
         self._device_name: str = properties.name
         self._total_bytes: int = properties.total_memory
@@ -273,4 +274,4 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
     return reading
 
 
-CUDA: Final = MeterKind(lambda case: CudaMeter(case.memory_limit_bytes), check)
+CUDA: Final = MeterKind(lambda case: CudaMeter(case.memory_limit_bytes), check_cuda)

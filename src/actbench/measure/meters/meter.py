@@ -13,10 +13,12 @@ from actbench.measure.meters import footprint
 from actbench.measure.meters.snapshot import snapshot_of
 from actbench.measure.meters.watch import Watch
 from actbench.model.advice import PHASES, advice
-from actbench.model.measured import Communication, EstimatedTime, PeakParts, PhasePeaks
+from actbench.model.estimated import Communication, EstimatedTime
+from actbench.model.measured import PeakParts, PhasePeaks
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Phase
-from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.units import format_bytes
 
 
