@@ -28,7 +28,7 @@ import torch
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError
 from actbench.machine import machine
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.report.tables.values import write
 from actbench.run.recipes.recipe import Recipe

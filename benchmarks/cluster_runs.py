@@ -55,7 +55,7 @@ ANSWER = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 
 
 class Session:
-    """As of ``actbench.measure.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
+    """As of ``actbench.measuring.bench``: a case that sleeps, so many milliseconds as its batch has rows."""
 
     def __init__(self, case: Case) -> None:
         self._seconds = case.batch_size / 1000
@@ -70,7 +70,7 @@ class Session:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what became of a case; as of ``actbench.measure.bench``."""
+    """Return what became of a case; as of ``actbench.measuring.bench``."""
     return Failure(reason="crash", message=str(error))
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from scipy.optimize import least_squares
 
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.simulator.cost.clock import computing

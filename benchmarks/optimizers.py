@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from actbench import optim
-from actbench.measure.meters import footprint
+from actbench.measuring.meters import footprint
 
 WIDTH, HIDDEN = 768, 3072
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -142,7 +142,7 @@ def forked(case: Case, *, untimed: bool = False) -> Run:
 
 
 def _run(case: Case, answer: Connection, untimed: bool) -> None:
-    from actbench.measure.bench import Session
+    from actbench.measuring.bench import Session
     from actbench.simulator import simulated
 
     if untimed:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep

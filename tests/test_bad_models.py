@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.records import Failure
 from actbench.tools.train import comparison
 

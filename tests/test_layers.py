@@ -28,15 +28,15 @@ CORE = {
     "machine": {"model"},
     "model": BASE - {"machine"} | {"plugins"},
     "report": BASE | {"model", "plugins"},
-    "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measure"},
+    "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
     "packing": {"errors", "units", "model", "ops"},
     "scheme": {"errors", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
-    "simulator": BASE | {"plugins", "model", "ops", "packing", "scheme", "measure"},
-    "measure": BASE | {"plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
+    "simulator": BASE | {"plugins", "model", "ops", "packing", "scheme", "measuring"},
+    "measuring": BASE | {"plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use
 TOPMOST = {"__main__", "cli", "testing"}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from actbench import longsteps
-from actbench.measure.inspection import trace
-from actbench.measure.meters import MemoryReading
+from actbench.measuring.inspection import trace
+from actbench.measuring.meters import MemoryReading
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter

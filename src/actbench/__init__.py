@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from actbench.measure.bench import measure
+    from actbench.measuring.bench import measure
     from actbench.methods.fewbit.activation import own_activation
     from actbench.methods.fewbit.tables import table
     from actbench.methods.lora.lowrank import base_state_dict

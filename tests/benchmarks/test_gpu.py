@@ -125,4 +125,4 @@ def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
         "fit",
     ]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found[0].command)
-    assert any("tests/measure/meters/test_cuda.py" in argument for argument in found[0].command)
+    assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found[0].command)

@@ -98,7 +98,7 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path)
 @functools.cache
 def small() -> tuple[Measurement, str, bytes]:
     """Return the measurement of a small model, with all that commands show of one, its ledgers and its snapshot."""
-    from actbench.measure import bench, timelines
+    from actbench.measuring import bench, timelines
 
     found: Measurement = timelines.Session(SMALL).memory()
     return found, timelines.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
@@ -123,7 +123,7 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
 def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
     from actbench import workload as workloads
-    from actbench.measure import bench, meters, timelines
+    from actbench.measuring import bench, meters, timelines
     from actbench.run import local
     from actbench.run.executor import Handle
     from actbench.tools.calibrate import calibrate as calibration

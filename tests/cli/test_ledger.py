@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.ledger import SavedTensor
 from actbench.model.records import Case
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
-from actbench.measure import bench, inspection
+from actbench.measuring import bench, inspection
 from actbench.methods.compile.forward import CompiledForward
 from actbench.methods.fewbit.called import CalledForward
 from actbench.model.records import Case

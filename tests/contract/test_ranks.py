@@ -8,7 +8,7 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.base import PLACEMENT

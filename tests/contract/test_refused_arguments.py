@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from actbench.methods.formats.smaqops.format import Format, format_of
-from actbench.methods.formats.smaqstep import rules
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench import scheme as schemes
-from actbench.methods.actnn import groupquant
+from actbench.methods.actnn.ops import groupquant
 from actbench.methods.fewbit.ops import stepwise
-from actbench.methods.formats import smaqops as smaq, smaqstep
-from actbench.methods.randomized.ops import sketch_rows
+from actbench.methods.formats.ops import smaq, smaqstep
+from actbench.methods.formats.ops.smaq.format import Format, format_of
+from actbench.methods.formats.ops.smaqstep import rules
+from actbench.methods.randomized.ops.matrix import sketch_rows
 from actbench.ops.noise import random_words
 
 schemes.scheme_names()  # imports all schemes, and with them all operators

@@ -14,9 +14,9 @@ import torch
 import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, SpecError, UntraceableError
-from actbench.measure import inspection
-from actbench.measure.bench import Session
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring import inspection
+from actbench.measuring.bench import Session
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.methods.lora.lowrank import base_state_dict
 from actbench.model.records import Case
 from actbench.scheme.base import OF_PARTS, Change

@@ -9,7 +9,7 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import ActbenchError, MeasurementError
-from actbench.measure import bench, world
+from actbench.measuring import bench, world
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.conditions import Limits

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from actbench import scheme as schemes, workload as workloads
-from actbench.measure import inspection
-from actbench.measure.bench import gradients_of, relative_error_and_cosine
-from actbench.measure.meters import footprint
+from actbench.measuring import inspection
+from actbench.measuring.bench import gradients_of, relative_error_and_cosine
+from actbench.measuring.meters import footprint
 from actbench.methods.offload import hostoptimizer
 from actbench.model.records import Case
 from actbench.ops.hostmemory import is_host

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from actbench import scheme as schemes, workload as workloads
-from actbench.measure.meters.meter import MemoryReading
+from actbench.measuring.meters.meter import MemoryReading
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.simulator.fake import shapes_only

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.measure.bench import Session, gradients_of
+from actbench.measuring.bench import Session, gradients_of
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch, cut
 from actbench.scheme.setup import TrainingSetup, TrainStep

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import actbench
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.measure.bench import Session, gradients_of, measure, relative_error_and_cosine
+from actbench.measuring.bench import Session, gradients_of, measure, relative_error_and_cosine
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep

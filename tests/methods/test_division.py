@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.division import OfPictures, TwoFrequencies
 from actbench.packing import SavedTensors, SiteState
 from actbench.packing.layout import Layout, flat_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.dropit import Largest
 from actbench.packing.layout import Layout
 from actbench.scheme.setup import TrainingSetup

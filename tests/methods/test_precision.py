@@ -11,7 +11,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.tools.convert import model as conversion

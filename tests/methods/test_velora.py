@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.velora import SubTokens, usual_size
 from actbench.packing import SiteState
 from actbench.packing.layout import Layout

@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.measure.bench`` in the tests of the runner: what a case does is in its scheme, its log in
+"""Stands in for ``actbench.measuring.bench`` in the tests of the runner: what a case does is in its scheme, its log in
 its model.
 
 A scheme is a ``+``-joined list of deeds, such as ``sleep:0.05+kill``; those after ``then`` are done when timing.

@@ -34,7 +34,7 @@ kind, folder, benches, asked = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json
 sys.path[:0] = [benches, str(folder)]
 from actbench.run.recipes.sections import Planned
 from actbench.run.runner import run_plan
-from actbench.measure.rank import launched_rank
+from actbench.measuring.rank import launched_rank
 from actbench.report import store
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case

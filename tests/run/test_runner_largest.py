@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from actbench.measure import timelines
+from actbench.measuring import timelines
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
 from actbench.run.experiment import Summary

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked import HookedForward

@@ -11,8 +11,8 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.measure.meters.cpumeter import CpuMeter
-from actbench.measure.meters.meter import Meter
+from actbench.measuring.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.meter import Meter
 from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actbench.measure.meters import footprint
-from actbench.measure.meters.cpumeter import AllocationTrace
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.cpumeter import AllocationTrace
 from actbench.simulator import temporaries
 
 aten = torch.ops.aten

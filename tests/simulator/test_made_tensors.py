@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.measure.meters.cpumeter import CpuMeter
-from actbench.measure.meters.meter import MemoryReading
+from actbench.measuring.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.meter import MemoryReading
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

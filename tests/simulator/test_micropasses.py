@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from actbench.measure import bench
-from actbench.measure.meters.meter import MemoryReading
-from actbench.measure.meters.peak import Event
+from actbench.measuring import bench
+from actbench.measuring.meters.meter import MemoryReading
+from actbench.measuring.meters.peak import Event
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.microbatches import MicroBatching

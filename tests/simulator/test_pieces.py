@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measure import bench
-from actbench.measure.meters.peak import Event
+from actbench.measuring import bench
+from actbench.measuring.meters.peak import Event
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.simulator import simulated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measure.meters.peak import Event
+from actbench.measuring.meters.peak import Event
 from actbench.simulator.reserved import reserved_bytes
 from actbench.units import GIB, MIB
 

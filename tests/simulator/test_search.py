@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.records import Case
 from actbench.units import MIB
 

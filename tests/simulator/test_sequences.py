@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BartConfig, masking_utils
 
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 from actbench.simulator import overrides
 from actbench.simulator.fake import fake_mode

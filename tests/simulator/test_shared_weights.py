@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter

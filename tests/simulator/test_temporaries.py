@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measure.meters import footprint
-from actbench.measure.meters.cpumeter import AllocationTrace
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.cpumeter import AllocationTrace
 from actbench.simulator import temporaries
 from actbench.simulator.tracker import StorageTracker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 
 OWN = """

@@ -10,7 +10,7 @@ import torch
 
 from actbench import workload as workloads
 from actbench.errors import UntraceableError
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Built, Case
 from actbench.simulator.fake import fake_mode, to_fake
 from actbench.workload.huggingface import HuggingFaceWorkload

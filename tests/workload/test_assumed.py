@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 from actbench.simulator.fake import fake_mode
 from actbench.workload.losses import ForCtc

@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench import workload as workloads
 from actbench.errors import UsageError
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case, Optimizer
 from actbench.workload.optimizers import make_optimizer
 

@@ -11,7 +11,7 @@ import pytest
 
 from actbench import workload as workloads
 from actbench.errors import ModelError, UntraceableError
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.records import Case
 
 LARGE = """

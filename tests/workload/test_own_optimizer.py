@@ -11,8 +11,8 @@ from torch import optim
 
 from actbench import workload as workloads
 from actbench.errors import ModelError, UsageError
-from actbench.measure.bench import Session
-from actbench.measure.failures import failure_of
+from actbench.measuring.bench import Session
+from actbench.measuring.failures import failure_of
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep

@@ -11,7 +11,7 @@ import torch
 
 import actbench
 from actbench import workload as workloads
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.records import Case
 from actbench.tools.train.records import TrainingCase
 

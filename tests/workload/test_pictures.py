@@ -11,7 +11,7 @@ import torch
 
 from actbench import workload as workloads
 from actbench.errors import ModelError
-from actbench.measure.bench import Session
+from actbench.measuring.bench import Session
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.simulator.fake import fake_mode

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench import workload as workloads
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.workload.names import find_preset, presets
 

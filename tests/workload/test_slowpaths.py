@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actbench import workload as workloads
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.simulator.overrides import missing_kernels
 

@@ -62,7 +62,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from actbench.run.tasks import Tasks
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
-    with Tasks("actbench.measure.timelines", PRELOAD) as tasks:
+    with Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
         answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 

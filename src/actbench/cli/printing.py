@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.cli.pluggedexports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
-from actbench.measure.rank import launched_rank
+from actbench.measuring.rank import launched_rank
 from actbench.model.measured import Measurement
 from actbench.model.records import Failure, Record
 from actbench.report.exporting import Exported

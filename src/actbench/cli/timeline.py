@@ -171,7 +171,7 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
     """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
-    from actbench.measure.timelines import SnapshotRequest
+    from actbench.measuring.timelines import SnapshotRequest
     from actbench.run.executor import PRELOAD
     from actbench.run.tasks import Tasks
 
@@ -181,7 +181,7 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     if not measured:
         remark(f"{flags.export_snapshot} is not written: no case was measured")
         return
-    with temporary_folder() as folder, Tasks("actbench.measure.timelines", PRELOAD) as tasks:
+    with temporary_folder() as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
         made = folder / "snapshot.pickle"
         for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
             request = SnapshotRequest(case=record.case, path=made).model_dump_json()

@@ -9,7 +9,7 @@ from typing import Any, Final
 from actbench import plugins
 from actbench.cli.app import app
 from actbench.errors import UsageError
-from actbench.measure.rank import Rank, is_set, launched_rank
+from actbench.measuring.rank import Rank, is_set, launched_rank
 
 _MEASURE: Final = ("measure", "sweep")
 _TRAIN: Final = "train"

@@ -17,7 +17,7 @@ from actbench.model.meters import MeterName
 from actbench.model.records import Case
 from actbench.run.progress import Progress
 
-BENCH = "actbench.measure.bench"
+BENCH = "actbench.measuring.bench"
 PRELOAD = (
     "transformers.modeling_utils",
     "transformers.modeling_layers",

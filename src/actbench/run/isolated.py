@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0
 
 
 class CaseSession:
-    """``actbench.measure.bench.Session`` in other processes, one of each rank; errors come back as failures.
+    """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
     Where one of several fails, so does the case, and the others are killed. Leaving the context by an error kills the
     processes, and else lets them end.

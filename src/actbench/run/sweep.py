@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.machine import machine
-from actbench.measure import meters
+from actbench.measuring import meters
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
 from actbench.report import kinds, store
@@ -23,7 +23,7 @@ from actbench.run.recipes.sections import Planned
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 
-_WITH_TIMELINES = "actbench.measure.timelines"
+_WITH_TIMELINES = "actbench.measuring.timelines"
 """The module that measures cases with timelines; :data:`actbench.run.executor.BENCH` has none."""
 
 

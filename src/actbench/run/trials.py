@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actbench.measure import search
+from actbench.measuring import search
 from actbench.model.measured import LARGEST_THAT_FITS, UNKNOWN_LARGEST, LargestBatch, Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.sentences import rows_of

@@ -148,7 +148,7 @@ class CaseRequest(Data):
 
 
 class Bench(Protocol):
-    """A module that measures cases: ``actbench.measure.bench``, or one that a test gives in its place.
+    """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
 
     It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
     processes measure it.

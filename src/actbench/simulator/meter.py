@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actbench.measure.meters.meter import MeterKind
+from actbench.measuring.meters.meter import MeterKind
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from actbench.measure.meters.peak import Event
+from actbench.measuring.meters.peak import Event
 from actbench.simulator.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
 
 

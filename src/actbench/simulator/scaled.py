@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actbench.measure.meters.meter import MemoryReading
-from actbench.measure.meters.peak import Event
+from actbench.measuring.meters.meter import MemoryReading
+from actbench.measuring.meters.peak import Event
 from actbench.simulator.reserved import reserved_bytes
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actbench.measure import search
-from actbench.measure.meters.meter import MemoryReading
-from actbench.measure.search import LARGEST_TRIED, BatchTrial
+from actbench.measuring import search
+from actbench.measuring.meters.meter import MemoryReading
+from actbench.measuring.search import LARGEST_TRIED, BatchTrial
 from actbench.model.measured import LargestBatch
 from actbench.scheme.setup import TrainStep
 from actbench.simulator.scaled import Ran, needed_bytes

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 
 from actbench import longsteps
 from actbench.errors import UntraceableError
-from actbench.measure.meters import footprint, watch as watching
-from actbench.measure.meters.meter import MemoryReading, Meter, at_once, held_by_cycles
-from actbench.measure.meters.peak import Event, Moments, alive
-from actbench.measure.meters.watch import Watch
+from actbench.measuring.meters import footprint, watch as watching
+from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, held_by_cycles
+from actbench.measuring.meters.peak import Event, Moments, alive
+from actbench.measuring.meters.watch import Watch
 from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
 from actbench.ops import hostmemory

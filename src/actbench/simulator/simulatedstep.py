@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from actbench.measure.meters import footprint, watch
-from actbench.measure.meters.peak import Event, Moments, alive
-from actbench.measure.meters.stepevents import HostEvent, Origin, StepEvents
-from actbench.measure.meters.watch import Owned, Watch
+from actbench.measuring.meters import footprint, watch
+from actbench.measuring.meters.peak import Event, Moments, alive
+from actbench.measuring.meters.stepevents import HostEvent, Origin, StepEvents
+from actbench.measuring.meters.watch import Owned, Watch
 from actbench.model.timeline import OPTIMIZER, Kind
 from actbench.scheme.microbatches import MicroBatch
 from actbench.scheme.setup import TrainStep

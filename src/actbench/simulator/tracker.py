@@ -13,9 +13,9 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.measure.meters import footprint
-from actbench.measure.meters.peak import Communicated, Event
-from actbench.measure.meters.stepevents import HostEvent
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.peak import Communicated, Event
+from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 from actbench.simulator import untold

@@ -14,7 +14,8 @@ from torch import nn
 
 import actbench
 from actbench.errors import ConversionError
-from actbench.scheme.setup import Batch, TrainingSetup
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
 from actbench.testing.subject import Subject, flat, gradients, loss_of
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from actbench.errors import ConversionError
-from actbench.measure import inspection
-from actbench.measure.bench import measure
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring import inspection
+from actbench.measuring.bench import measure
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.packing import savedtensors
 from actbench.scheme.facets import LossyForward, Packs
 from actbench.scheme.microbatches import Batch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import NothingToConvertError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.model.records import Case
 from actbench.scheme import Scheme
 from actbench.scheme.conditions import Limits

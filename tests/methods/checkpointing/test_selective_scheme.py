@@ -4,7 +4,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.checkpointing.selective import SelectiveForward
 from actbench.packing.blocks import blocks
 from actbench.scheme.setup import TrainingSetup

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, IdleError, MeasurementError, NothingToConvertError, UntraceableError
-from actbench.measure.meters.cpumeter import CpuMeter
-from actbench.measure.meters.meter import MemoryReading
+from actbench.measuring.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.meter import MemoryReading
 from actbench.methods.compile import partition
 from actbench.methods.compile.forward import CompiledForward
 from actbench.scheme.microbatches import Batch

@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure.meters.trace import AllocationTrace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.methods.fewbit.inverted import InvertedActivation
 from actbench.scheme.setup import TrainingSetup
 

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from actbench import scheme as schemes
 from actbench.errors import SpecError
-from actbench.measure import inspection
+from actbench.measuring import inspection
 from actbench.methods.formats.coat import MixedGranularity
 from actbench.packing import SiteState
 from actbench.packing.layout import Layout

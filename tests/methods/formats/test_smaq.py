@@ -8,9 +8,9 @@ from torch import nn, optim
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, UsageError
-from actbench.measure import bench, inspection
-from actbench.measure.gradients import gradients_of, relative_error_and_cosine
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring import bench, inspection
+from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.methods.formats.encoded import EncodedOutputs, StepByParameter
 from actbench.model.records import Case
 from actbench.optim import PackedOptimizer

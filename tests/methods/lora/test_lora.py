@@ -13,7 +13,7 @@ from torch import nn
 
 import actbench
 from actbench import scheme as schemes, workload as workloads
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup

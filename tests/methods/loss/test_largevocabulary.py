@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench import scheme as schemes
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.profiles import get

@@ -11,8 +11,8 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError, SpecError
-from actbench.measure.bench import measure
-from actbench.measure.failures import failure_of
+from actbench.measuring.bench import measure
+from actbench.measuring.failures import failure_of
 from actbench.model.records import Case
 
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("liger_kernel", "triton"))
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, IdleError
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, SpecError
-from actbench.measure.bench import measure
-from actbench.measure.failures import failure_of
-from actbench.measure.meters import footprint
+from actbench.measuring.bench import measure
+from actbench.measuring.failures import failure_of
+from actbench.measuring.meters import footprint
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, MeasurementError, UsageError
-from actbench.measure.bench import measure
-from actbench.measure.meters import footprint
+from actbench.measuring.bench import measure
+from actbench.measuring.meters import footprint
 from actbench.model.records import Case
 from actbench.scheme.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
 from actbench.tools.convert import model as conversion

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measure import world
-from actbench.measure.meters import MemoryReading
+from actbench.measuring import world
+from actbench.measuring.meters import MemoryReading
 from actbench.scheme.conditions import Processes
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles

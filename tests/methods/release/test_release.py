@@ -9,8 +9,8 @@ import torch
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, SpecError
-from actbench.measure.bench import Session
-from actbench.measure.meters import footprint
+from actbench.measuring.bench import Session
+from actbench.measuring.meters import footprint
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.tools.convert import model as conversion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement
 from actbench.model.records import Case

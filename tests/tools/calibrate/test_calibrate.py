@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.tools.calibrate.calibrate import Calibrated, _Bench, _notes, calibrate

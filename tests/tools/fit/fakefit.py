@@ -1,4 +1,4 @@
-"""Stands in for ``actbench.measure.bench`` in the tests of fit: a step of 10 GiB and a second, made up."""
+"""Stands in for ``actbench.measuring.bench`` in the tests of fit: a step of 10 GiB and a second, made up."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from actbench.measure.bench import measure
-from actbench.measure.failures import failure_of
+from actbench.measuring.bench import measure
+from actbench.measuring.failures import failure_of
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement, Outcome, PhasePeaks
 from actbench.model.records import Case

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from actbench import workload as workloads
-from actbench.measure.bench import measure
-from actbench.measure.meters import open_meter
+from actbench.measuring.bench import measure
+from actbench.measuring.meters import open_meter
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Case
 from actbench.tools.fit.code import code_for

@@ -11,7 +11,7 @@ from madeup import GIB, measured, simulate
 from transformers import Qwen3Config
 
 from actbench import workload as workloads
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure, FailureReason
 from actbench.tools.fit.choices import Stack, case_of, choices_for

@@ -12,7 +12,7 @@ import torch
 from test_code import run_trainer
 
 from actbench import workload as workloads
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Case
 from actbench.report.advice import needed_bytes

@@ -8,7 +8,7 @@ import torch
 
 from actbench import convert, workload as workloads
 from actbench.errors import ModelError
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.model.records import Case
 from actbench.tools.convert.folders import load_converted, save_converted
 from actbench.tools.gnn.settings import _loss

@@ -19,7 +19,7 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from actbench.tools.ranks import launch
-from actbench.measure.rank import launched_rank
+from actbench.measuring.rank import launched_rank
 from actbench.tools.ranks.follower import Follower
 from actbench.tools.ranks.rendezvous import following, leading
 from actbench.run.recipes.sections import Planned

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measure.rank import Rank, launched_rank, refuse_a_lone_process
+from actbench.measuring.rank import Rank, launched_rank, refuse_a_lone_process
 from actbench.tools.ranks.launch import Address, address
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measure.rank import Rank
+from actbench.measuring.rank import Rank
 from actbench.model.records import Case
 from actbench.run.local import misfit
 from actbench.tools.ranks.launch import Address

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from actbench.errors import CodeError, MeasurementError, UntraceableError
-from actbench.measure import bench, world
+from actbench.measuring import bench, world
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.model.scripts import Script

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters.cudameter import CudaMeter
+from actbench.measuring.meters.cudameter import CudaMeter
 from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.tools.script.bench import Session

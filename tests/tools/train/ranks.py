@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from actbench.errors import ActbenchError
-from actbench.measure import bench
+from actbench.measuring import bench
 from actbench.tools.train import launch
 from actbench.tools.train.checkpoint import CheckpointFolder
 from actbench.tools.train.loop import TrainingLoop

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench import scheme as schemes
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.train.step import check_acts
 

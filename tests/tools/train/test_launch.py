@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.measure.rank import is_first
+from actbench.measuring.rank import is_first
 from actbench.tools.train.launch import Launch, read
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}

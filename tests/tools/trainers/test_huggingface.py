@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from actbench.errors import ConversionError, SpecError, UsageError
-from actbench.measure.inspection import trace
+from actbench.measuring.inspection import trace
 from actbench.model.records import Site
 from actbench.packing import samplegradients
 from actbench.scheme import Scheme

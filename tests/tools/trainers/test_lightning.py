@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from actbench.errors import UsageError
-from actbench.measure.inspection import trace
+from actbench.measuring.inspection import trace
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import convert
 from actbench.tools.trainers.lightning import ActbenchCallback

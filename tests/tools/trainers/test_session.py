@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure.inspection import trace
-from actbench.measure.meters.trace import AllocationTrace
+from actbench.measuring.inspection import trace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.model.records import Site, Unreached
 from actbench.scheme import Scheme
 from actbench.scheme.setup import TrainingSetup

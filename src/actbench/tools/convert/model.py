@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
-from actbench.measure.inspection import inspect, trace
-from actbench.measure.inspection.sites import Trace
+from actbench.measuring.inspection import inspect, trace
+from actbench.measuring.inspection.sites import Trace
 from actbench.model.records import Site, Unreached
 from actbench.packing.forwardwrapper import refuse_data_parallel
 from actbench.packing.refusals import refuse_lazy

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import boundary
-from actbench.measure.inspection import inspect, trace
+from actbench.measuring.inspection import inspect, trace
 from actbench.model.records import Case
 from actbench.paths import file_name
 from actbench.scheme.microbatches import Batch

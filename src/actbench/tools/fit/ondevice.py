@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measure import meters
+from actbench.measuring import meters
 from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
 from actbench.model.meters import MeterName

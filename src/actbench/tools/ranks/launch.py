@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actbench.measure.rank import count
+from actbench.measuring.rank import count
 from actbench.model.data import Data
 
 

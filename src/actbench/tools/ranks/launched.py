@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from actbench.errors import ActbenchError, UsageError, shortened
-from actbench.measure import rank
-from actbench.measure.rank import Rank, is_set
+from actbench.measuring import rank
+from actbench.measuring.rank import Rank, is_set
 from actbench.report.plain import plain
 from actbench.tools.ranks import launch
 from actbench.tools.ranks.team import Team

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from actbench.errors import MeasurementError, first_line
-from actbench.measure.rank import Rank
+from actbench.measuring.rank import Rank
 from actbench.model.sources import sources
 from actbench.run.processes import deadline_after, left_until
 from actbench.run.worker import TOKEN_BYTES, Frames, GarbledError

@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.measure.rank import Rank
+from actbench.measuring.rank import Rank
 from actbench.model.records import Case
 from actbench.run.executor import Work
 from actbench.run.isolated import CaseSession

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from actbench.measure.gradients import Gradients
-from actbench.measure.world import World, take_gpu
+from actbench.measuring.gradients import Gradients
+from actbench.measuring.world import World, take_gpu
 from actbench.scheme.axes import DATA
 from actbench.tools.ranks.launch import Meeting
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters import footprint
-from actbench.measure.meters.peak import Event
-from actbench.measure.meters.stepevents import Origin
-from actbench.measure.meters.trace import AllocationTrace
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.stepevents import Origin
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.model.timeline import OTHER
 from actbench.simulator import profiles
 from actbench.tools.script.steps import Counting, Step

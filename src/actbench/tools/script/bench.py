@@ -11,7 +11,7 @@ import torch
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
-from actbench.measure import failures
+from actbench.measuring import failures
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script

@@ -11,7 +11,7 @@ from typing import Final, TextIO
 from actbench import scheme as schemes
 from actbench.errors import UsageError
 from actbench.machine import machine
-from actbench.measure import meters
+from actbench.measuring import meters
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case
 from actbench.report.kinds import MEASURED

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules import module as hooks
 
 from actbench.errors import is_users
-from actbench.measure.meters.stepevents import Origin
+from actbench.measuring.meters.stepevents import Origin
 from actbench.model.ledger import OUTSIDE
 from actbench.model.timeline import OPTIMIZER
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters import cudameter, footprint
-from actbench.measure.meters.meter import MemoryReading, held_by_cycles
+from actbench.measuring.meters import cudameter, footprint
+from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
 from actbench.simulator.overrides import replaced

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from actbench.measure.meters import footprint
-from actbench.measure.meters.meter import MemoryReading, held_by_cycles
-from actbench.measure.meters.peak import Communicated, Event, Moments, alive
-from actbench.measure.meters.stepevents import Origin, StepEvents
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
+from actbench.measuring.meters.peak import Communicated, Event, Moments, alive
+from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.model.measured import Measurement
 from actbench.model.records import Built
 from actbench.model.timeline import OPTIMIZER
@@ -123,7 +123,7 @@ def measurement(
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
         built: What is known of the models; None for their classes alone.
-        more: Other fields of :class:`actbench.measure.meters.meter.MemoryReading`.
+        more: Other fields of :class:`actbench.measuring.meters.meter.MemoryReading`.
     """
     moments = Moments(step.begun, step.forwards or [(step.begun, step.begun)], step.updating)
     kinds = moments.kinds(

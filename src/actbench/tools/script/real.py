@@ -11,8 +11,8 @@ from torch import Tensor
 
 from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
-from actbench.measure.meters import footprint
-from actbench.measure.meters.meter import allocation_failures
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.meter import allocation_failures
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
 from actbench.simulator.overrides import replaced

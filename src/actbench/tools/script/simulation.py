@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.errors import MeasurementError
-from actbench.measure.meters.stepevents import Origin
+from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
 from actbench.model.records import Built
 from actbench.model.timeline import Timeline

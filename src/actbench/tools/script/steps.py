@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from actbench.measure.meters import footprint
+from actbench.measuring.meters import footprint
 from actbench.model.records import Phase
 from actbench.ops.simulation import plain_tensors
 from actbench.simulator.cost.recorder import Done, Recorder

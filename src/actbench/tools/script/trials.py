@@ -13,9 +13,9 @@ from typing import NoReturn
 from pydantic import TypeAdapter
 
 from actbench.errors import ActbenchError, CodeError, MeasurementError, is_users
-from actbench.measure import search
-from actbench.measure.failures import failure_of
-from actbench.measure.search import BatchTrial
+from actbench.measuring import search
+from actbench.measuring.failures import failure_of
+from actbench.measuring.search import BatchTrial
 from actbench.model.measured import LargestBatch, Measurement, Outcome
 from actbench.model.records import Failure
 

@@ -106,7 +106,7 @@ def _run_together(
     compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
     """Run a comparison with the other processes; only the first returns."""
-    from actbench.measure.rank import is_first
+    from actbench.measuring.rank import is_first
     from actbench.tools.train import launch
 
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 from actbench import scheme as schemes
 from actbench.errors import StoreError, boundary
 from actbench.machine import provenance
-from actbench.measure import bench
-from actbench.measure.meters import cudameter
+from actbench.measuring import bench
+from actbench.measuring.meters import cudameter
 from actbench.model.contents import Contents
 from actbench.model.records import Failure
 from actbench.run.experiment import ExperimentResult, Summary, check_distinct, finished, keep, pending

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.measure.inspection.recorder import mode_set
+from actbench.measuring.inspection.recorder import mode_set
 from actbench.scheme.microbatches import Batch
 from actbench.tools.train.processgroup import ProcessGroup
 from actbench.tools.train.records import Evaluation, Metric

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actbench.errors import UsageError
-from actbench.measure.rank import (
+from actbench.measuring.rank import (
     Rank,
     compiler_asked,
     is_set,

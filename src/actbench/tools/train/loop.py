@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 
 from actbench import scheme as schemes, workload as workloads
-from actbench.measure import meters
+from actbench.measuring import meters
 from actbench.model.records import Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import refuse_spread
 from actbench.scheme.microbatches import Batch
-from actbench.scheme.setup import MakeOptimizer
 from actbench.tools.train.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.tools.train.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.tools.train.evaluation import evaluated, evaluating, scores_of

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from actbench.errors import ModelError, UntraceableError, UsageError, boundary
-from actbench.measure.inspection import refuse_idle, trace
-from actbench.measure.meters import Meter
+from actbench.measuring.inspection import refuse_idle, trace
+from actbench.measuring.meters import Meter
 from actbench.methods.parallel.replicated import ReplicatedModel
 from actbench.methods.parallel.sharded import ShardedModel
 from actbench.packing.blocks import blocks

@@ -15,8 +15,8 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ActbenchError, UntraceableError
-from actbench.measure.inspection.itemized import tensors_in
-from actbench.measure.inspection.recorder import StorageRecorder, traced
+from actbench.measuring.inspection.itemized import tensors_in
+from actbench.measuring.inspection.recorder import StorageRecorder, traced
 from actbench.ops.hostmemory import is_host
 from actbench.scheme.conditions import Precision
 from actbench.scheme.setup import TrainingSetup

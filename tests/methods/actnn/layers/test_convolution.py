@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.measure.meters.trace import AllocationTrace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers import compressed
 from actbench.methods.actnn.layers.geometry import Geometry

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.measure.bench import measure
+from actbench.measuring.bench import measure
 from actbench.methods.formats.optim import storage
 from actbench.methods.formats.optim.storage import CHUNK
 from actbench.model.records import Case

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from actbench import optim, workload as workloads
-from actbench.measure.meters import footprint
-from actbench.measure.meters.cpumeter import CpuMeter
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup, TrainStep

@@ -10,7 +10,7 @@ import torch
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
-from actbench.measure import bench, world
+from actbench.measuring import bench, world
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.facets import Spread

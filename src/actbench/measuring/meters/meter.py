@@ -1,0 +1,153 @@
+"""What all meters share, and the memory limit of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from actbench import scheme as schemes
+from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.snapshot import snapshot_of
+from actbench.measuring.meters.watch import Watch
+from actbench.model.advice import PHASES, advice
+from actbench.model.estimated import Communication, EstimatedTime
+from actbench.model.measured import PeakParts, PhasePeaks
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Phase
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.units import format_bytes
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Bytes of one training step in the steady state (optimizer state present); None if a meter cannot know."""
+
+    weights_bytes: int
+    gradients_bytes: int | None
+    optimizer_bytes: int | None
+    activation_bytes: int
+    peak_bytes: int
+    peak_phase: Phase | None = None
+    peak_parts: PeakParts | None = None
+    phase_peaks: PhasePeaks | None = None
+    memory_limit_bytes: int | None = None
+    over_limit_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    loss: float | None = None
+    estimated: EstimatedTime | None = None
+    communication: tuple[Communication, ...] | None = None
+    untimed: str | None = None
+    simulated: Literal["cpu", "cuda"] | None = None
+
+    def against(self, memory_bytes: int) -> MemoryReading:
+        """Return this reading with a memory limit, and the bytes needed above the limit."""
+        over = max(self.peak_bytes, self.reserved_bytes or 0) - memory_bytes
+        return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
+
+
+_SHARE = 100
+"""Memory that reference cycles hold is told from a hundredth of the peak."""
+
+
+def held_by_cycles(held_bytes: int, peak_bytes: int) -> tuple[str, ...]:
+    """Return a warning about memory that a step leaves in reference cycles, if it is much of the peak."""
+    if held_bytes * _SHARE < peak_bytes:
+        return ()
+    warning = (
+        f"reference cycles hold {format_bytes(held_bytes)} after each step until Python's collector runs, which may be "
+        "steps later, and a peak until then is as much higher: let torch.autograd.Function keep tensors by "
+        "ctx.save_for_backward, and not as attributes of ctx"
+    )
+    return (warning,)
+
+
+def at_once() -> None:
+    """Begin a step without waiting for others."""
+
+
+class Meter(Protocol):
+    """Reads bytes and seconds of a training step on one kind of device.
+
+    Attributes:
+        materialize: Whether it needs a model with real weights.
+        memory_bytes: Memory that a step may use: the memory limit, or the memory of the device.
+    """
+
+    name: MeterName
+    materialize: bool
+    memory_bytes: int
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Enter the contexts for building batches and running steps (a fake tensor mode, operators, a limit)."""
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of this meter's device."""
+
+    def adopt(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bring the module to this meter's device, in place, before any scheme is applied."""
+
+    def place(self, batch: Batch) -> Mapping[str, Any]:
+        """Bring a batch to this meter's device."""
+
+    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
+        """Run the step twice, first to reach the steady state, and read the bytes of the second run.
+
+        A step that needs more than ``memory_bytes`` is read too, if it can run. ``watch`` receives all allocations
+        and frees of the second run.
+
+        Raises:
+            OutOfMemoryError: The step cannot run: an allocation failed.
+        """
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step like :meth:`memory`, and return its memory as ``torch.cuda.memory._snapshot`` does.
+
+        Raises:
+            OutOfMemoryError: The step cannot run: an allocation failed.
+        """
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
+
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...] | None:
+        """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock.
+
+        ``before`` is called before each step, and not timed.
+        """
+
+
+@dataclass(frozen=True)
+class MeterKind:
+    """A kind of meter: what an entry point of ``actbench.meters`` names.
+
+    Attributes:
+        open: Returns the meter of a case; raises a MeasurementError if its device is missing.
+        check: Raises a MeasurementError, before anything runs, if its device is missing.
+    """
+
+    open: Callable[[Case], Meter]
+    check: Callable[[], object] = lambda: None
+
+
+@contextmanager
+def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None = None) -> Iterator[None]:
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`; ``step`` is the running step, if any."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ActbenchError) or not is_out_of_memory(error):
+            raise
+        reason = first_line(error)
+        phase = None if step is None else step.phase
+        message = f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason}); "
+        held = 0 if step is None else footprint.model_bytes(step)
+        if phase is not None:
+            message += f"memory ran out in the {PHASES[phase]}, where weights, gradients and optimizer state hold "
+            message += f"{format_bytes(held)}; "
+        message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing)
+        raise OutOfMemoryError(message, phase) from error

@@ -1,0 +1,169 @@
+"""All allocations and frees of one step, with the kind and the origin of each storage."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from actbench.measuring.meters.peak import Event, alive
+from actbench.model.ledger import of_blocks
+from actbench.model.records import Phase
+from actbench.model.timeline import HOLDERS, KINDS, OTHER, POINTS, Holder, Kind, Span, Timeline
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who made a storage, or held it before the step; fields as in :class:`actbench.model.timeline.Holder`."""
+
+    module: str
+    operator: str
+    line: str = ""
+
+
+UNKNOWN = Origin(OTHER, "unknown")
+
+
+@dataclass(frozen=True)
+class HostEvent:
+    """A storage in host memory has ``amount`` bytes from now on.
+
+    Attributes:
+        at: Number of events of the device before.
+    """
+
+    at: int
+    name: int
+    amount: int
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """The events of one step, from which its memory can be replayed.
+
+    Attributes:
+        events: The events; the first ``before`` are the storages alive when the step begins.
+        before: The number of these.
+        peak_at: Number of events before the most bytes are alive.
+        spans: The parts of the step, each with the number of events before it.
+        kinds: The kinds of storages, by name; temporaries are left out.
+    """
+
+    events: Sequence[Event]
+    before: int
+    peak_at: int
+    spans: Sequence[tuple[Phase, int]]
+    kinds: Mapping[int, Kind]
+    origins: Mapping[int, Origin]
+    host: Sequence[HostEvent] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive."""
+        return sum(alive(self.events[: self.peak_at]).values())
+
+    def kind_of(self, name: int) -> Kind:
+        """Return the kind of a storage on the device."""
+        return self.kinds.get(name, "temporary")
+
+    def origin_of(self, name: int) -> Origin:
+        """Return the origin of a storage."""
+        return self.origins.get(name, UNKNOWN)
+
+    def timeline(self) -> Timeline:
+        """Return the timeline for a record."""
+        totals = list(self._totals())
+        chosen = _chosen(totals, self.peak_at - self.before)
+        held = self._held(chosen)
+        return Timeline(
+            peak_bytes=totals[self.peak_at - self.before],
+            peak_event=self.peak_at - self.before,
+            events=len(totals) - 1,
+            moments=tuple(chosen),
+            held_bytes={kind: tuple(held[kind]) for kind in KINDS if any(held[kind])},
+            spans=tuple(Span(phase=phase, start=max(start - self.before, 0)) for phase, start in self.spans),
+            holders=tuple(self._holders()),
+        )
+
+    def _totals(self) -> Iterator[int]:
+        """Yield the bytes alive when the step begins, and after each of its events."""
+        live, total = alive(self.events[: self.before]), 0
+        total = sum(live.values())
+        yield total
+        for name, amount in self.events[self.before :]:
+            total += amount - live.get(name, 0)
+            live[name] = amount
+            yield total
+
+    def _held(self, chosen: Sequence[int]) -> dict[Kind, list[int]]:
+        """Return the bytes of each kind at these moments."""
+        live: dict[int, int] = {}
+        sums: Counter[Kind] = Counter()
+        rows: dict[Kind, list[int]] = defaultdict(list)
+        moments = iter(chosen)
+        moment = next(moments)
+        host = _at_moments(self.host, [at + self.before for at in chosen])
+        for place in range(len(self.events) + 1):
+            if place == moment + self.before:
+                for kind in KINDS:
+                    rows[kind].append(sums[kind] if kind != "host" else next(host))
+                moment = next(moments, -1)
+            if place < len(self.events):
+                name, amount = self.events[place]
+                sums[self.kind_of(name)] += amount - live.get(name, 0)
+                live[name] = amount
+        return rows
+
+    def _holders(self) -> Iterator[Holder]:
+        """Yield the holders at the peak: at most as many as a record names, then the rest of each kind.
+
+        The same module of several blocks is one holder.
+        """
+        found = [(self.kind_of(name), name, amount) for name, amount in alive(self.events[: self.peak_at]).items()]
+        on_host = alive((event.name, event.amount) for event in self.host if event.at <= self.peak_at)
+        found += [("host", name, amount) for name, amount in on_host.items()]
+        sums: dict[tuple[Kind, Origin], list[tuple[str, int]]] = defaultdict(list)
+        for kind, name, amount in found:
+            origin = self.origin_of(name)
+            sums[kind, replace(origin, module=of_blocks(origin.module))].append((origin.module, amount))
+        ranked = sorted(sums.items(), key=lambda held: -sum(amount for _, amount in held[1]))
+        rest: dict[Kind, list[tuple[str, int]]] = defaultdict(list)
+        for (kind, _), parts in ranked[HOLDERS:]:
+            rest[kind] += ((OTHER, amount) for _, amount in parts)
+        others = [((kind, Origin(OTHER, "")), rest[kind]) for kind in KINDS if rest[kind]]
+        for (kind, origin), parts in [*ranked[:HOLDERS], *others]:
+            modules = {module for module, _ in parts}
+            yield Holder(
+                module=modules.pop() if len(modules) == 1 else origin.module,
+                kind=kind,
+                operator=origin.operator,
+                tensors=len(parts),
+                held_bytes=sum(amount for _, amount in parts),
+                line=origin.line or None,
+            )
+
+
+def _chosen(totals: Sequence[int], peak: int) -> list[int]:
+    """Return at most :data:`POINTS` moments in order: the highest of each interval, the last and the peak."""
+    last = len(totals) - 1
+    if last < POINTS:
+        return list(range(last + 1))
+    edges = [stretch * last // (POINTS - 1) for stretch in range(POINTS)]
+    highest = (max(range(*stretch), key=totals.__getitem__) for stretch in itertools.pairwise(edges))
+    chosen = [*highest, last]
+    chosen[min(bisect.bisect_right(edges, peak) - 1, POINTS - 1)] = peak
+    return chosen
+
+
+def _at_moments(host: Iterable[HostEvent], moments: Sequence[int]) -> Iterator[int]:
+    """Yield the bytes in host memory at each of these ordered moments."""
+    live: dict[int, int] = {}
+    waiting = iter(sorted(host, key=lambda event: event.at))
+    upcoming = next(waiting, None)
+    for moment in moments:
+        while upcoming is not None and upcoming.at <= moment:
+            live[upcoming.name] = upcoming.amount
+            upcoming = next(waiting, None)
+        yield sum(live.values())

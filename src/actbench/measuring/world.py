@@ -1,0 +1,130 @@
+"""The processes that train together in a case, as one of them sees them.
+
+A process that measures alone is :data:`ALONE`; in a simulation it stands for the first of all of them. Those that a
+launcher started together are :class:`actbench.tools.ranks.world.Ranks`, which the process of a case is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from actbench.errors import MeasurementError
+from actbench.measuring.meters import Meter
+from actbench.measuring.meters.meter import at_once
+from actbench.scheme.axes import DATA, TENSOR, rank_along
+from actbench.scheme.base import Scheme
+from actbench.scheme.facets import Spread
+
+_AXES: Final = (DATA, TENSOR)
+"""From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""
+
+_STRIDE: Final = 1_000_003
+
+
+class World:
+    """One process, with no other beside it; subclasses are one of several.
+
+    Attributes:
+        size: How many processes measure the case.
+        are_real: Whether several measure it, rather than one that stands for them.
+    """
+
+    size = 1
+    are_real = False
+
+    def mesh(self, scheme: Scheme, meter: Meter) -> DeviceMesh | None:
+        """Return the processes that a scheme needs as a mesh, or None where it needs one alone.
+
+        For a simulated meter they are those of torch's fake process group, in which collectives move nothing.
+
+        Raises:
+            MeasurementError: There are not as many.
+        """
+        spread = scheme.facet(Spread)
+        if spread is None:
+            return None
+        axes = spread.axes
+        names = tuple(name for name in _AXES if name in axes)
+        sizes = tuple(axes[name] for name in names)
+        wanted = math.prod(sizes)
+        if not meter.materialize:
+            _pretend(scheme, wanted)
+        elif wanted != self.size or not self.are_real:
+            raise MeasurementError(
+                f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there is {self.size}: start "
+                f"'torchrun --nproc-per-node {wanted} -m actbench …', or take --meter simulated, which needs one"
+            )
+        device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU
+        return init_device_mesh(device, sizes, mesh_dim_names=names)
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Return what is entered to read the memory of a step in which processes talk to each other."""
+        return nullcontext()
+
+    def starts(self, mesh: DeviceMesh | None) -> Callable[[], object]:
+        """Return what makes all processes begin a step together."""
+        return at_once
+
+    def mean(
+        self, gradients: Mapping[Any, Tensor] | None, module: nn.Module, mesh: DeviceMesh | None
+    ) -> Mapping[Any, Tensor] | None:
+        """Return the mean of gradients over the processes with batches of their own: here, as they are.
+
+        That is the gradient of their batches together. None is what a process has whose memory was not enough: then all
+        return None.
+        """
+        return gradients
+
+    def whole(self, gradients: Mapping[Any, Tensor] | None, module: nn.Module) -> Mapping[Any, Tensor] | None:
+        """Return gradients of which each process may hold a part as whole ones: here, as they are."""
+        return gradients
+
+
+ALONE: Final = World()
+"""This process alone."""
+
+
+def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
+    """Return the seed of this process's batch: processes along ``dp`` have one each, those along ``tp`` share one."""
+    return seed + _STRIDE * rank_along(mesh, DATA)
+
+
+@contextmanager
+def left_after() -> Iterator[None]:
+    """Leave the group of a simulation at the end of the block, so that this process may join a real one."""
+    try:
+        yield
+    finally:
+        if distributed.is_initialized() and distributed.get_backend() == "fake":
+            distributed.destroy_process_group()
+
+
+def take_gpu(local_rank: int) -> None:
+    """Let this process compute on the GPU of its number on this machine; a MeasurementError if there are fewer."""
+    found = torch.cuda.device_count()
+    if local_rank >= found:
+        raise MeasurementError(
+            f"process {local_rank} of this machine has no GPU: there are {found}; launch as many processes as there "
+            "are GPUs"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def _pretend(scheme: Scheme, wanted: int) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if distributed.is_initialized():
+        if distributed.get_backend() != "fake":
+            raise MeasurementError(
+                f"scheme {scheme.spec!r} cannot be simulated in a process that belongs to a real process group "
+                f"({distributed.get_backend()}): simulate it in a process of its own"
+            )
+        distributed.destroy_process_group()
+    distributed.init_process_group("fake", rank=0, world_size=wanted, store=FakeStore())
