@@ -66,7 +66,7 @@ _HOMES = {
     "conversion_of": "tools.convert.model",
     "convert": "tools.convert.model",
     "load_converted": "tools.convert.folders",
-    "measure": "measure.bench",
+    "measure": "measuring.bench",
     "own_activation": "methods.fewbit.activation",
     "samples": "packing.samplegradients",
     "save_converted": "tools.convert.folders",

@@ -55,6 +55,12 @@ def test_simulated_cases_come_alone_and_those_that_are_timed_in_groups_by_device
     assert [asked for asked, _ in stand.asked] == [(plan[3],), (plan[4],), (plan[2],), (plan[1], plan[0])]
 
 
+def test_cases_of_the_meter_of_another_package_are_measured_too() -> None:
+    plan = [case.model_copy(update={"meter": "watts"}) for case in cases("cpu", "exact", "name:a")]
+
+    assert [case for case, _, _ in outcomes(Stand(), WORK, [*plan, *cases("cuda", "exact")])][1:] == plan
+
+
 def test_a_place_has_one_unit_at_a_time() -> None:
     plan = cases("simulated", "lasts", "name:a", "name:b", "name:c")
     stand = Stand()

@@ -150,7 +150,7 @@ def _units(work: Work, cases: Sequence[Case]) -> Iterator[tuple[MeterName, Seque
     timed = [case for case in cases if case.meter != "simulated"]
     searched = [case for case in timed if work.measured(case) is not None]
     groups = timing_groups([case for case in timed if case not in searched])
-    meters: tuple[MeterName, ...] = ("cuda", "cpu")
+    meters = sorted({case.meter for case in timed}, key=lambda meter: (meter != "cuda", meter))
     for meter in meters:
         yield meter, [tuple(group) for group in groups if group[0].meter == meter]
     for meter in meters:
