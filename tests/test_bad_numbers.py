@@ -58,7 +58,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "4000")
-    monkeypatch.setattr(sweep.runner, "run", work)
+    monkeypatch.setattr(sweep.runner, "run_plan", work)
     monkeypatch.setattr(comparison.TrainingLoop, "_advance", work)
 
 

@@ -71,7 +71,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr(sweep.runner, "run", work)
+    monkeypatch.setattr(sweep.runner, "run_plan", work)
     monkeypatch.setattr(comparison.TrainingLoop, "_advance", work)
 
 
