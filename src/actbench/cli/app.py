@@ -31,7 +31,7 @@ PANELS = {
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
-        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run --quiet"
+        "--resources --checkpoint-seconds --trust-recipe --dry-run --quiet"
     ),
     "What is written": (
         "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
