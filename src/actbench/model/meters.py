@@ -9,8 +9,11 @@ from actbench import plugins
 METERS: Final = ("simulated", "cpu", "cuda")
 """The meters of actbench itself."""
 
+MeterName = str
+"""The name of a meter: of an entry point of ``actbench.meters``. Records may have one that is not installed here."""
+
 if TYPE_CHECKING:
-    MeterName = str
-else:  # no validator, which would be called for each of many rows
-    MeterName = Literal[(*METERS, *(name for name in plugins.installed("meters") if name not in METERS))]
-"""The name of a meter: that of an entry point of ``actbench.meters``."""
+    InstalledMeter = str
+else:
+    InstalledMeter = Literal[(*METERS, *(name for name in plugins.installed("meters") if name not in METERS))]
+"""The name of a meter that is installed here, which flags and recipes may ask for."""

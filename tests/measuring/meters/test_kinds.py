@@ -3,14 +3,14 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 
 import pytest
-from pydantic import ValidationError
 
 from actbench import plugins
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, RecipeError
 from actbench.measuring import meters
 from actbench.measuring.meters import MeterKind
 from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.model.records import Case
+from actbench.run.recipes import Recipe
 
 THEIRS = MeterKind(lambda case: CpuMeter(123))
 
@@ -45,6 +45,12 @@ def test_a_meter_that_cannot_be_imported_is_refused() -> None:
         meters.check_meter("broken")
 
 
-def test_a_meter_that_nobody_brings_is_refused_with_the_names_of_the_others() -> None:
-    with pytest.raises(ValidationError, match="Input should be 'simulated', 'cpu' or 'cuda'"):
-        Case(model="resnet18", batch_size=1, meter="stopwatch")
+def test_a_meter_that_nobody_brings_is_refused_where_it_is_asked_for() -> None:
+    with pytest.raises(RecipeError, match="stopwatch"):
+        Recipe.from_flags({"models": ["tiny-bert"]}, {"meters": ["stopwatch"]})
+    with pytest.raises(MeasurementError, match="--meter stopwatch: no installed package brings this meter"):
+        meters.open_meter(case("stopwatch"))
+
+
+def test_records_of_a_meter_that_is_not_installed_here_are_read() -> None:
+    assert Case.model_validate_json('{"model": "resnet18", "batch_size": 1, "meter": "watts"}').meter == "watts"

@@ -1,4 +1,4 @@
-"""What the files of the schemes declare, read without importing them, since they import torch, which takes seconds.
+"""What the files of actbench's own schemes declare, read without importing them, which would import torch.
 
 So a wrong name or key, and most wrong values, are refused at once. Values that only torch's half of the package can
 judge are refused when the scheme is built.
@@ -65,17 +65,17 @@ def check_scheme(text: str) -> None:
 
 @functools.cache
 def _schemes() -> dict[str, _Scheme]:
-    found = {name: _declared(plugin) for name, plugin in plugins.installed("schemes").items()}
-    return {name: scheme for name, scheme in found.items() if scheme is not None}
+    return {name: _declared(plugin) for name, plugin in plugins.installed("schemes").items()}
 
 
-def _declared(plugin: Plugin) -> _Scheme | None:
-    """Return what the file of a scheme declares; None without a file, or for one that Python cannot read."""
-    file = plugin.source()
-    try:
-        family = None if file is None else _family(file, plugin.entry.attr)
-    except (OSError, ValueError, SyntaxError):
-        return None
+def _declared(plugin: Plugin) -> _Scheme:
+    """Return what the file of a scheme declares.
+
+    Files of other packages are not read: they may declare a scheme in any way that Python has. Their values are judged
+    when the scheme is built.
+    """
+    file = plugin.source() if plugin.is_ours else None
+    family = None if file is None else _family(file, plugin.entry.attr)
     if family is None:
         return _Scheme(None, None)
     types: dict[str, Any] = {key: (kind, None) for each in family for key, kind in each.types.items()}

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, field
 from actbench.errors import SpecError, UsageError
 from actbench.model import spec
 from actbench.model.data import Data
-from actbench.model.meters import MeterName
+from actbench.model.meters import InstalledMeter, MeterName
 from actbench.model.provenance import Published
 from actbench.model.records import CaseT, Optimizer, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
@@ -139,7 +139,7 @@ class WorkloadGrid(SettingsGrid):
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
-    meters: Axis[MeterName] | None = None
+    meters: Axis[InstalledMeter] | None = None
     largest_batch_within: Annotated[Count | None, read_by(parse_bytes)] = None
 
     @property
@@ -167,7 +167,7 @@ _OF_NO_CASE = ("meters", "largest_batch_within")
 class Measure(Data):
     """How to measure; steps and seconds of timing do not concern the simulated meter, which has no clock."""
 
-    meters: Axis[MeterName] = ("simulated",)
+    meters: Axis[InstalledMeter] = ("simulated",)
     device_profile: Annotated[str, Field(min_length=1)] | None = None
     memory_limit: Annotated[Count | None, read_by(parse_bytes)] = None
     largest_batch: Switch = False
@@ -195,7 +195,7 @@ class SchemeRow(Data):
 
     spec: str
     models: Axis[str] | None = None
-    meters: Axis[MeterName] | None = None
+    meters: Axis[InstalledMeter] | None = None
     label: str | None = Field(default=None, min_length=1)
     published: tuple[Published, ...] = ()
     alone: Switch = False
