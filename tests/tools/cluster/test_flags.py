@@ -96,3 +96,4 @@ def test_there_are_as_many_places_as_tasks_run_at_a_time() -> None:
     assert len(places("simulated", resources={"memory": 40e9})) == 2
     assert len(places("cuda", gpus=0.5)) == 4
     assert places("cpu") == [Place("second"), Place("first")]  # a node each, the largest first
+    assert places("watts") == places("cpu")  # what another package measures may be disturbed, too

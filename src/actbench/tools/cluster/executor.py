@@ -20,6 +20,9 @@ from actbench.tools.cluster import node
 from actbench.tools.cluster.cluster import Amounts, Nodes, connected
 
 _OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_PARTS_OF_NODES: Final = ("simulated", "cuda")
+"""The meters whose cases share a node: of a meter of one's own it is not known what would disturb it."""
+
 _RETRIES: Final = 1
 _ENDING_SECONDS: Final = 20.0
 
@@ -82,13 +85,13 @@ class RayExecutor:
                 self._ray.cancel(task, force=True)
 
     def places(self, meter: MeterName) -> Sequence[Place]:
-        """Return a place for each task that fits, or for each node that a case of the CPU has to itself.
+        """Return a place for each task that fits, or for each node that a case has to itself.
 
         Raises:
             UsageError: No node has what a case asks for.
         """
         able = self._nodes.able(f"a case of --meter {meter}", self._amounts(meter))
-        if meter == "cpu":
+        if meter not in _PARTS_OF_NODES:
             return [Place(each.id) for each in sorted(able, key=lambda each: -each.cores)]
         fit = sum(each.fit(self._amounts(meter)) for each in able)
         return [Place(number=number) for number in range(fit)]
