@@ -14,7 +14,7 @@ from actbench.errors import MeasurementError, first_line
 from actbench.machine import provenance
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
-from actbench.run.executor import Cases, Handle, Place, Told, Work
+from actbench.run.executor import Cases, Handle, Place, PlaceLostError, Told, Work
 from actbench.run.timinggroup import exact_of
 from actbench.tools.cluster import node
 from actbench.tools.cluster.cluster import Amounts, Nodes, connected
@@ -100,8 +100,10 @@ class RayExecutor:
         """Hand a task over to Ray; see :class:`~actbench.run.executor.Executor`.
 
         Raises:
+            PlaceLostError: The node is gone.
             UsageError: A file that a case names cannot travel.
         """
+        options = {"max_retries": _RETRIES, "retry_exceptions": [node.CrashedError], **self._options(cases[0], on)}
         self._send(cases)
         for case in cases:
             self._work.progress.started(case)
@@ -113,7 +115,6 @@ class RayExecutor:
             bench=self._work.bench,
             preload=tuple(self._work.preload),
         )
-        options = {"max_retries": _RETRIES, "retry_exceptions": [node.CrashedError], **self._options(cases[0], on)}
         task = self._function.options(**options).remote(request.model_dump_json(), self._shared)
         ended: Future[None] = Future()
         self._at_work[task] = ended
@@ -141,7 +142,9 @@ class RayExecutor:
         if on.name is None:
             return _asking(amounts)
         alive = self._nodes.alive
-        cores = next(each.cores for each in alive if each.id == on.name)
+        cores = next((each.cores for each in alive if each.id == on.name), None)
+        if cores is None:  # the cluster was asked again since the place was given
+            raise PlaceLostError(f"--cluster: the node {on.name} is gone")
         # Should the node go, Ray takes another, but one of fewer cores would leave the task waiting for ever.
         soft = any(each.id != on.name and each.cores >= cores for each in alive)
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
