@@ -46,7 +46,7 @@ def is_of_others(error: BaseException) -> bool:
 
 
 class Session:
-    def __init__(self, case: Case, processes: None = None) -> None:
+    def __init__(self, case: Case, world: None = None) -> None:
         self.case = case
         self.log = Path(case.model)
         first, _, second = case.scheme.partition("+then+")
@@ -198,7 +198,7 @@ class Session:
 
 
 class Trial(Session):
-    def __init__(self, case: Case, processes: None = None) -> None:
+    def __init__(self, case: Case, world: None = None) -> None:
         super().__init__(case)
         self._write("trial")
 

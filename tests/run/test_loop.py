@@ -12,7 +12,7 @@ import pytest
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.run.executor import Cases, Handle, Place, Told, Work
+from actbench.run.executor import Cases, Handle, Place, PlaceLostError, Told, Work
 from actbench.run.local import LocalExecutor, StoppedError
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
@@ -69,6 +69,26 @@ def test_a_place_has_one_unit_at_a_time() -> None:
     found.close()
 
     assert [place.number for _, place in stand.asked] == [0, 1, 1, 1]
+
+
+def test_a_place_that_is_lost_meanwhile_costs_no_case() -> None:
+    class Losing(Stand):
+        left = 2
+
+        def places(self, meter: str) -> Sequence[Place]:
+            return super().places(meter)[-self.left :]
+
+        def submit(self, cases: Cases, on: Place, tell: Callable[[Told], object]) -> Handle:
+            if on.number == 0:
+                self.left = 1
+                raise PlaceLostError("the node is gone")
+            return super().submit(cases, on, tell)
+
+    plan = cases("simulated", "name:a", "name:b")
+    stand = Losing()
+
+    assert [case for case, _, _ in outcomes(stand, WORK, plan)] == plan
+    assert [place.number for _, place in stand.asked] == [1, 1]
 
 
 def test_an_error_of_one_place_stops_the_others() -> None:

@@ -181,6 +181,19 @@ def test_a_sweep_that_is_stopped_in_a_search_goes_on_with_the_searches_that_are_
     assert sweep(plan, rows)[1] == Summary(skipped=2)
 
 
+def test_a_search_that_is_left_needs_as_many_processes_as_its_case(log):
+    plan = cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(plan, rows := Kept(), progress=StopsAtTrial(1))
+    tried = len(events(log, "trial"))
+
+    sweep(plan, rows, needed=lambda case: 2)
+
+    assert len(events(log, "trial")) == tried
+    assert rows.outcome("exact").reason == "unavailable"
+    assert "trains in 2 processes, and one was started" in rows.outcome("exact").message
+
+
 def test_force_measures_a_case_anew_whose_search_is_left(log):
     plan = cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725)
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,8 @@ from actbench.measuring import inspection, meters
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.meters.cpumeter import CpuMeter
-from actbench.measuring.world import ALONE, World, batch_seed, left_after
+from actbench.measuring.ranks import world_of
+from actbench.measuring.world import World, batch_seed, left_after
 from actbench.model.ledger import Ledger
 from actbench.model.measured import Diagnostic, Measurement, Mesh
 from actbench.model.records import Built, Case
@@ -37,7 +38,8 @@ schemes.scheme_names()  # imports all schemes before processes are forked, each 
 class Session:
     """One case measured in this process; ``timeline`` adds its memory over the step.
 
-    ``world`` is the processes that measure it together, of which this is one.
+    ``world`` is the processes that measure it together, of which this is one; unless given, those of the process group
+    that it belongs to.
 
     Attributes:
         tried: Told of each trial of a simulated search for the largest batch.
@@ -49,9 +51,9 @@ class Session:
 
     _inspects: ClassVar[bool] = True
 
-    def __init__(self, case: Case, *, timeline: bool = False, world: World = ALONE) -> None:
+    def __init__(self, case: Case, *, timeline: bool = False, world: World | None = None) -> None:
         self.case = case
-        self._wants_timeline, self._world = timeline, world
+        self._wants_timeline = timeline
         self.tried: Tried = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
         self.scheme = schemes.build(case.scheme)
@@ -60,7 +62,8 @@ class Session:
         if limits and limits.untraceable and not self.meter.materialize:
             why = f"{limits.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
-        self._mesh = world.mesh(self.scheme, self.meter)
+        self._world = world or world_of(self.scheme, self.meter)
+        self._mesh = self._world.mesh(self.scheme, self.meter)
         self._batch_seed = batch_seed(case.seed, self._mesh)
         self.workload = workloads.load_workload(case)
         self._warm = False
@@ -74,7 +77,7 @@ class Session:
         changing, self._others = at_parameters(self.scheme)
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self._exact_gradient = world.mean(self._exact_gradient, start.module, self._mesh)
+        self._exact_gradient = self._world.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else at_placement(self._others)
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -286,7 +289,7 @@ def itemize(case: Case) -> Ledger:
         setup = meter.adopt(setup)
     local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
     if local is not None and local.facet(Spread):
-        setup = replace(setup, processes=Processes(ALONE.mesh(scheme, meter)))
+        setup = replace(setup, processes=Processes(world_of(scheme, meter).mesh(scheme, meter)))
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

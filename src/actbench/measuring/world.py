@@ -1,7 +1,7 @@
 """The processes that train together in a case, as one of them sees them.
 
-A process that measures alone is :data:`ALONE`; in a simulation it stands for the first of all of them. Those that a
-launcher started together are :class:`actbench.tools.ranks.world.Ranks`, which the process of a case is given.
+A process that measures alone is :data:`ALONE`; in a simulation it stands for the first of all of them. Those that have
+joined each other are :class:`actbench.measuring.ranks.Ranks`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class World:
         if not meter.materialize:
             _pretend(scheme, wanted)
         elif wanted != self.size or not self.are_real:
+            found = "is 1" if self.size == 1 else f"are {self.size}"
             raise MeasurementError(
-                f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there is {self.size}: start "
+                f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there {found}: start "
                 f"'torchrun --nproc-per-node {wanted} -m actbench …', or take --meter simulated, which needs one"
             )
         device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU

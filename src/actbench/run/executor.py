@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actbench.errors import MeasurementError
 from actbench.model.measured import Outcome
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
@@ -81,6 +82,10 @@ class Place:
     number: int = 0
 
 
+class PlaceLostError(MeasurementError):
+    """Raised for a place that was there when an executor was asked for places, and is no longer."""
+
+
 @dataclass(eq=False)
 class Handle:
     """Cases at work.
@@ -118,6 +123,9 @@ class Executor(Protocol):
 
         ``tell`` is called, by any thread, as soon as a case ends, and before the search for its largest batch, too. A
         case that runs out of memory, takes too long, raises or dies ends with a :class:`Failure`.
+
+        Raises:
+            PlaceLostError: The place is gone; :meth:`places` no longer names it.
         """
 
 

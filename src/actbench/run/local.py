@@ -127,22 +127,27 @@ class _Unit:
                 session.tried = partial(self._progress.tried, first)
                 outcome: Outcome = session.memory()
             self._say(first, outcome)
-        elif len(self._cases) == 1 and (known := work.measured(first)) is not None:
+            return
+        group = self._fitting()
+        if group and len(self._cases) == 1 and (known := work.measured(first)) is not None:
             self._say(first, self._with_largest_batch(first, known))
-        else:
-            self._measure_in_turns()
+        elif group:
+            self._measure_in_turns(group)
 
-    def _measure_in_turns(self) -> None:
-        work, group = self._executor.work, []
+    def _fitting(self) -> Sequence[Case]:
+        """Return the cases for which there are enough processes, and tell of the others that they fail."""
+        work, fitting = self._executor.work, []
         for case in self._cases:
             failure = misfit(case, work.needed(case), self._executor.size)
             if failure is None:
-                group.append(case)
+                fitting.append(case)
             else:
                 self._progress.started(case)
                 self._say(case, failure)
-        if not group:
-            return
+        return fitting
+
+    def _measure_in_turns(self, group: Sequence[Case]) -> None:
+        work = self._executor.work
         exact = exact_of(group[0])
         is_known = exact not in group and (work.done(exact) or work.measured(exact) is not None)
         memory_bytes = self._executor.memory_bytes(group[0].meter)

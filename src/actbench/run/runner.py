@@ -12,7 +12,7 @@ from typing import Any, Final
 from actbench.model.measured import MeasuredRecord, Outcome
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
-from actbench.run.executor import BENCH, PRELOAD, Cases, Executor, Handle, Machines, Place, Told, Work
+from actbench.run.executor import BENCH, PRELOAD, Cases, Executor, Handle, Machines, Place, PlaceLostError, Told, Work
 from actbench.run.experiment import RecordSink, Summary, keep, pending
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
@@ -115,7 +115,11 @@ def outcomes(
             waiting = deque(units)
             while True:
                 while waiting and may_begin() and (place := _free(executor.places(meter), at_work)) is not None:
-                    handle = executor.submit(waiting.popleft(), place, told.put)
+                    try:
+                        handle = executor.submit(waiting[0], place, told.put)
+                    except PlaceLostError:
+                        continue  # with the places that are left
+                    waiting.popleft()
                     at_work[handle] = place
                     handle.future.add_done_callback(partial(_put, told, handle))
                 if not at_work:

@@ -121,7 +121,7 @@ class Joining(Data):
     """How the process of a case joins those that measure it together.
 
     Attributes:
-        module: Its ``join(text, meter)`` returns what sessions take as ``processes``, and its ``is_of_others(error)``
+        module: Its ``join(text, meter)`` returns what sessions take as ``world``, and its ``is_of_others(error)``
             says whether an error is that another of them is gone.
         text: What that module needs to know.
     """

@@ -9,7 +9,9 @@ import pytest
 
 from actbench import plugins
 from actbench.errors import UsageError
-from actbench.run.executor import Place, Work
+from actbench.model.data import CaseData
+from actbench.model.records import Case
+from actbench.run.executor import Place, PlaceLostError, Work
 from actbench.run.progress import Progress
 from actbench.tools.cluster.cluster import Nodes, connected
 from actbench.tools.cluster.executor import Cluster, RayExecutor, _asking
@@ -20,10 +22,16 @@ HAS = {"GPU": 1.0, "a100": 1.0, "memory": 64e9, "node:10.0.0.1": 1.0}
 class TwoNodes:
     """Stands for the module ``ray`` where it is asked which nodes there are."""
 
+    names = ("first", "second")
+
     def nodes(self) -> list[dict[str, Any]]:
         return [
             {"Alive": alive, "NodeManagerHostname": name, "NodeID": name, "Resources": {**HAS, "CPU": cores}}
-            for name, cores, alive in (("first", 4.0, True), ("second", 8.0, True), ("gone", 99.0, False))
+            for name, cores, alive in (
+                ("first", 4.0, True),
+                ("second", 8.0, "second" in self.names),
+                ("gone", 99.0, False),
+            )
         ]
 
     def remote(self, function: object) -> object:
@@ -96,3 +104,28 @@ def test_there_are_as_many_places_as_tasks_run_at_a_time() -> None:
     assert len(places("simulated", resources={"memory": 40e9})) == 2
     assert len(places("cuda", gpus=0.5)) == 4
     assert places("cpu") == [Place("second"), Place("first")]  # a node each, the largest first
+    assert places("watts") == places("cpu")  # what another package measures may be disturbed, too
+
+
+class Began(Progress):
+    """Notes the cases that begin."""
+
+    def __init__(self) -> None:
+        self.cases: list[CaseData] = []
+
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
+        self.cases.append(case)
+
+
+def test_a_node_that_goes_before_its_task_comes_is_a_lost_place() -> None:
+    ray = TwoNodes()
+    executor = RayExecutor(ray, Cluster("auto"), Work(began := Began(), ""))
+    place = executor.places("cpu")[0]
+    ray.names = ("first",)
+    executor._nodes.look_again()
+    case = Case(model="tiny-bert", scheme="exact", batch_size=1, meter="cpu")
+
+    with pytest.raises(PlaceLostError, match="the node second is gone"):
+        executor.submit((case,), place, lambda told: None)
+    assert executor.places("cpu") == [Place("first")]
+    assert began.cases == []

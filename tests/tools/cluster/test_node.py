@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,32 @@ def test_another_gpu_or_folder_or_number_of_threads_gets_another_server(
     assert serving.server("b", ()).name == "b"
 
     assert made == ["begin a", *["end a", "begin a"] * 3, "end a", "begin b"]
+
+
+def test_what_is_at_work_is_stopped_before_the_executor_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Executor(AbstractContextManager[None]):
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            happened.append("waited")
+
+    def outcomes(*_: object) -> Iterator[tuple[object, ...]]:
+        try:
+            yield ()
+        finally:
+            happened.append("stopped")
+
+    monkeypatch.setattr(node, "LocalExecutor", Executor)
+    monkeypatch.setattr(node, "outcomes", outcomes)
+    monkeypatch.setattr(node, "serving", lambda *_: nullcontext())
+    request = node.Request(cases=(), timeout_seconds=None)
+    shared = node.Shared(files={}, sources=sources())
+
+    with pytest.raises(ValueError, match="not enough values"):
+        node.measure(request.model_dump_json(), shared.model_dump_json())
+    assert happened == ["stopped", "waited"]

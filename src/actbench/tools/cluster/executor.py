@@ -14,12 +14,15 @@ from actbench.errors import MeasurementError, first_line
 from actbench.machine import provenance
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
-from actbench.run.executor import Cases, Handle, Place, Told, Work
+from actbench.run.executor import Cases, Handle, Place, PlaceLostError, Told, Work
 from actbench.run.timinggroup import exact_of
 from actbench.tools.cluster import node
 from actbench.tools.cluster.cluster import Amounts, Nodes, connected
 
 _OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_PARTS_OF_NODES: Final = ("simulated", "cuda")
+"""The meters whose cases share a node: of a meter of one's own it is not known what would disturb it."""
+
 _RETRIES: Final = 1
 _ENDING_SECONDS: Final = 20.0
 
@@ -82,13 +85,13 @@ class RayExecutor:
                 self._ray.cancel(task, force=True)
 
     def places(self, meter: MeterName) -> Sequence[Place]:
-        """Return a place for each task that fits, or for each node that a case of the CPU has to itself.
+        """Return a place for each task that fits, or for each node that a case has to itself.
 
         Raises:
             UsageError: No node has what a case asks for.
         """
         able = self._nodes.able(f"a case of --meter {meter}", self._amounts(meter))
-        if meter == "cpu":
+        if meter not in _PARTS_OF_NODES:
             return [Place(each.id) for each in sorted(able, key=lambda each: -each.cores)]
         fit = sum(each.fit(self._amounts(meter)) for each in able)
         return [Place(number=number) for number in range(fit)]
@@ -97,8 +100,10 @@ class RayExecutor:
         """Hand a task over to Ray; see :class:`~actbench.run.executor.Executor`.
 
         Raises:
+            PlaceLostError: The node is gone.
             UsageError: A file that a case names cannot travel.
         """
+        options = {"max_retries": _RETRIES, "retry_exceptions": [node.CrashedError], **self._options(cases[0], on)}
         self._send(cases)
         for case in cases:
             self._work.progress.started(case)
@@ -110,7 +115,6 @@ class RayExecutor:
             bench=self._work.bench,
             preload=tuple(self._work.preload),
         )
-        options = {"max_retries": _RETRIES, "retry_exceptions": [node.CrashedError], **self._options(cases[0], on)}
         task = self._function.options(**options).remote(request.model_dump_json(), self._shared)
         ended: Future[None] = Future()
         self._at_work[task] = ended
@@ -138,7 +142,9 @@ class RayExecutor:
         if on.name is None:
             return _asking(amounts)
         alive = self._nodes.alive
-        cores = next(each.cores for each in alive if each.id == on.name)
+        cores = next((each.cores for each in alive if each.id == on.name), None)
+        if cores is None:  # the cluster was asked again since the place was given
+            raise PlaceLostError(f"--cluster: the node {on.name} is gone")
         # Should the node go, Ray takes another, but one of fewer cores would leave the task waiting for ever.
         soft = any(each.id != on.name and each.cores >= cores for each in alive)
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,12 @@ def measure(text: str, shared: str) -> str:
         preload=request.preload,
         done=lambda case: request.known_exact,
     )
-    with serving(request.bench, request.preload) as server, LocalExecutor(work, origin=where, server=server) as local:
-        found = {case: outcome for case, outcome, _ in outcomes(local, work, request.cases)}  # of each case the last
+    with (
+        serving(request.bench, request.preload) as server,
+        LocalExecutor(work, origin=where, server=server) as local,
+        closing(outcomes(local, work, request.cases)) as told,  # stops what is at work, for which the executor waits
+    ):
+        found = {case: outcome for case, outcome, _ in told}  # of each case the last
     reply = CasesReply(outcomes=tuple(found.items()), **where).model_dump_json()
     if any(isinstance(outcome, Failure) and outcome.reason == "crash" for outcome in found.values()):
         raise CrashedError(reply)
