@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+from strangerspackage import installed_in, left_out
 
 from actbench import plugins
 
@@ -121,31 +119,7 @@ BREWED = {
 @pytest.fixture
 def theirs(tmp_path: Path) -> Any:
     """Return a function that runs a command line where a stranger's package is installed."""
-    site = tmp_path / "site"
-    info = site / "theirs-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRIES)
-    for name, text in MODULES.items():
-        (site / f"{name}.py").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "300"}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "actbench", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    return run
-
-
-def left_out(text: str) -> dict[tuple[str, str], str]:
-    """Return why each plug-in is left out, by group and name; nothing else may be told."""
-    found = {}
-    for line in text.splitlines():
-        told = re.fullmatch(r"actbench: plug-in '(\w+)' \((\w+)\) of theirs 1\.0 is left out: (.*)", line)
-        assert told is not None, line
-        assert (told[2], told[1]) not in found, f"told twice: {line}"
-        found[told[2], told[1]] = told[3]
-    return found
+    return installed_in(tmp_path, ENTRIES, MODULES)
 
 
 def file_of(folder: Path, name: str, **changed: Any) -> Path:
@@ -253,7 +227,8 @@ def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
     ended = theirs("doctor")
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
 
-    assert "ok Plug-ins: schemes halved, of theirs 1.0" in lines
+    halved = next(line for line in lines if line.startswith("– Plug-ins: schemes halved, of theirs 1.0"))
+    assert "is left out: it is no Scheme whose name is 'halved'" in halved
     assert "ok Plug-ins: kinds mine, of theirs 1.0" in lines
     assert "ok Plug-ins: exports html, of actbench 0.1.0" in lines
     broken = next(line for line in lines if line.startswith("– Plug-ins: schemes quartered, of theirs 1.0"))

@@ -153,6 +153,10 @@ def test_a_whole_scheme_passes_the_same_parts(part: str) -> None:
     check_scheme(Theirs(), parts=[part])
 
 
+def test_gradients_are_compared_without_dropout_where_one_of_several_parts_draws_other_masks() -> None:
+    check_scheme("accumulate:2+checkpoint", on="tiny-bert", parts=["gradient"])
+
+
 def test_a_scheme_without_a_card_is_told_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Theirs, "card")
 

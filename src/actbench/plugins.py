@@ -24,6 +24,12 @@ OURS = "actbench"
 TOLD_BY = "ACTBENCH_PLUGINS_TOLD_BY"
 """Environment variable: the process that tells the user of plug-ins which are left out."""
 
+STALE = (
+    "the entry points of actbench are not installed as they are here, so schemes and verbs are missing: run "
+    "'pip install -e .' again"
+)
+_ALWAYS = "actbench.schemes", "exact", "actbench.scheme.exact:Exact"
+
 T = TypeVar("T")
 
 
@@ -82,8 +88,16 @@ def source_of(module: str) -> Path | None:
 
 @functools.cache
 def _entries() -> Any:  # of another type in Python 3.11 than later
-    """Return the entry points of every group: reading all packages takes some milliseconds."""
-    return entry_points()
+    """Return the entry points of every group: reading all packages takes some milliseconds.
+
+    Warn where those of this actbench are not among them: it runs from a folder that is not installed, or that was
+    installed before it was changed.
+    """
+    found = entry_points()
+    group, name, value = _ALWAYS
+    if not any(each.value == value for each in found.select(group=group, name=name)):
+        _warn(STALE)
+    return found
 
 
 @functools.cache
@@ -139,9 +153,12 @@ def fault(plugin: Plugin, of: type) -> str | None:
 @functools.cache
 def leave_out(plugin: Plugin, group: Group, why: str) -> None:
     """Warn, once in a process, that a plug-in is left out; not in processes that a command starts, which told of it."""
+    _warn(f"plug-in {plugin.name!r} ({group}) of {plugin.package} is left out: {why}")
+
+
+def _warn(text: str) -> None:
     if os.environ.get(TOLD_BY, str(os.getpid())) == str(os.getpid()):
-        text = f"plug-in {plugin.name!r} ({group}) of {plugin.package} is left out: {why}"
-        warnings.warn(PluginWarning(text), stacklevel=2)
+        warnings.warn(PluginWarning(text), stacklevel=3)
 
 
 @functools.cache

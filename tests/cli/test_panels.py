@@ -6,8 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from actbench.cli.app import PANELS
+from actbench.cli.app import PANELS, WITHOUT_PANEL, app
+from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
 
@@ -41,6 +43,21 @@ def test_no_panel_names_a_flag_that_no_verb_has(cli: Any, monkeypatch: pytest.Mo
     shown = {flag for verb in VERBS for flags in panels_of(cli, verb, monkeypatch).values() for flag in flags}
 
     assert {name for text in PANELS.values() for name in text.split()} <= shown
+
+
+def test_every_flag_of_a_verb_that_writes_tables_is_known_as_taken() -> None:
+    verbs: Any = get_command(app)
+    parameters = [verbs.get_command(None, name).params for name in verbs.list_commands(None)]
+    writing = [found for found in parameters if "export_csv" in {each.name for each in found}]
+    flags = {flag for found in writing for each in found for flag in (*each.opts, *each.secondary_opts)}
+    aliases = {made.also for _, made in formats_plugged().values()}
+
+    assert len(writing) > 5
+    assert {flag for flag in flags if flag.startswith("--")} <= {
+        *(name for text in PANELS.values() for name in text.split()),
+        *WITHOUT_PANEL.split(),
+        *aliases,
+    }
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ PANELS = {
 }
 """The names of flags by the title of their panel, in the order of the help page."""
 
+WITHOUT_PANEL = "--help --version --debug --title --fail-on --encoding --distribution --elements"
+"""The other flags, of verbs with few, which write tables: no plug-in's export can have their names."""
+
 _PLACES = {
     name: (panel, place) for panel, text in enumerate(PANELS.values()) for place, name in enumerate(text.split())
 }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.cli.app import option
-from actbench.errors import UsageError
+from actbench.errors import UsageError, boundary
 
 if TYPE_CHECKING:
     from actbench.run.executor import Machines
 
-
+RAY, RANKS = "cluster", "ranks"
+"""The executors that have flags or launchers of their own; all others are asked for by their names."""
 _LEAST = 0.0001  # smallest amount that Ray counts
 _OTHERS = {
     "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node",
@@ -22,6 +23,21 @@ _OTHERS = {
     "object_store_memory": "cases keep nothing in Ray's object store",
     "bundle": "cases stand in no placement group",
 }
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """What an entry point of ``actbench.executors`` names, which ``--cluster NAME://ADDRESS`` asks for."""
+
+    def __call__(self, address: str, gpus: float, resources: Mapping[str, float]) -> Machines:
+        """Return the machines at an address; nothing is started yet.
+
+        Args:
+            address: What follows ``NAME://``.
+            gpus: How many GPUs a case asks for that runs on one; it may be a part of one.
+            resources: What else each case asks for: ``--resources``.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,8 +48,9 @@ class ClusterFlags:
         str | None,
         option(
             "--cluster",
-            "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT. Rows come back "
-            "to this machine's results file; docs/cluster.md.",
+            "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT; or, as "
+            "NAME://ADDRESS, by what another package brings. Rows come back to this machine's results file; "
+            "docs/cluster.md.",
             metavar="ADDRESS",
         ),
     ] = None
@@ -58,11 +75,11 @@ class ClusterFlags:
         return None
 
     def _on(self, address: str) -> Machines:
-        plugin = plugins.installed("executors").get("cluster")
-        if plugin is None:
-            raise UsageError("--cluster: no installed package measures on a cluster")
-        cluster: Callable[..., Machines] = plugin.load()
-        return cluster(address, self._gpus, _amounts(self.resources or ""))
+        gpus, resources = self._gpus, _amounts(self.resources or "")
+        name, place = _parted(address)
+        opened = _opening(name, address)
+        with boundary(f"--cluster {address}: {name} cannot be used", UsageError):  # a stranger's code
+            return opened(place, gpus, resources)
 
     @property
     def _gpus(self) -> float:
@@ -84,6 +101,25 @@ class GpuClusterFlags(ClusterFlags):
         if not 0 < gpus <= 1 and (gpus == 0 or not gpus.is_integer()):
             raise UsageError(f"--gpus-per-case {gpus:g}: give a part of one GPU, such as 0.5, or a whole number")
         return gpus
+
+
+def _parted(address: str) -> tuple[str, str]:
+    """Return the name of an executor, and the address that it is asked for; Ray's own begin with no name but ray."""
+    name, given, place = address.partition("://")
+    return (RAY, address) if not given or name == "ray" else (name, place)
+
+
+def _opening(name: str, address: str) -> Opening:
+    """Return what starts an executor; a UsageError if no package brings it, or it cannot be used."""
+    known = [each for each in plugins.installed("executors") if each != RANKS]
+    found = plugins.find_plugin("executors", name, Opening) if name in known else None  # type: ignore[type-abstract]
+    if found is None and name == RAY:
+        raise UsageError("--cluster: no installed package measures on a cluster, or it cannot be used")
+    if found is None:
+        others = ", ".join(["ray://", *(f"{each}://" for each in known if each != RAY)])
+        why = f"no installed package brings the executor {name!r}, or it cannot be used"
+        raise UsageError(f"--cluster {address}: {why}; there are: {others}")
+    return found
 
 
 def _amounts(text: str) -> dict[str, float]:

@@ -9,10 +9,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from actbench import plugins
 from actbench.caches import user_cache
+from actbench.cli import clusters, together
 from actbench.cli.app import Exit, Typer, command
 from actbench.cli.printing import console, plain_table
 from actbench.machine import CUPY, available_memory_bytes, machine, version_of
@@ -107,16 +108,45 @@ def _disk() -> Check:
     return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")
 
 
+def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:
+    """Return why a plug-in is left out, by the check of whoever uses its group; None if it is not."""
+    if why := plugins.fault(plugin, object):  # before what follows imports torch, which may be what is missing
+        return why
+    if group == "schemes":
+        from actbench.scheme import registry
+
+        return registry.fault(plugin)
+    if group == "kinds":
+        from actbench.report import kinds
+
+        return kinds.fault(plugin)
+    if group == "exports":
+        from actbench.cli import pluggedexports
+
+        return pluggedexports.fault(plugin)
+    return plugins.fault(plugin, _type_of(plugin.name, group))
+
+
+def _type_of(name: str, group: plugins.Group) -> Any:
+    if group == "workloads":
+        from actbench.workload import Network
+
+        return Network
+    if group == "meters":
+        from actbench.measuring.meters import MeterKind
+
+        return MeterKind
+    if group == "executors":
+        return together.Ranks if name == clusters.RANKS else clusters.Opening
+    return Typer
+
+
 def _plugins() -> Iterator[Check]:
     """Yield what each package brings to each group, and each plug-in that cannot be used."""
-    from actbench.report.exporting import ExportFormat
-    from actbench.report.kinds import Kind
-
-    kinds_of_object = {"kinds": Kind, "exports": ExportFormat, "commands": Typer}
     for group in get_args(plugins.Group):
         of_package: dict[str, list[str]] = {}
         for plugin in plugins.installed(group).values():
-            if why := plugins.fault(plugin, kinds_of_object.get(group, object)):
+            if why := _fault(plugin, group):
                 found = f"{plugin.name}, of {plugin.package}, is left out: {why}"
                 yield Check(f"Plug-ins: {group}", "optional", found, f"update or remove {plugin.package.split()[0]}")
             else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench import plugins
-from actbench.cli.app import file_option, panel_of
+from actbench.cli.app import WITHOUT_PANEL, file_option, panel_of
 from actbench.errors import ActbenchError, StoreError, told
 from actbench.plugins import Plugin
 from actbench.report.exporting import Exported, ExportFormat
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from actbench.report.render.exports import Text
 
 _TAKEN = ("markdown", "csv", "json", "curves", "timeline", "snapshot")
+_NAME, _ALSO = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"(--[a-z][a-z0-9-]+)?")
 
 
 @functools.cache
@@ -27,12 +28,45 @@ def formats_plugged() -> dict[str, tuple[Plugin, ExportFormat]]:
     found = {}
     for name, made in plugins.loaded("exports", ExportFormat).items():
         plugin = plugins.installed("exports")[name]
-        names_are_good = re.fullmatch(r"[a-z][a-z0-9-]*", name) and re.fullmatch(r"(--[a-z][a-z0-9-]+)?", made.also)
-        if not names_are_good or name in _TAKEN or panel_of(made.also):
-            plugins.leave_out(plugin, "exports", f"no flag can be --export-{name} {made.also}".rstrip())
+        if why := fault(plugin):
+            plugins.leave_out(plugin, "exports", why)
         else:
             found[f"export_{name.replace('-', '_')}"] = plugin, made
     return found
+
+
+def fault(plugin: Plugin) -> str | None:
+    """Return why a plug-in cannot be a format with flags; None if it can."""
+    if why := plugins.fault(plugin, ExportFormat):
+        return why
+    name, also = plugin.name, plugin.load().also
+    if not _can_be_flags(name, also):
+        return f"no flag can be --export-{name} {also}".rstrip()
+    first = _first_by_flag().get(also, plugin)
+    return None if first is plugin else f"--export-{first.name} of {first.package} is {also} already"
+
+
+def _can_be_flags(name: str, also: str) -> bool:
+    if not (_NAME.fullmatch(name) and isinstance(also, str) and _ALSO.fullmatch(also)) or name in _TAKEN:
+        return False
+    flags_of_all = {f"--export-{each}" for each in plugins.installed("exports")}
+    return not (panel_of(also) or also in WITHOUT_PANEL.split() or also in flags_of_all)
+
+
+@functools.cache
+def _first_by_flag() -> dict[str, Plugin]:
+    """Return the plug-in that has each second name of a flag: of two with one name actbench's, or that of the first."""
+    alike: dict[str, list[Plugin]] = {}
+    for name, plugin in plugins.installed("exports").items():
+        if plugins.fault(plugin, ExportFormat) is None:
+            also = plugin.load().also
+            if also and _can_be_flags(name, also):
+                alike.setdefault(also, []).append(plugin)
+    # whose a plug-in is takes a file to read, and no two are alike as a rule
+    return {
+        also: found[0] if len(found) == 1 else min(found, key=lambda each: (not each.is_ours, each.package))
+        for also, found in alike.items()
+    }
 
 
 def plugged_exports() -> dict[str, Any]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from actbench import plugins
 from actbench.cli.app import STDOUT, option, path_named
+from actbench.cli.pluggedexports import formats_plugged
 from actbench.cli.printing import ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
 from actbench.leftovers import temporary_folder
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.timeline import Timeline
-from actbench.report.exporting import Curves, Exported, ExportFormat
+from actbench.report.exporting import Curves, Exported
 from actbench.report.tables import Table
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
 
 def _formats() -> dict[str, Curves]:
     """Return what draws timelines, by the suffixes of its files."""
-    found = (each.curves for each in plugins.loaded("exports", ExportFormat).values())
+    found = (each.curves for _, each in formats_plugged().values())
     return {suffix: curves for curves in found if curves is not None for suffix in curves.suffixes}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.cli.app import app
@@ -14,6 +15,20 @@ from actbench.measuring.rank import Rank, is_set, launched_rank
 _MEASURE: Final = ("measure", "sweep")
 _TRAIN: Final = "train"
 _HELP: Final = ("-h", "--help")
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """What has processes measure together that a launcher started; a module may be one."""
+
+    def check(self) -> None:
+        """Raise a UsageError where these processes cannot measure together."""
+
+    def lead(self, place: Rank) -> AbstractContextManager[Any]:
+        """Have the other processes inside the block."""
+
+    def follow(self, place: Rank) -> None:
+        """Do what the first process asks for until it ends."""
 
 
 def run_launched(arguments: Sequence[str]) -> None:
@@ -34,10 +49,9 @@ def run_launched(arguments: Sequence[str]) -> None:
 
 def _measure(here: Rank) -> None:
     """Measure together, by the plug-in that knows how processes meet."""
-    plugin = plugins.installed("executors").get("ranks")
-    if plugin is None:
+    ranks = plugins.find_plugin("executors", "ranks", Ranks)  # type: ignore[type-abstract]
+    if ranks is None:
         raise UsageError(f"{here.size} processes were launched, and no installed package has them measure together")
-    ranks: Any = plugin.load()
     ranks.check()
     if here.size == 1:
         app(prog_name="actbench")

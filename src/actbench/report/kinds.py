@@ -104,16 +104,30 @@ def _kind(name: str, file: Path) -> Kind[Any]:
     if plugin is None:
         why = "no installed package brings it: install the one whose entry point in actbench.kinds has that name"
     else:
-        fault = plugins.fault(plugin, Kind)
-        if fault is None:
+        what = fault(plugin)
+        if what is None:
             return cast("Kind[Any]", plugin.load())
-        why = f"the plug-in of {plugin.package} that reads it cannot be used: {fault}"
+        why = f"the plug-in of {plugin.package} that reads it cannot be used: {what}"
     raise StoreError(f"{file}: what ends in {_suffix(name)} holds records of the kind {name!r}, and {why}")
 
 
 def usable() -> list[Kind[Any]]:
     """Return all kinds, the measured first; plug-ins that cannot be used are warned of."""
-    return [MEASURED, *(kind for kind in plugins.loaded("kinds", Kind).values() if kind is not MEASURED)]
+    found = [MEASURED]
+    for plugin in map(plugins.installed("kinds").__getitem__, _others()):
+        if why := fault(plugin):
+            plugins.leave_out(plugin, "kinds", why)
+        else:
+            found.append(plugin.load())
+    return found
+
+
+def fault(plugin: plugins.Plugin) -> str | None:
+    """Return why a plug-in is no kind of its name; None if it is one."""
+    if why := plugins.fault(plugin, Kind):
+        return why
+    name = plugin.load().name  # files are named by it, and found by the entry point's
+    return None if name == plugin.name else f"its kind has another name: {name!r}"
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:

@@ -15,17 +15,25 @@ from actbench.scheme.composed import Composed
 @functools.cache
 def find_schemes() -> dict[str, type[Scheme]]:
     """Return every scheme by name; one that is no scheme of this name, or has no card, is warned of and left out."""
-    found = {}
-    for name, scheme in plugins.loaded("schemes", type).items():
-        if not (issubclass(scheme, Scheme) and scheme.name == name):
-            why = f"it is no Scheme whose name is {name!r}"
-        elif not isinstance(getattr(scheme, "card", None), Card):
-            why = "it has no card, which says what it does: card: ClassVar[Card] = Card(summary=...)"
+    found: dict[str, type[Scheme]] = {}
+    for name, plugin in plugins.installed("schemes").items():
+        if why := fault(plugin):
+            plugins.leave_out(plugin, "schemes", why)
         else:
-            found[name] = scheme
-            continue
-        plugins.leave_out(plugins.installed("schemes")[name], "schemes", why)
+            found[name] = plugin.load()
     return found
+
+
+def fault(plugin: plugins.Plugin) -> str | None:
+    """Return why a plug-in is no scheme of its name; None if it is one."""
+    if why := plugins.fault(plugin, type):
+        return why
+    scheme = plugin.load()
+    if not (issubclass(scheme, Scheme) and getattr(scheme, "name", None) == plugin.name):
+        return f"it is no Scheme whose name is {plugin.name!r}"
+    if not isinstance(getattr(scheme, "card", None), Card):
+        return "it has no card, which says what it does: card: ClassVar[Card] = Card(summary=...)"
+    return None
 
 
 def scheme_names() -> list[str]:

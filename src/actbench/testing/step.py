@@ -14,6 +14,7 @@ from actbench.measuring import inspection
 from actbench.measuring.bench import measure
 from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.packing import savedtensors
+from actbench.scheme.composed import parts_in
 from actbench.scheme.facets import LossyForward, Packs
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -62,7 +63,7 @@ def forward(subject: Subject) -> None:
 def gradient(subject: Subject) -> None:
     """Check the gradients of one step."""
     setup = subject.changed()
-    alike = subject.scheme.gradient != "exact" or getattr(subject.scheme.card, "draws_alike", True)
+    alike = subject.scheme.gradient != "exact" or all(part.card.draws_alike for part in parts_in(subject.scheme))
     found = gradients(setup, subject.batch, dropout=alike)
     missing = [name for name, p in setup.module.named_parameters() if p.requires_grad and name not in found]
     if missing:

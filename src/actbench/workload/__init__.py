@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.errors import ModelError, boundary
@@ -25,6 +25,7 @@ class Available(NamedTuple):
     note: str
 
 
+@runtime_checkable
 class Network(Protocol):
     """A model that a plug-in brings by an entry point of the group ``actbench.workloads``, whose name is the model's.
 
@@ -54,7 +55,9 @@ def load_workload(case: Case) -> Workload:
 
             return TorchvisionWorkload(name.name, case)
         if name.kind == "plugin":
-            network: Network = plugins.installed("workloads")[name.name].load()
+            network = plugins.find_plugin("workloads", name.name, Network)  # type: ignore[type-abstract]
+            if network is None:
+                raise ModelError(f"model {case.model!r}: the package that brings it cannot be used")
             return network(name.changes, case)
         if name.kind == "function":
             from actbench.workload.function import FunctionWorkload
@@ -83,7 +86,7 @@ def available() -> list[Available]:
 
     shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
-    networks: dict[str, Network] = plugins.loaded("workloads")
+    networks: dict[str, Network] = plugins.loaded("workloads", Network)
     shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
     return shipped + [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from actbench import plugins
+from actbench.cli.clusters import GpuClusterFlags
 from actbench.errors import UsageError
 from actbench.model.data import CaseData
 from actbench.model.records import Case
@@ -69,6 +71,47 @@ def test_without_the_plug_in_that_is_said(cli: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plugins, "installed", lambda group: {} if group == "executors" else installed(group))
 
     cli.refused("fit", "tiny-bert", "--cluster", "auto", naming="--cluster: no installed package measures on a cluster")
+
+
+def brewery(address: str, gpus: float, resources: dict[str, float]) -> Any:
+    raise UsageError(f"brewed at {address!r} with {gpus} and {resources}")
+
+
+def failing(address: str, gpus: float, resources: dict[str, float]) -> Any:
+    raise KeyError("kettle")
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install executors of another package beside actbench's own."""
+    objects = {"brew": brewery, "fails": failing, "text": "no executor"}
+    installed, imported = plugins.installed, plugins._imported
+    found = {name: plugins.Plugin(name, EntryPoint(name, "theirs:x", "actbench.executors")) for name in objects}
+    monkeypatch.setattr(plugins, "installed", lambda group: installed(group) | (found if group == "executors" else {}))
+    monkeypatch.setattr(
+        plugins, "_imported", lambda each: (objects[each.name], None) if each.name in objects else imported(each)
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "naming"),
+    [
+        ("brew://kettle:1", "brewed at 'kettle:1' with 1.0 and {'tea': 2.0}"),
+        ("fails://", "--cluster fails://: fails cannot be used: KeyError: 'kettle'"),
+        ("nobody://x", "--cluster nobody://x: no installed package brings the executor 'nobody', or it cannot be used"),
+        ("nobody://x", "; there are: ray://, brew://, fails://, text://"),
+        ("text://x", "plug-in 'text' (executors) of actbench is left out: theirs:x is a str and no Opening"),
+        ("ranks://x", "no installed package brings the executor 'ranks'"),
+    ],
+)
+@pytest.mark.usefixtures("theirs")
+def test_a_cluster_is_the_executor_of_its_name(cli: Any, address: str, naming: str) -> None:
+    cli.refused("sweep", "tiny-bert", "-s", "exact", "--cluster", address, "--resources", "tea=2", naming=naming)
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://head:10001", "head:6379", "::1"])
+def test_what_names_no_executor_is_an_address_of_ray(address: str) -> None:
+    assert GpuClusterFlags(address, "a100=1", 0.5).chosen == Cluster(address, 0.5, {"a100": 1.0})
 
 
 @pytest.mark.parametrize(
