@@ -8,7 +8,7 @@ from rich.console import Console
 from actbench.errors import ActbenchError
 from actbench.report import compare, render, store, tables
 from actbench.report.render import screen
-from actbench.tools import html as page
+from actbench.tools.html import html as page
 
 FULL = {
     "peak_bytes": 1000,

@@ -20,7 +20,7 @@ from actbench.report.plain import csv_cell, markdown, plain
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
 from actbench.run.progress import shown
-from actbench.tools import html as page
+from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 

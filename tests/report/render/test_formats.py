@@ -13,7 +13,7 @@ from actbench.model.provenance import Published
 from actbench.report import render, tables
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
-from actbench.tools import html as page
+from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -17,7 +17,8 @@ from actbench.report.render.screen import NARROWEST, WIDEST, sparkline
 from actbench.report.tables import report_tables
 from actbench.report.tables.entries import join
 from actbench.report.tables.step import LARGEST, holders_table
-from actbench.tools.html import html_page, library, memory
+from actbench.tools.html import library, memory
+from actbench.tools.html.html import html_page
 from actbench.tools.html.timeline import memory_over_step
 from actbench.units import MIB
 

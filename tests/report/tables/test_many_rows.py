@@ -14,7 +14,7 @@ from actbench.report import store, tables
 from actbench.report.compare import compare
 from actbench.report.render import csv_text, formats, json_text, markdown
 from actbench.report.tables.values import Column
-from actbench.tools.html import html_page
+from actbench.tools.html.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
 Made = Callable[[int], list[MeasuredRecord]]

@@ -9,7 +9,7 @@ from rich.console import Console
 from actbench.model.measured import MeasuredRecord
 from actbench.report import render, tables
 from actbench.report.render import screen
-from actbench.tools import html as page
+from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 EXACT, PACKED = 8_000, 1_625

@@ -13,7 +13,7 @@ from actbench.report import tables
 from actbench.report.render import csv_text, markdown
 from actbench.report.render.widths import fitted
 from actbench.report.tables.columns import CHOICES, RESULTS, names_in
-from actbench.tools.html import html_page
+from actbench.tools.html.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
 PARTS = PeakParts(weights_bytes=400, temporary_bytes=600)

@@ -15,7 +15,7 @@ from actbench.report.render import formats, screen
 from actbench.report.tables import Table
 from actbench.report.tables.columns import change, quotient
 from actbench.report.tables.values import Value
-from actbench.tools import html as page
+from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
 PUBLISHED = (Published(quantity="peak_saving", value=0.138, setting="batch 128", source="table 4"),)

@@ -14,7 +14,8 @@ import pytest
 from actbench.model.measured import MeasuredRecord
 from actbench.report import store, tables
 from actbench.report.compare import compare
-from actbench.tools.html import html_page, library, memory
+from actbench.tools.html import library, memory
+from actbench.tools.html.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[2] / "data"

@@ -17,7 +17,8 @@ from actbench.model.measured import MeasuredRecord, PeakParts
 from actbench.report import kinds, render, store, tables
 from actbench.report.tables import Table
 from actbench.report.tables.computed import step_time_of
-from actbench.tools.html import html_page, library, memory, pictures, training
+from actbench.tools.html import library, memory, pictures, training
+from actbench.tools.html.html import html_page
 from actbench.tools.html.pictures import MOST_GROUPS, Beside, Group, Picture, shown
 from actbench.tools.train.records import TrainingRun
 from actbench.tools.train.tables import accuracy_table

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def _text(what: Exported) -> Text:
     """Return a page with the charts that its records have, and remark what to install if it can have none."""
     from actbench.model.measured import MeasuredRecord
-    from actbench.tools.html import html_lines, memory, training
+    from actbench.tools.html import memory, training
+    from actbench.tools.html.html import html_lines
     from actbench.tools.html.library import EXTRA, is_installed
     from actbench.tools.train.records import TrainingRun
 
@@ -41,7 +42,8 @@ def _curves(suffix: str, what: Exported) -> Text:
     """Return a picture of the memory over the steps of cases, or a page with it."""
     from actbench.model.measured import MeasuredRecord
     from actbench.report.tables.step import title_of, with_timelines
-    from actbench.tools.html import html_lines, library
+    from actbench.tools.html import library
+    from actbench.tools.html.html import html_lines
     from actbench.tools.html.pictures import Beside, Group
     from actbench.tools.html.timeline import memory_over_step
 
