@@ -74,7 +74,9 @@ def written() -> dict[tuple[str, ...], list[str]]:
 def _lacks_arguments(words: tuple[str, ...]) -> bool:
     try:
         parent = GROUP.make_context("actbench", list(words))
-        GROUP.get_command(parent, words[0]).make_context(words[0], list(words[1:]), parent=parent)
+        verb = GROUP.get_command(parent, words[0])
+        assert verb is not None, f"a page mentions 'actbench {words[0]}', which is no verb"
+        verb.make_context(words[0], list(words[1:]), parent=parent)
     except _Gap:
         return True
     except (KeyError, typer._click.exceptions.UsageError):
