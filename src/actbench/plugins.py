@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
@@ -58,6 +58,11 @@ class Plugin:
     def is_ours(self) -> bool:
         """Whether actbench ships it."""
         return self.package.split()[0] == OURS
+
+    @property
+    def precedence(self) -> tuple[bool, str]:
+        """The order of those that bring one name, of which the first counts: actbench's own, then by their packages."""
+        return not self.is_ours, self.package
 
     def source(self) -> Path | None:
         """Return the file of its module; see :func:`source_of`."""
@@ -114,7 +119,7 @@ def installed(group: Group) -> dict[str, Plugin]:
 
 
 def _first(plugins: Sequence[Plugin], group: Group) -> Plugin:
-    first, *others = sorted(plugins, key=lambda plugin: (not plugin.is_ours, plugin.package))
+    first, *others = sorted(plugins, key=lambda plugin: plugin.precedence)
     for plugin in others:
         leave_out(plugin, group, f"{first.package} brings one of that name too, which is used")
     return first
@@ -125,10 +130,18 @@ def _package(found: Distribution) -> str:
     return f"{found.name} {found.version}"  # read from a file, which takes as long as all entry points together
 
 
-def loaded(group: Group, of: type[Any] = object) -> dict[str, Any]:
-    """Return the objects of a group by name; what is no ``of``, or cannot be imported, is warned of and left out."""
-    objects = {name: find_plugin(group, name, of) for name in installed(group)}
-    return {name: found for name, found in objects.items() if found is not None}
+def loaded(group: Group, why_not: Callable[[Plugin], str | None]) -> dict[str, Any]:
+    """Return the objects of a group by name, but those of which ``why_not`` says why they cannot be used.
+
+    These are warned of. What cannot be imported must be among them, as it is for :func:`fault`.
+    """
+    found = {}
+    for name, plugin in installed(group).items():
+        if why := why_not(plugin):
+            leave_out(plugin, group, why)
+        else:
+            found[name] = plugin.load()
+    return found
 
 
 def find_plugin(group: Group, name: str, of: type[T]) -> T | None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.cli.app import option
+from actbench.cli.together import RANKS
 from actbench.errors import UsageError, boundary
 
 if TYPE_CHECKING:
     from actbench.run.executor import Machines
 
-RAY, RANKS = "cluster", "ranks"
-"""The executors that have flags or launchers of their own; all others are asked for by their names."""
+RAY = "cluster"
+"""The executor of addresses that begin with no other's name."""
 _LEAST = 0.0001  # smallest amount that Ray counts
 _OTHERS = {
     "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node",

@@ -137,7 +137,7 @@ def _type_of(name: str, group: plugins.Group) -> Any:
 
         return MeterKind
     if group == "executors":
-        return together.Ranks if name == clusters.RANKS else clusters.Opening
+        return together.Ranks if name == together.RANKS else clusters.Opening
     return Typer
 
 

@@ -25,14 +25,11 @@ _NAME, _ALSO = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"(--[a-z][a-z0-9-]+)?
 @functools.cache
 def formats_plugged() -> dict[str, tuple[Plugin, ExportFormat]]:
     """Return the formats of files that plug-ins bring, by the name of the flag's parameter."""
-    found = {}
-    for name, made in plugins.loaded("exports", ExportFormat).items():
-        plugin = plugins.installed("exports")[name]
-        if why := fault(plugin):
-            plugins.leave_out(plugin, "exports", why)
-        else:
-            found[f"export_{name.replace('-', '_')}"] = plugin, made
-    return found
+    brought = plugins.installed("exports")
+    return {
+        f"export_{name.replace('-', '_')}": (brought[name], made)
+        for name, made in plugins.loaded("exports", fault).items()
+    }
 
 
 def fault(plugin: Plugin) -> str | None:
@@ -64,7 +61,7 @@ def _first_by_flag() -> dict[str, Plugin]:
                 alike.setdefault(also, []).append(plugin)
     # whose a plug-in is takes a file to read, and no two are alike as a rule
     return {
-        also: found[0] if len(found) == 1 else min(found, key=lambda each: (not each.is_ours, each.package))
+        also: found[0] if len(found) == 1 else min(found, key=lambda each: each.precedence)
         for also, found in alike.items()
     }
 

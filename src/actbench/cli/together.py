@@ -14,6 +14,8 @@ from actbench.measuring.rank import Rank, is_set, launched_rank
 
 _MEASURE: Final = ("measure", "sweep")
 _TRAIN: Final = "train"
+RANKS: Final = "ranks"
+"""The executor that launched processes are measured by; it is asked for by being launched, and by no flag."""
 _HELP: Final = ("-h", "--help")
 
 
@@ -49,7 +51,7 @@ def run_launched(arguments: Sequence[str]) -> None:
 
 def _measure(here: Rank) -> None:
     """Measure together, by the plug-in that knows how processes meet."""
-    ranks = plugins.find_plugin("executors", "ranks", Ranks)  # type: ignore[type-abstract]
+    ranks = plugins.find_plugin("executors", RANKS, Ranks)  # type: ignore[type-abstract]
     if ranks is None:
         raise UsageError(f"{here.size} processes were launched, and no installed package has them measure together")
     ranks.check()

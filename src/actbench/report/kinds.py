@@ -113,13 +113,8 @@ def _kind(name: str, file: Path) -> Kind[Any]:
 
 def usable() -> list[Kind[Any]]:
     """Return all kinds, the measured first; plug-ins that cannot be used are warned of."""
-    found = [MEASURED]
-    for plugin in map(plugins.installed("kinds").__getitem__, _others()):
-        if why := fault(plugin):
-            plugins.leave_out(plugin, "kinds", why)
-        else:
-            found.append(plugin.load())
-    return found
+    found: list[Kind[Any]] = list(plugins.loaded("kinds", fault).values())
+    return [MEASURED, *(kind for kind in found if kind.name != MEASURED.name)]
 
 
 def fault(plugin: plugins.Plugin) -> str | None:

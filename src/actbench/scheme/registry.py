@@ -15,13 +15,7 @@ from actbench.scheme.composed import Composed
 @functools.cache
 def find_schemes() -> dict[str, type[Scheme]]:
     """Return every scheme by name; one that is no scheme of this name, or has no card, is warned of and left out."""
-    found: dict[str, type[Scheme]] = {}
-    for name, plugin in plugins.installed("schemes").items():
-        if why := fault(plugin):
-            plugins.leave_out(plugin, "schemes", why)
-        else:
-            found[name] = plugin.load()
-    return found
+    return plugins.loaded("schemes", fault)
 
 
 def fault(plugin: plugins.Plugin) -> str | None:

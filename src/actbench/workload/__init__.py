@@ -6,6 +6,7 @@ torchvision and transformers are imported only when one of their models is asked
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -86,7 +87,7 @@ def available() -> list[Available]:
 
     shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
-    networks: dict[str, Network] = plugins.loaded("workloads", Network)
+    networks: dict[str, Network] = plugins.loaded("workloads", partial(plugins.fault, of=Network))
     shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
     return shipped + [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")

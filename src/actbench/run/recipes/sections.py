@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator
 
+from actbench import plugins
 from actbench.errors import SpecError, UsageError
 from actbench.model import spec
 from actbench.model.data import Data
-from actbench.model.meters import InstalledMeter, MeterName
+from actbench.model.meters import MeterName
 from actbench.model.provenance import Published
 from actbench.model.records import CaseT, Optimizer, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000
+
+_OURS = ("simulated", "cpu", "cuda")  # in the order in which messages have them
+if TYPE_CHECKING:
+    InstalledMeter = str
+else:
+    InstalledMeter = Literal[(*_OURS, *(name for name in plugins.installed("meters") if name not in _OURS))]
+"""The name of a meter that is installed here, which flags and recipes may ask for."""
 
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})([+*])(\d{1,18})")
 
