@@ -1,7 +1,8 @@
 """What `make gpu` runs: the GPU tests, the kernels, and sweeps with the CUDA meter, inside ten minutes.
 
-It needs no installed actbench and no virtual environment, only a Python with the packages below. Records go to the
-folder given, a short table comes last. Exit status: 0 all went well, 1 a step failed or was cut off, 2 none could run.
+It needs no installed actbench and no virtual environment, only a Python with the packages below. Steps that read bytes
+alone run side by side, then those that read a clock, one after the other. Records go to the folder given, a short table
+comes last. Exit status: 0 all went well, 1 a step failed or was cut off, 2 none could run.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +39,7 @@ NEEDED = {
     "psutil": "psutil",
     "pynvml": "nvidia-ml-py",
     "pytest": "pytest",
+    "xdist": "pytest-xdist",
 }
 """Packages by the name that is imported."""
 
@@ -51,39 +54,113 @@ class Step:
         name: In the table, and of its log.
         command: Arguments for Python.
         most_seconds: After which it is stopped; less where less of the budget is left.
+        is_timed: Whether it reads a clock, so that nothing else may run meanwhile.
+        under: The program that runs Python, with its arguments; none for Python itself.
     """
 
     name: str
     command: tuple[str, ...]
     most_seconds: float
+    is_timed: bool = True
+    under: tuple[str, ...] = ()
+
+
+CASES = (
+    *("roberta-base:32", "roberta-base:32:fewbit:3+randomized:0.2", "resnet50:32", "resnet50:32:actnn:L2"),
+    *("bert-large-uncased:16", "bert-large-uncased:16:gact:L2", "swin_t:16", "densenet201:16", "llama-3.2-1b:1"),
+)
+"""Steps whose operators are asked for their temporaries."""
+
+CHECKED = "(float16 and not bfloat16 and not activate or sketch or bitpack or words) and not beyond"
+"""Kernel tests that run under compute-sanitizer: one type of each kernel, which has one source for all types."""
 
 
 def steps(results: Path) -> list[Step]:
     """Return what runs, in order."""
     tests = [str(path) for path in sorted((ROOT / "tests").rglob("*.py")) if _is_for_gpu(path)]
-    few = ("--meter", "cuda", "--weights", "random", "--steps", "5", "--seconds", "0.5", "--timeout", "100")
-    sweep = ("-m", "actbench", "sweep")
-    into = ("--output", str(results))
-    kernels = (str(ROOT / "benchmarks" / "kernels.py"),)
+    pytest = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
+    kernels = (str(ROOT / "benchmarks" / "kernels.py"), "--device", "cuda", "--output", str(results))
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
-    card = ("--memory-limit", "14.7GiB")
-    large = [
-        ("-s", spec) for spec in ("checkpoint+chunked_loss:8+lora:16", "adam8bit+checkpoint+chunked_loss:8+release")
-    ]
-    fit = ("-m", "actbench", "fit", "roberta-base", "--device-profile", str(results / "calibrated.toml"), "--measure")
     return [
-        Step("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *tests), 240),
-        Step("kernels", (*kernels, "--device", "cuda", "--compile", "--output", str(results)), 150),
+        Step("tests", (*pytest, "-n", "6", *tests), 240, is_timed=False),
+        *(_sanitized(tool, (*pytest, "-k", CHECKED, str(ROOT / "tests" / "kernels"))) for tool in TOOLS),
+        Step("operators", _operators(results), 150, is_timed=False),
+        *_scripts(results),
+        *_largest(results),
+        Step("kernels", (*kernels, "--seconds", "0.2", "--size", "16384x4096"), 150),
         Step("calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", *profile), 130),
-        Step("quickstart", (*sweep, "quickstart", *few, *into), 150),
-        Step("fewbit-roberta", (*sweep, "fewbit-roberta", *few, *into), 120),
-        Step("resnet50", (*sweep, "resnet50", *few, *card, *into), 200),
-        Step("actnn-memory", (*sweep, "actnn-memory", *few, "--batch-size", "32", *into), 150),
-        Step("t4-largest", (*sweep, "t4-largest", *few, *card, *into), 300),
-        # as far as the budget goes, unless they are named
-        Step("finetune-8b", (*sweep, "finetune-8b", *few, "--timeout", "300", *chain(*large), *into), 400),
-        Step("fit", (*fit, "-b", "128", "--memory-limit", "10GiB", "--budget", "150", *into), 400),
+        *_sweeps(results),
+        # as far as the budget goes
+        Step("compiled", (*kernels, "--compile", "--operator", "layer", "--size", "4096x4096"), 100),
+        Step("fit", _fit(results), 200),
+        _sweep("finetune-8b", results, 200, *DECODER, "-s", "checkpoint+chunked_loss:8+lora:16"),
     ]
+
+
+TOOLS = ("memcheck", "racecheck")
+
+
+def _sanitized(tool: str, command: tuple[str, ...]) -> Step:
+    under = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
+    return Step(tool, command, 200, is_timed=False, under=under)
+
+
+def _operators(results: Path) -> tuple[str, ...]:
+    return str(ROOT / "benchmarks" / "cuda_operators.py"), "--output", str(results / "operators.json"), *CASES
+
+
+def _scripts(results: Path) -> list[Step]:
+    folder = ROOT / "tests" / "tools" / "script" / "scripts"
+    scripts = {
+        "train": (str(ROOT / "examples" / "train.py"),),
+        "nanogpt": (str(folder / "nanogpt.py"),),
+        "vit": (str(folder / "vit.py"), "--samples", "512"),
+    }
+    run = ("-m", "actbench", "run", "--meter", "cuda", "--export-json")
+    return [
+        Step(f"run-{name}", (*run, str(results / f"run-{name}.json"), *script), 120, is_timed=False)
+        for name, script in scripts.items()
+    ]
+
+
+FEW = ("--meter", "cuda", "--weights", "random", "--steps", "10", "--seconds", "0.5", "--timeout", "100")
+PICTURES = ("torchvision:resnet50", "--optimizer", "sgd-momentum")
+TEXT = ("bert-large-uncased", "--task", "sequence-classification", "--attention", "eager", "--sequence-length", "128")
+DECODER = ("llama-3.1-8b", "-b", "1", "--sequence-length", "2048", "--dtype", "bf16", "--timeout", "190")
+
+
+def _sweep(name: str, results: Path, most_seconds: float, *arguments: str, is_timed: bool = True) -> Step:
+    output = ("--output", str(results / name))
+    return Step(name, ("-m", "actbench", "sweep", *FEW, *arguments, *output), most_seconds, is_timed=is_timed)
+
+
+def _largest(results: Path) -> list[Step]:
+    """Return searches for the largest batches in a T4's memory, of which nothing is compared in time."""
+    card = ("--max-batch", "--memory-limit", "14.7GiB", "--device-profile", "t4")
+    return [
+        _sweep("largest-resnet50", results, 170, *PICTURES, "-s", "actnn:L3", *card, is_timed=False),
+        _sweep("largest-bert", results, 170, *TEXT, "-s", "gact:L2", *card, is_timed=False),
+    ]
+
+
+def _sweeps(results: Path) -> list[Step]:
+    """Return sweeps whose rows are compared in time."""
+    return [
+        _sweep("quickstart", results, 150, "quickstart"),
+        _sweep("fewbit-roberta", results, 120, "fewbit-roberta"),
+        _sweep("resnet50", results, 120, *PICTURES, "-b", "64", "-s", "checkpoint", "-s", "offload"),
+        _sweep(
+            *("actnn-memory", results, 120, *PICTURES, "-b", "128"),
+            *(word for spec in ("actnn:L1", "actnn:L2", "actnn:L3", "gact:L2") for word in ("-s", spec)),
+        ),
+        _sweep("gact-bert", results, 120, *TEXT, "-b", "64", "-s", "gact:L2", "-s", "gact:L3"),
+    ]
+
+
+def _fit(results: Path) -> tuple[str, ...]:
+    profile = ("--device-profile", str(results / "calibrated.toml"), "--measure", "--memory-limit", "10GiB")
+    fit = ("-m", "actbench", "fit", "roberta-base", "-b", "128", *profile, "--budget", "60")
+    return (*fit, "--output", str(results / "fit"))
 
 
 def _is_for_gpu(path: Path) -> bool:
@@ -115,22 +192,48 @@ def lay_out(folder: Path) -> None:
 
 
 def run(step: Step, seconds: float, environment: dict[str, str], log: Path) -> tuple[str, float]:
-    """Run a step, its output to a file and to here; return how it ended and the seconds it took."""
-    print(f"\n== {step.name}", flush=True)
+    """Run a step, its output to a file, the end of it to here; return how it ended and the seconds it took."""
+    if step.under and shutil.which(step.under[0]) is None:
+        return f"not run: there is no {step.under[0]} here", 0.0
     start = time.monotonic()
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *step.command], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
+        command = [*step.under, sys.executable, *step.command]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:
             status = process.wait(timeout=seconds)
             ended = "ok" if status == 0 else f"failed with status {status}"
         except subprocess.TimeoutExpired:
             process.terminate()
-            process.wait(timeout=20)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
             ended = f"stopped after {seconds:.0f} s"
-    print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-60:]), flush=True)
+    said = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:])
+    print(f"\n== {step.name}: {ended}\n{said}", flush=True)
     return ended, time.monotonic() - start
+
+
+def run_all(asked: list[Step], results: Path, environment: dict[str, str], end: float) -> list[tuple[str, str, float]]:
+    """Run steps until a moment of the monotonic clock; return how each ended and its seconds, in the order given."""
+
+    def begun(step: Step) -> tuple[str, str, float]:
+        seconds = min(step.most_seconds, end - time.monotonic())
+        if seconds < 5:
+            return step.name, "not begun, no time left", 0.0
+        row = (step.name, *run(step, seconds, environment, results / "logs" / f"{step.name}.log"))
+        with (results / "summary.txt").open("a") as file:  # now, since the whole may be stopped
+            file.write(_line(*row))
+        return row
+
+    beside = [step for step in asked if not step.is_timed]
+    with ThreadPoolExecutor(max(len(beside), 1)) as pool:
+        rows = list(pool.map(begun, beside))
+    return rows + [begun(step) for step in asked if step.is_timed]
+
+
+def _line(name: str, ended: str, seconds: float) -> str:
+    return f"{name:<18}{seconds:>6.0f} s  {ended}\n"
 
 
 def main() -> int:
@@ -141,6 +244,7 @@ def main() -> int:
     parser.add_argument(
         "--step", action="append", choices=names, metavar="STEP", help=f"one of {', '.join(names)}; repeat"
     )
+    parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help="for all steps (default %(default)g)")
     asked = parser.parse_args()
     results: Path = asked.results.resolve()
     absent = missing()
@@ -153,23 +257,15 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"make gpu: torch {torch.__version__} finds no CUDA device here", file=sys.stderr)
         return 2
-    logs = results / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + BUDGET_SECONDS
-    rows = []
+    (results / "logs").mkdir(parents=True, exist_ok=True)
+    (results / "summary.txt").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         lay_out(Path(folder))
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-        for step in steps(results):
-            if asked.step and step.name not in asked.step:
-                continue
-            seconds = min(step.most_seconds, end - time.monotonic())
-            if seconds < 5:
-                rows.append((step.name, "not begun, no time left", 0.0))
-                continue
-            rows.append((step.name, *run(step, seconds, environment, logs / f"{step.name}.log")))
-    summary = "".join(f"{name:<16}{taken:>6.0f} s  {ended}\n" for name, ended, taken in rows)
+        chosen = [step for step in steps(results) if not asked.step or step.name in asked.step]
+        rows = run_all(chosen, results, environment, time.monotonic() + asked.seconds)
+    summary = "".join(_line(*row) for row in rows)
     (results / "summary.txt").write_text(summary)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}; records and logs in {results}\n\n{summary}")
     return 0 if all(ended == "ok" for _, ended, _ in rows) else 1

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def test_what_is_needed_is_what_the_package_declares(script):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {text.split(">")[0].split("[")[0] for text in project["dependencies"]}
 
-    assert declared | {"cupy-cuda13x", "pytest"} == set(script.NEEDED.values())
+    assert declared | {"cupy-cuda13x", "pytest", "pytest-xdist"} == set(script.NEEDED.values())
 
 
 def test_the_layout_works_without_an_installation(script, tmp_path):
@@ -109,20 +111,42 @@ def test_only_the_named_steps_run(script, monkeypatch, tmp_path):
     assert [row.split()[0] for row in rows] == ["kernels", "calibrate"]
 
 
-def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
-    found = script.steps(tmp_path)
+def test_steps_that_read_no_clock_run_side_by_side_before_those_that_do(script, monkeypatch, tmp_path):
+    (tmp_path / "logs").mkdir()
+    both = threading.Barrier(2)
+    ran = []
 
-    assert [step.name for step in found] == [
-        "tests",
-        "kernels",
-        "calibrate",
-        "quickstart",
-        "fewbit-roberta",
-        "resnet50",
-        "actnn-memory",
-        "t4-largest",
-        "finetune-8b",
-        "fit",
-    ]
-    assert any("tests/kernels/test_stepwise.py" in argument for argument in found[0].command)
-    assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found[0].command)
+    def run(step, seconds, environment, log):
+        if not step.is_timed:
+            both.wait(timeout=30)
+        ran.append(step.name)
+        return "ok", 1.0
+
+    monkeypatch.setattr(script, "run", run)
+    plain = {name: script.Step(name, (), 60, is_timed=name in "bd") for name in "abcd"}
+
+    rows = script.run_all(list(plain.values()), tmp_path, {}, time.monotonic() + 60)
+
+    assert sorted(ran[:2]) == ["a", "c"]
+    assert ran[2:] == ["b", "d"]
+    assert [name for name, _, _ in rows] == ["a", "c", "b", "d"]
+
+
+def test_a_step_under_a_program_that_is_not_there_says_so(script, tmp_path):
+    step = script.Step("checked", ("-c", ""), 60, under=("no-such-program",))
+
+    assert (
+        script.run(step, 60, dict(os.environ), tmp_path / "one.log")[0] == "not run: there is no no-such-program here"
+    )
+
+
+def test_the_steps_are_those_of_the_target(script, tmp_path):
+    found = {step.name: step for step in script.steps(tmp_path)}
+
+    unclocked = {"tests", "memcheck", "racecheck", "operators", "run-train", "run-nanogpt", "run-vit"}
+    unclocked |= {"largest-resnet50", "largest-bert"}
+    assert {name for name, step in found.items() if not step.is_timed} == unclocked
+    timed = ["kernels", "calibrate", "quickstart", "fewbit-roberta", "resnet50", "actnn-memory", "gact-bert"]
+    assert [name for name, step in found.items() if step.is_timed] == [*timed, "compiled", "fit", "finetune-8b"]
+    assert any("tests/kernels/test_stepwise.py" in argument for argument in found["tests"].command)
+    assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found["tests"].command)

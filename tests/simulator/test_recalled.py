@@ -178,6 +178,13 @@ def test_numbers_that_the_mode_knows_are_read(mode: RecallingMode) -> None:
     assert counter.item() == 3.0
 
 
+def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: RecallingMode) -> None:
+    made = mode.from_tensor(torch.tensor([2, 3]))
+
+    assert mode.from_tensor(made) is made
+    assert made.ne(3).tolist() == [True, False]
+
+
 def test_what_is_moved_to_the_host_is_marked_each_time(mode: RecallingMode) -> None:
     moved = [hostmemory.to_host(torch.empty(16)) for _ in range(3)]
 

@@ -132,9 +132,11 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """Make a real tensor fake; a small one of integers or booleans keeps its values."""
+        """Make a real tensor fake; a small one of integers or booleans keeps its values. One of this mode is as it is."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self:
+            return tensor  # torch 2.11 would make another, whose values nobody knows
         made = super().from_tensor(tensor, **options)
-        if made is not tensor and not tensor.is_floating_point():
+        if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
             known.keep(made, tensor)
         return made
 
