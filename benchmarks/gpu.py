@@ -82,7 +82,8 @@ def steps(results: Path) -> list[Step]:
     kernels = (str(ROOT / "benchmarks" / "kernels.py"), "--device", "cuda", "--output", str(results))
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     return [
-        Step("tests", (*pytest, "-n", "6", *tests), 240, is_timed=False),
+        Step("tests", (*pytest, "-n", "6", "-k", "not beyond", *tests), 240, is_timed=False),
+        Step("large", (*pytest, "-k", "beyond", str(ROOT / "tests" / "kernels")), 240, is_timed=False),
         *(_sanitized(tool, (*pytest, "-k", CHECKED, str(ROOT / "tests" / "kernels"))) for tool in TOOLS),
         Step("operators", _operators(results), 150, is_timed=False),
         *_scripts(results),

@@ -132,7 +132,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """Make a real tensor fake; a small one of integers or booleans keeps its values. One of this mode is as it is."""
+        """Make a tensor fake that is not yet; a small real one of integers or booleans keeps its values."""
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self:
             return tensor  # torch 2.11 would make another, whose values nobody knows
         made = super().from_tensor(tensor, **options)
