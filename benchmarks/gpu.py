@@ -78,7 +78,7 @@ CHECKED = "(float16 and not bfloat16 and not activate or sketch or bitpack or wo
 def steps(results: Path) -> list[Step]:
     """Return what runs, in order."""
     tests = [str(path) for path in sorted((ROOT / "tests").rglob("*.py")) if _is_for_gpu(path)]
-    pytest = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
+    pytest = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")  # which warns of xdist
     kernels = (str(ROOT / "benchmarks" / "kernels.py"), "--device", "cuda", "--output", str(results))
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     return [
