@@ -39,6 +39,7 @@ REFUSE = {
     "velora": "velora",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",
+    "a packed block": "checkpoint,blocks=Block,only=1+coat,only=1",
 }
 COMPILE = {
     "checkpoint": "checkpoint,blocks=Block/Linear",
