@@ -169,10 +169,17 @@ def test_both_are_undone(hooks: str) -> None:
     assert not runs(TrainingSetup(module))[0]
 
 
+def loss_of(module: nn.Module, batch: Any) -> torch.Tensor:
+    return module(batch["x"]).square().sum()  # type: ignore[no-any-return]
+
+
+def batch() -> dict[str, Any]:
+    return {"x": torch.randn(4, 16, 32)}
+
+
 def kept(module: nn.Module) -> int:
     """Return the bytes that a forward pass leaves, by the ledger of fake tensors."""
-    setup = TrainingSetup(module, lambda module, batch: module(batch["x"]).square().sum())
-    return inspection.trace(setup, lambda: {"x": torch.randn(4, 16, 32)}).total_bytes
+    return inspection.trace(TrainingSetup(module, loss_of), batch).total_bytes
 
 
 WAITS = {
@@ -188,7 +195,7 @@ WAITS = {
 def test_a_recomputed_block_keeps_its_input_packed(step_of: Any, meter: Any, hooks: str, waits: int) -> None:
     def read(spec: str) -> Any:
         module = schemes.build(spec).apply(TrainingSetup(model())).module
-        return meter.memory(step_of(meter, module, lambda: {"x": torch.randn(4, 16, 32)}))
+        return meter.memory(step_of(meter, module, batch))
 
     both = f"checkpoint,blocks=Block,only=0.1/1.0+{hooks},only=0.1/1.0"
     whole, packed = read("checkpoint,blocks=Block,only=0.1/1.0"), read(both)
@@ -205,6 +212,18 @@ def test_inputs_that_wait_whole_give_the_exact_gradient(hooks: str) -> None:
         found.append([p.grad for p in module.parameters()])
 
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("hooks", ["coat", "gact:L2"])
+def test_hooks_on_a_recomputed_block_whose_input_has_no_graph_are_not_idle(hooks: str) -> None:
+    """As on the first block of a language model with adapters: its input may be the batch, and stays whole."""
+    setup = schemes.build(f"checkpoint,blocks=Block,only=0.0+{hooks},only=0.0").apply(TrainingSetup(model(), loss_of))
+    trace = inspection.trace(setup, batch)
+
+    assert [inspection.refuse_idle(part, trace) for part in setup.parts] == [None, None]
+    assert trace.total_bytes == kept(
+        schemes.build("checkpoint,blocks=Block,only=0.0").apply(TrainingSetup(model())).module
+    )
 
 
 def test_a_refused_pair_leaves_the_model_as_it_was() -> None:

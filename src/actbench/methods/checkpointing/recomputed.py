@@ -132,6 +132,7 @@ class RecomputedForward(ReboundForward):
         tensors, given = _taken_apart((args, kwargs))
         if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
             return self.inner(module, *args, **kwargs)
+        savedtensors.acted(hooks.packer)  # in the second run, even if the inputs are others' and stay whole
         rerun, results = Rerun(module, self.written), list[_Rest]()
 
         def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
