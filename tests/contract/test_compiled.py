@@ -57,6 +57,7 @@ TOGETHER = [
     "randomized:0.5+checkpoint,blocks=Block",
     "fewbit:3+checkpoint,blocks=Block",
     "selective:half",
+    "selective,blocks=Block,keep=bmm/softmax",
 ]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"resilu2": nn.SiLU}
 
