@@ -141,7 +141,7 @@ def test_each_of_two_schemes_on_one_block_acts(first: str, second: str) -> None:
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if exclude_each_other(*pair)])
 def test_two_schemes_that_exclude_each_other_are_refused_by_name_on_one_block(first: str, second: str) -> None:
     activation = activation_for(first, second)
-    with pytest.raises(ConversionError, match=f"{first}|{second}"):
+    with pytest.raises(ConversionError, match=rf"\b{first}\b.* and .*\b{second}\b|\b{second}\b.* and .*\b{first}\b"):
         setup_of(f"{at(first, '2')}+{at(second, '2')}", (activation, activation))
 
 
