@@ -16,7 +16,7 @@ from actbench.errors import ConversionError
 from actbench.measuring import inspection
 from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.methods.actnn.ops import groupquant
-from actbench.packing import savedtensors
+from actbench.packing import hostoffload, packer, savedtensors
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
@@ -203,12 +203,21 @@ def test_a_recomputed_block_keeps_its_input_packed(step_of: Any, meter: Any, hoo
     assert whole.activation_bytes - packed.activation_bytes == 2 * (4 * 2048 - waits)
 
 
-@pytest.mark.parametrize("hooks", ["offload", "gact:L0", "gact:swap"])
-def test_inputs_that_wait_whole_give_the_exact_gradient(hooks: str) -> None:
+@pytest.mark.parametrize(("hooks", "leaves"), [("offload", True), ("gact:L0", False), ("gact:swap", True)])
+def test_inputs_that_wait_whole_give_the_exact_gradient(
+    hooks: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the CPU are moved as those of a device are."""
+    moved, move = list[int](), hostoffload.to_host
+    monkeypatch.setattr(packer, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(hostoffload, "to_host", lambda tensor: moved.append(tensor.numel()) or move(tensor))
     found = []
-    for spec in (f"checkpoint,blocks=Block,only=0+{hooks},only=0.0/0.1", "exact"):
+    for spec in (f"checkpoint,blocks=Block,only=0+{hooks},only=0.1", "exact"):
         module = schemes.build(spec).apply(TrainingSetup(model())).module
-        module(torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+        loss = loss_of(module, {"x": torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1))})
+        if spec != "exact":
+            assert sum(moved) == (4 * 16 * 32 if leaves else 0)  # the input of the block, before its second run
+        loss.backward()  # type: ignore[no-untyped-call]
         found.append([p.grad for p in module.parameters()])
 
     assert all(map(torch.equal, *found))
