@@ -39,6 +39,7 @@ REFUSE = {
     "velora": "velora",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",
+    "a packed block": "checkpoint,blocks=Block,only=1+coat,only=1",
 }
 COMPILE = {
     "checkpoint": "checkpoint,blocks=Block/Linear",
@@ -56,6 +57,7 @@ TOGETHER = [
     "randomized:0.5+checkpoint,blocks=Block",
     "fewbit:3+checkpoint,blocks=Block",
     "selective:half",
+    "selective,blocks=Block,keep=bmm/softmax",
 ]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"resilu2": nn.SiLU}
 

@@ -11,10 +11,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from actbench import convert, scheme as schemes
+from actbench import conversion_of, convert, scheme as schemes
 from actbench.errors import ConversionError
-from actbench.packing import savedtensors
+from actbench.measuring import inspection
+from actbench.measuring.meters.cpumeter import CpuMeter
+from actbench.methods.actnn.ops import groupquant
+from actbench.packing import hostoffload, packer, savedtensors
 from actbench.scheme.setup import TrainingSetup
+from actbench.simulator import profiles
+from actbench.simulator.simulated import SimulatedMeter
 
 HOOKS = ["gact:L1", "gact:L2", "coat", "encode:int:8,on=activations", "smaq,on=activations", "offload"]
 WHOLE = ("0.0", "0.1", "1.0", "1.1")
@@ -87,9 +92,13 @@ def assert_all_act(spec: str, again: tuple[str, ...]) -> None:
         (",only=1.0", ",only=0.0/1.1", ("1.0",)),
         (",only=0", ",only=1.0.2", ("0.0", "0.1")),
         ("", ",only=2", WHOLE),
+        (",only=0.1", ",only=0.1", ("0.1",)),
+        ("", ",only=0.1", WHOLE),
+        (",only=0", ",only=0.1", ("0.0", "0.1")),
+        (",only=0/1.1", ",only=0.1/1", ("0.0", "0.1", "1.1")),
     ],
 )
-def test_both_act_where_hooks_are_around_or_elsewhere(
+def test_both_act_where_hooks_are_around_blocks_or_on_them_or_elsewhere(
     hooks: str, recomputed: str, packed: str, again: tuple[str, ...]
 ) -> None:
     assert_all_act(f"checkpoint,blocks=Block{recomputed}+{hooks}{packed}", again)
@@ -107,38 +116,129 @@ def test_selective_acts_with_offload(recomputed: str, packed: str, again: tuple[
 @pytest.mark.parametrize(
     ("recomputed", "packed"),
     [
-        (",only=0.1", ",only=0.1"),
-        ("", ",only=0.1"),
-        (",only=0", ",only=0.1"),
         ("", ",only=0.1.1"),
         (",only=0.1", ",only=0.1.2"),
         (",only=0.1/1.0", ",only=2/1.0.1"),
     ],
 )
-def test_hooks_on_or_inside_of_a_recomputed_block_are_refused(hooks: str, recomputed: str, packed: str) -> None:
+def test_hooks_inside_of_a_recomputed_block_are_refused(hooks: str, recomputed: str, packed: str) -> None:
     spec = f"checkpoint,blocks=Block{recomputed}+{hooks}{packed}"
-    if hooks == "offload" and packed == ",only=0.1":  # its hooks are around the block that they are bound on
-        assert_all_act(spec, {"": WHOLE, ",only=0": ("0.0", "0.1"), ",only=0.1": ("0.1",)}[recomputed])
-        return
     with pytest.raises(ConversionError, match=r"0 is recomputed in .*only=|1 is recomputed in .*only="):
         schemes.build(spec).apply(TrainingSetup(model()))
 
 
-@pytest.mark.parametrize(("recomputed", "packed"), [(",only=0.1", ",only=0.1"), ("", ",only=0.1"), ("", ",only=0.1.2")])
-def test_actnn_packs_attention_by_hooks_too(recomputed: str, packed: str) -> None:
-    spec = f"checkpoint,blocks=Block{recomputed}+actnn:L1{packed}"
-    if packed == ",only=0.1.2":  # without an attention
-        assert_all_act(spec, WHOLE)
-        return
-    with pytest.raises(ConversionError, match=r"0\.1 is recomputed in .* what 0\.1\.1 saves"):
-        schemes.build(spec).apply(TrainingSetup(model()))
-    assert_all_act(f"checkpoint,blocks=Block{recomputed}+actnn:L1", WHOLE if not recomputed else ("0.1",))
+@pytest.mark.parametrize(
+    ("recomputed", "packed", "again"),
+    [(",only=0.1", ",only=0.1", ("0.1",)), ("", ",only=0.1", WHOLE), ("", ",only=0.1.2", WHOLE), ("", "", WHOLE)],
+)
+def test_actnn_packs_attention_by_hooks_too(recomputed: str, packed: str, again: tuple[str, ...]) -> None:
+    assert_all_act(f"checkpoint,blocks=Block{recomputed}+actnn:L1{packed}", again)
+
+
+def test_actnn_of_an_attention_inside_of_a_recomputed_stage_is_refused() -> None:
+    with pytest.raises(ConversionError, match=r"0 is recomputed in .* what 0\.1\.1 saves"):
+        schemes.build("checkpoint,blocks=Sequential,only=0+actnn:L1,only=0.1").apply(TrainingSetup(model()))
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_a_block_is_packed_beside_parts_with_other_schemes(hooks: str) -> None:
+    alone, other = f"checkpoint,blocks=Block,only=0.1+{hooks},only=0.1", "coat,only=1.0"
+    beside = f"{alone}+{other}+fewbit:3,only=1.1" if hooks != "coat" else f"{alone}+gact:L1,only=1.0"
+    assert_all_act(beside, ("0.1",))
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_the_order_in_which_both_are_bound_changes_nothing(hooks: str) -> None:
+    first, second = (schemes.build(spec) for spec in ("checkpoint,blocks=Block,only=0.1", f"{hooks},only=0.1"))
+    found = []
+    for setup in (second.apply(first.apply(TrainingSetup(model()))), first.apply(second.apply(TrainingSetup(model())))):
+        counts, acted, alike = runs(setup)
+        assert {part.acts for part in setup.parts} <= acted
+        found.append((kept(setup.module), counts, alike))
+
+    assert found[0] == found[1]
+    assert found[0][1] == Counter(["0.1"])
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_both_are_undone(hooks: str) -> None:
+    module = convert(model(), f"checkpoint,blocks=Block,only=0+{hooks},only=0.0/0.1")
+    conversion_of(module).undo()
+
+    assert not any("forward" in vars(part) for part in module.modules())
+    assert not runs(TrainingSetup(module))[0]
+
+
+def loss_of(module: nn.Module, batch: Any) -> torch.Tensor:
+    return module(batch["x"]).square().sum()  # type: ignore[no-any-return]
+
+
+def batch() -> dict[str, Any]:
+    return {"x": torch.randn(4, 16, 32)}
+
+
+def kept(module: nn.Module) -> int:
+    """Return the bytes that a forward pass leaves, by the ledger of fake tensors."""
+    return inspection.trace(TrainingSetup(module, loss_of), batch).total_bytes
+
+
+WAITS = {
+    "coat": 2048 + 2 * 128,
+    "gact:L1": groupquant.packed_bytes(2048, 4, 256),
+    "encode:int:8,on=activations": 2048 + 4 * 32,
+}
+"""Bytes of a packed input of 2,048 elements: codes, and a scale for each of 16, 256 and 64 of them."""
+
+
+@pytest.mark.parametrize(("hooks", "waits"), WAITS.items())
+@pytest.mark.parametrize("meter", [CpuMeter(), SimulatedMeter(profiles.get("cpu"))], ids=["cpu", "simulated"])
+def test_a_recomputed_block_keeps_its_input_packed(step_of: Any, meter: Any, hooks: str, waits: int) -> None:
+    def read(spec: str) -> Any:
+        module = schemes.build(spec).apply(TrainingSetup(model())).module
+        return meter.memory(step_of(meter, module, batch))
+
+    both = f"checkpoint,blocks=Block,only=0.1/1.0+{hooks},only=0.1/1.0"
+    whole, packed = read("checkpoint,blocks=Block,only=0.1/1.0"), read(both)
+
+    assert whole.activation_bytes - packed.activation_bytes == 2 * (4 * 2048 - waits)
+
+
+@pytest.mark.parametrize(("hooks", "leaves"), [("offload", True), ("gact:L0", False), ("gact:swap", True)])
+def test_inputs_that_wait_whole_give_the_exact_gradient(
+    hooks: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the CPU are moved as those of a device are."""
+    moved, move = list[int](), hostoffload.to_host
+    monkeypatch.setattr(packer, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(hostoffload, "to_host", lambda tensor: moved.append(tensor.numel()) or move(tensor))
+    found = []
+    for spec in (f"checkpoint,blocks=Block,only=0+{hooks},only=0.1", "exact"):
+        module = schemes.build(spec).apply(TrainingSetup(model())).module
+        loss = loss_of(module, {"x": torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1))})
+        if spec != "exact":
+            assert sum(moved) == (4 * 16 * 32 if leaves else 0)  # the input of the block, before its second run
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([p.grad for p in module.parameters()])
+
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("hooks", ["coat", "gact:L2"])
+def test_hooks_on_a_recomputed_block_whose_input_has_no_graph_are_not_idle(hooks: str) -> None:
+    """As on the first block of a language model with adapters: its input may be the batch, and stays whole."""
+    setup = schemes.build(f"checkpoint,blocks=Block,only=0.0+{hooks},only=0.0").apply(TrainingSetup(model(), loss_of))
+    trace = inspection.trace(setup, batch)
+
+    assert [inspection.refuse_idle(part, trace) for part in setup.parts] == [None, None]
+    assert trace.total_bytes == kept(
+        schemes.build("checkpoint,blocks=Block,only=0.0").apply(TrainingSetup(model())).module
+    )
 
 
 def test_a_refused_pair_leaves_the_model_as_it_was() -> None:
     exact = model()
-    with pytest.raises(ConversionError, match="only= out of what packs"):
-        convert(exact, "checkpoint,blocks=Block,only=0.1+gact:L1,only=0.1")
+    with pytest.raises(ConversionError, match="give what packs the whole block in only="):
+        convert(exact, "checkpoint,blocks=Block,only=0.1+gact:L1,only=0.1.1")
 
     assert not any("forward" in vars(module) for module in exact.modules())
 

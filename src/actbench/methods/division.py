@@ -17,7 +17,7 @@ from actbench.model.gradient import Gradient
 from actbench.packing import Codec, Parts, SiteState
 from actbench.packing.layout import Layout, in_order
 from actbench.packing.linearkinds import is_conv1d
-from actbench.scheme.base import Scheme
+from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import TrainingSetup
 
@@ -132,6 +132,7 @@ class Division(Scheme):
         summary="layers keep means of blocks of their input, and the differences from these in 2 bits",
         paper="Wang et al. 2022, arXiv 2208.04187",
     )
+    claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"  # but for the small bias of norms
 
     block: Annotated[int, Field(ge=2, le=1024)] = 8

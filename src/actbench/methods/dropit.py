@@ -14,7 +14,7 @@ from actbench.methods.actnn.packedinputs import with_packed_inputs
 from actbench.ops import bitpack
 from actbench.packing import Codec, Parts, SiteState
 from actbench.packing.layout import Layout
-from actbench.scheme.base import Scheme
+from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import TrainingSetup
 
@@ -63,6 +63,7 @@ class DropIT(Scheme):
         variants=(":0.25", ":0.1"),
         quickens=True,
     )
+    claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 

@@ -20,7 +20,7 @@ from actbench.model.records import Site
 from actbench.packing import Codec, Parts, SavedTensors, SiteState
 from actbench.packing.layout import Layout, memory_order
 from actbench.packing.linearkinds import is_linear
-from actbench.scheme.base import NOTHING_PACKED, Scheme
+from actbench.scheme.base import LINEAR_LAYERS, NOTHING_PACKED, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import Part, TrainingSetup
 
@@ -132,6 +132,7 @@ class VeLoRA(Scheme):
         ),
         quickens=True,
     )
+    claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 
     size: Annotated[int, Field(ge=2)] | None = None
 

@@ -1,4 +1,5 @@
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from actbench.methods.checkpointing.recomputed import RecomputedForward
@@ -43,14 +45,14 @@ class Written(nn.Module):
         return x + (y @ y.transpose(-1, -2)).softmax(-1) @ y
 
 
-def pair(kind, policy="compute_intensive", **settings):
+def pair(kind, policy="compute_intensive", keep=(), **settings):
     exact = nn.Sequential(kind(**settings), kind(**settings), nn.Linear(WIDTH, 4))
-    return exact, kept(copy.deepcopy(exact), kind.__name__, policy)
+    return exact, kept(copy.deepcopy(exact), kind.__name__, policy, keep)
 
 
-def kept(model, name, policy="compute_intensive"):
+def kept(model, name, policy="compute_intensive", keep=()):
     for path, block in blocks(model, (name,)):
-        SelectiveForward(block, path, policy).bind()
+        SelectiveForward(block, path, policy, keep).bind()
     return model
 
 
@@ -77,6 +79,59 @@ def test_gradients_and_buffers_are_exact(kind, policy):
     for _ in range(2):
         assert equal(gradients(model, x), gradients(exact, x))
     assert equal(model.buffers(), exact.buffers())
+
+
+class Ran(TorchDispatchMode):
+    """Counts the operators that run, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.linear = nn.Conv1d(8, 8, 3, padding=1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.linear(self.convolution(x).tanh())
+
+
+NAMED = [
+    (Block, ("linear",), {"addmm"}),
+    (Block, ("attention",), {"_scaled_dot_product_flash_attention_for_cpu"}),
+    (Written, ("linear",), {"addmm"}),
+    (Written, ("bmm",), {"bmm"}),
+    (Written, ("softmax",), {"_softmax"}),
+    (Written, ("bmm", "softmax"), {"bmm", "_softmax"}),
+    (Convolved, ("convolution",), {"convolution"}),
+    (Convolved, ("linear", "convolution"), {"addmm", "convolution"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "keep", "operators"), NAMED)
+def test_named_operators_run_once_and_all_others_twice(kind, keep, operators):
+    """Their results are of another number in each block: what counts is how often the whole step runs an operator."""
+    exact, model = pair(kind, keep=keep, **({"dropout": 0.0} if kind is Block else {}))
+    whole, x, ran = copy.deepcopy(exact), inputs(), []
+    for _, block in blocks(whole, (kind.__name__,)):
+        RecomputedForward(block).bind()
+    for each in (exact, model, whole):
+        with Ran() as counted:
+            gradients(each, x)
+        ran.append(counted.names)
+    once, ours, twice = ran
+
+    assert equal(gradients(model, x), gradients(exact, x))
+    for name in {"addmm", "bmm", "_softmax", "convolution", "native_layer_norm", "tanh"} | operators:
+        # a result that is changed in place, that of the layer before the ReLU, is computed again
+        again = 2 if (kind, name) == (Block, "addmm") else 0
+        assert ours[name] == (once[name] + again if name in operators else twice[name]), name
 
 
 def test_a_retained_graph_keeps_the_results_and_another_lets_them_go():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from actbench import scheme as schemes
-from actbench.errors import ConversionError, SpecError
+from actbench.errors import ConversionError, IdleError, SpecError
 from actbench.measuring import inspection
 from actbench.methods.checkpointing.selective import SelectiveForward
 from actbench.packing.blocks import blocks
@@ -43,6 +43,7 @@ def test_the_bytes_are_those_of_inputs_and_products():
     assert bytes_of(schemes.build("checkpoint").apply(setup())) == inputs
     assert bytes_of(schemes.build("selective").apply(setup())) == inputs + wide + narrow
     assert bytes_of(schemes.build("selective:half").apply(setup())) == inputs + wide
+    assert bytes_of(schemes.build("selective,keep=linear").apply(setup())) == inputs + wide + narrow
     assert bytes_of(schemes.build("selective,every=2").apply(setup())) < bytes_of(setup())
 
 
@@ -53,13 +54,32 @@ def test_sites_and_words():
         ("1", "Block", "recomputed but for products")
     ]
     assert found.parts[0].spec == "selective:half,only=1,blocks=Block"
+    named = schemes.build("selective,keep=bmm/linear").apply(setup())
+    assert {site.becomes for site in named.sites} == {"recomputed but for bmm and linear"}
+
+
+def test_names_of_operators_that_no_block_runs_are_refused():
+    found = schemes.build("selective,keep=attention/softmax").apply(setup())
+    trace = inspection.trace(found, lambda: {"input": torch.randn(BATCH, WIDTH)})
+
+    with pytest.raises(IdleError, match="because they run none of what keep=attention/softmax names"):
+        inspection.refuse_idle(found.parts[0], trace)
 
 
 @pytest.mark.parametrize(
-    "spec", ["selective:all", "selective,policy=half/half", "selective,every=0", "selective,blocks="]
+    "spec",
+    [
+        "selective:all",
+        "selective,policy=half/half",
+        "selective,every=0",
+        "selective,blocks=",
+        "selective,keep=mm",
+        "selective,keep=linear/matmul",
+        "selective:half,keep=linear",
+    ],
 )
 def test_wrong_values_are_refused(spec):
-    with pytest.raises(SpecError, match=r"policy|every|blocks"):
+    with pytest.raises(SpecError, match=r"policy|every|blocks|keep"):
         schemes.build(spec)
 
 

@@ -23,7 +23,7 @@ from actbench.packing.hooked import HookedForward, Hooks
 from actbench.packing.replacement import attention_modules, census, reasons, swap
 from actbench.packing.samplegradients import SampleGradients
 from actbench.packing.wrapped import bind_entries
-from actbench.scheme.base import NOTHING_PACKED, Scheme
+from actbench.scheme.base import LINEAR_LAYERS, NOTHING_PACKED, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Adaptive, Diagnosed, Facet
 from actbench.scheme.setup import Part, TrainingSetup
@@ -100,6 +100,7 @@ class ActNN(Scheme):
         paper="Chen et al. 2021, arXiv 2104.14129",
         variants=(":L2", ":L3", ":L4"),  # 4 bits, 2, and 2 in host memory
     )
+    claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 
     level: Level = "L3"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None

@@ -20,7 +20,7 @@ from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked.hooks import Hooks, active
 from actbench.packing.packer import own_tensors
 from actbench.packing.refusals import refuse_exporting
-from actbench.packing.wrapped import checkpoint_hook
+from actbench.packing.wrapped import WrappedForward, checkpoint_hook
 
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
@@ -57,6 +57,17 @@ class RecomputedForward(ReboundForward):
         self.path = path
         self.written = Written()
         self.compiled: dict[str, Any] = {}
+
+    def bind(self) -> None:
+        """Make this part of the forward of the module, inside of what wraps the passes through it.
+
+        Hooks on the module then pack what the block keeps, its inputs, and what its second run saves.
+        """
+        wrapping = [bound for bound in self.all_of(self.module) if isinstance(bound, WrappedForward)]
+        if wrapping:
+            self._before, wrapping[-1]._before = wrapping[-1]._before, self
+        else:
+            super().bind()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block under checkpointing."""
@@ -121,6 +132,7 @@ class RecomputedForward(ReboundForward):
         tensors, given = _taken_apart((args, kwargs))
         if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
             return self.inner(module, *args, **kwargs)
+        savedtensors.acted(hooks.packer)  # in the second run, even if the inputs are others' and stay whole
         rerun, results = Rerun(module, self.written), list[_Rest]()
 
         def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

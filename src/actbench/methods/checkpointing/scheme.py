@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import PositiveInt, field_validator
+from pydantic import PositiveInt, field_validator, model_validator
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.methods.checkpointing.recomputed import RecomputedForward
-from actbench.methods.checkpointing.selective import Policy, SelectiveForward
+from actbench.methods.checkpointing.selective import KeptResults, Operators, Policy, SelectiveForward
 from actbench.model.records import Site
 from actbench.packing.blocks import blocks, repeated
 from actbench.packing.nesting import refuse_hooks_inside
@@ -29,7 +29,6 @@ class RecomputedBlocks(Scheme):
     """
 
     claims: ClassVar[tuple[str, ...]] = (BLOCKS,)
-    becomes: ClassVar[str] = "recomputed"
     changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
 
     every: PositiveInt = 1
@@ -47,6 +46,16 @@ class RecomputedBlocks(Scheme):
     def facets(self) -> Iterable[Facet]:
         """One of ``every`` blocks is recomputed."""
         return (Periodic(self.every),)
+
+    @property
+    def becomes(self) -> str:
+        """What a block's site reports."""
+        return "recomputed"
+
+    @property
+    def part(self) -> Part:
+        """How to tell that the scheme acts."""
+        return Part(self.spec, acts=RecomputedForward, idle=_IDLE)
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward to bind on a block at this path."""
@@ -83,7 +92,7 @@ class RecomputedBlocks(Scheme):
             self.bound(block, setup.path_of(path)).bind()
         bind_entries(setup.module)  # in front: a block that a step calls itself is a pass, and is recomputed inside it
         sites = tuple(Site(path=path, was=type(block).__name__, becomes=self.becomes) for path, block in chosen)
-        return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))
+        return setup.changed(setup.module, sites, by=self.part)
 
 
 class Checkpoint(RecomputedBlocks):
@@ -143,10 +152,28 @@ class Selective(RecomputedBlocks):
         variants=(",every=2", ""),
     )
     claims: ClassVar[tuple[str, ...]] = (BLOCKS, SAVED_RESULTS)
-    becomes: ClassVar[str] = "recomputed but for products"
 
     policy: Policy = "compute_intensive"
+    keep: tuple[Operators, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Self:
+        if self.keep and self.policy != "compute_intensive":
+            raise ValueError(f"keep= names what is saved, and so does policy={self.policy}; leave one of the two out")
+        return self
+
+    @property
+    def becomes(self) -> str:
+        """What a block's site reports."""
+        return f"recomputed but for {' and '.join(self.keep) or 'products'}"
+
+    @property
+    def part(self) -> Part:
+        """How to tell that the scheme acts: with ``keep``, that it saves a result."""
+        if not self.keep:
+            return super().part
+        return Part(self.spec, acts=KeptResults, idle=f"they run none of what keep={'/'.join(self.keep)} names")
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward that runs the rest of a block again."""
-        return SelectiveForward(block, path, self.policy)
+        return SelectiveForward(block, path, self.policy, self.keep)

@@ -22,25 +22,43 @@ from torch.utils.flop_counter import flop_registry
 
 from actbench.errors import ConversionError
 from actbench.methods.checkpointing.recomputed import Around, RecomputedForward
+from actbench.packing import savedtensors
 from actbench.packing.packer import StaysHere
 
 Policy = Literal["compute_intensive", "half"]
 """Which results are saved: all expensive ones, or those of attention and of every second product."""
 
+Operators = Literal["linear", "bmm", "softmax", "convolution", "attention"]
+"""Operators by what they compute: a linear layer, products of two batches of matrices, softmax, a convolution, and a
+fused attention.
+"""
+
+_NAMES: dict[Operators, Callable[[str], bool]] = {
+    "linear": frozenset(("mm", "addmm")).__contains__,
+    "bmm": frozenset(("bmm", "baddbmm")).__contains__,
+    "softmax": frozenset(("_softmax", "_safe_softmax")).__contains__,
+    "convolution": lambda name: "convolution" in name,
+    "attention": lambda name: "attention" in name,
+}
+"""Whether an operator of torch with this name is one of them."""
+
 
 class _Choice:
     """Decides for the operators of one run, one after the other, whether their results are saved."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._products = policy, 0
+    def __init__(self, policy: Policy, keep: tuple[Operators, ...]) -> None:
+        self._policy, self._keep, self._products = policy, keep, 0
 
     def __call__(self, operator: Any) -> bool:
         """Return whether the result of the operator that runs now is saved.
 
         An operator is expensive if torch counts its floating point operations: products, convolutions, fused attention.
-        ``torch.utils.flop_counter.register_flop_formula`` makes a custom operator expensive.
+        ``torch.utils.flop_counter.register_flop_formula`` makes a custom operator expensive. ``keep`` names others.
         """
-        if getattr(operator, "_overloadpacket", operator) not in flop_registry:
+        packet = getattr(operator, "_overloadpacket", operator)
+        if self._keep:
+            return any(_NAMES[each](packet.__name__) for each in self._keep)
+        if packet not in flop_registry:
             return False
         if self._policy == "compute_intensive" or "attention" in str(operator):
             return True
@@ -104,13 +122,13 @@ def _generator_as_it_is(operator: Any, leaves: list[Any]) -> Callable[[], None]:
 class KeptResults(Around):
     """The results that the first run of a block saves for further runs; None for a result that is recomputed."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, choose: Callable[[], _Choice]) -> None:
+        self._choose = choose
         self._results: list[_Result | None] = []
 
     def first(self) -> AbstractContextManager[Any]:
         """Save results of what runs inside, except those that are changed in place before its end."""
-        return _Keeping(_Choice(self._policy), self._results)
+        return _Keeping(self._choose(), self._results)
 
     def ran(self, found: Any) -> None:
         """Release what the block returns, which its caller may change; pack the rest like saved tensors."""
@@ -131,7 +149,7 @@ class KeptResults(Around):
         given = [None if result is None else (result, result.unpacked()) for result in self._results]
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             self._results.clear()
-        with _Giving(_Choice(self._policy), given):
+        with _Giving(self._choose(), given):
             yield
 
 
@@ -154,6 +172,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = _Result.of(func, value)
             self._made |= dict.fromkeys(result.names(), len(self._results))
             self._results.append(result)
+            savedtensors.acted(KeptResults)
         return value
 
 
@@ -194,9 +213,9 @@ class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
 
-def compiled_contexts(policy: Policy) -> tuple[Any, Any]:
+def compiled_contexts(choose: Callable[[], _Choice]) -> tuple[Any, Any]:
     """Return the contexts that tell a compiler which results of a block to save; see ``torch.utils.checkpoint``."""
-    choice = _Choice(policy)
+    choice = choose()
 
     def kept(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         is_kept = not context.is_recompute and choice(operator)
@@ -206,15 +225,21 @@ def compiled_contexts(policy: Policy) -> tuple[Any, Any]:
 
 
 class SelectiveForward(RecomputedForward):
-    """A recomputed forward that saves the results of its first run that a policy chooses."""
+    """A recomputed forward that saves those results of its first run that ``keep`` names, or else a policy chooses."""
 
-    def __init__(self, module: nn.Module, path: str = "", policy: Policy = "compute_intensive") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        path: str = "",
+        policy: Policy = "compute_intensive",
+        keep: tuple[Operators, ...] = (),
+    ) -> None:
         super().__init__(module, path)
-        self.policy: Policy = policy
-        self.compiled = {"context_fn": partial(compiled_contexts, policy)}
+        self._choose = partial(_Choice, policy, keep)
+        self.compiled = {"context_fn": partial(compiled_contexts, self._choose)}
 
     def _around(self) -> Around:
-        return KeptResults(self.policy)
+        return KeptResults(self._choose)
 
     def _packed(self, *_: Any) -> NoReturn:
         raise ConversionError(

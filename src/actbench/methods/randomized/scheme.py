@@ -16,7 +16,7 @@ from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
 from actbench.packing.replacement import census, parametrized, swap
 from actbench.packing.savedtensors import SharingTable
-from actbench.scheme.base import Scheme
+from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Diagnosed, Facet
 from actbench.scheme.setup import Part, TrainingSetup
@@ -61,6 +61,7 @@ class Randomized(Scheme):
         variants=(":0.5", ":0.2"),
         quickens=True,
     )
+    claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"
 
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
