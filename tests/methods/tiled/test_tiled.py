@@ -23,6 +23,7 @@ from actbench.errors import ConversionError, NothingToConvertError
 from actbench.measuring.bench import measure
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup
+from actbench.testing import check_scheme
 
 WIDTH, POSITIONS = 8, 10
 
@@ -296,3 +297,29 @@ def test_under_a_checkpoint_the_peak_is_lower_by_the_temporaries_of_the_mlp() ->
     inside = 512 * 2048 * 4
     assert plain.peak_bytes - changed.peak_bytes > 3 * inside
     assert changed.activation_bytes == plain.activation_bytes
+
+
+@pytest.mark.parametrize(
+    "other", ["checkpoint", "selective", "chunked_loss:4", "accumulate:2", "lora:4", "offload", "release"]
+)
+def test_together_with_other_exact_schemes_the_gradient_is_exact(other: str) -> None:
+    check_scheme(f"{other}+tiled_mlp:3", on="tiny-llama", batch_size=2, parts=["forward", "gradient", "saved bytes"])
+
+
+@pytest.mark.parametrize("other", ["gact:L1", "actnn:L3", "velora:8", "smaq,on=activations", "msln"])
+def test_together_with_schemes_that_pack_gradients_are_finite_and_less_is_saved(other: str) -> None:
+    check_scheme(f"{other}+tiled_mlp:3", on="tiny-llama", batch_size=2, parts=["gradient", "saved bytes"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("gact:L1,only=mlp.down_proj+tiled_mlp", "hooks pack or move"),
+        ("tp:2+tiled_mlp", "no MLP that computes each position"),
+    ],
+)
+def test_what_runs_inside_an_mlp_and_does_not_go_with_pieces_is_refused(spec: str, why: str) -> None:
+    case = Case(model="tiny-llama", scheme=spec, batch_size=2, sequence_length=16, meter="simulated")
+
+    with pytest.raises(ConversionError, match=why):
+        measure(case)
