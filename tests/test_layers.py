@@ -53,6 +53,7 @@ NEEDS = {
     "methods.lowbit": "methods.formats",
     "methods.parallel": "methods.formats",
     "methods.randomized": "methods.actnn",
+    "methods.tiled": "methods.checkpointing",
     "methods.velora": "methods.actnn",
     "tools.html": "tools.train",
     "tools.script": "tools.fit",

@@ -43,16 +43,16 @@ class Block(nn.Module):
     def __init__(self, width: int, activation: nn.Module) -> None:
         super().__init__()
         self.before, self.attention, self.middle = nn.LayerNorm(width), Attention(width), nn.LayerNorm(width)
-        self.wide, self.activation, self.narrow = nn.Linear(width, 2 * width), activation, nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), activation, nn.Linear(2 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before(x))
-        result: Tensor = x + self.narrow(self.activation(self.wide(self.middle(x))))
+        result: Tensor = x + self.mlp(self.middle(x))
         return result
 
 
 def chain(activation: Callable[[], nn.Module]) -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 48), activation(), nn.Linear(48, 32), activation(), nn.Linear(32, 16))
+    return nn.Sequential(nn.Linear(32, 48), activation(), nn.Linear(48, 32), activation(), nn.Linear(32, 32))
 
 
 def transformer(activation: Callable[[], nn.Module]) -> nn.Module:

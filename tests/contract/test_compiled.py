@@ -36,6 +36,7 @@ REFUSE = {
     "msln": "msln",
     "offload": "offload",
     "smaq": "smaq",
+    "tiled_mlp": "tiled_mlp",
     "velora": "velora",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",

@@ -74,6 +74,7 @@ def rows() -> list[Any]:
         "accumulate:2": ALL,
         "autocast:bfloat16": TEXT,
         "chunked_loss:8": ALL[1:2],
+        "tiled_mlp:4+checkpoint": ALL[1:2],
         "qlora:4+checkpoint+chunked_loss:8": ALL[1:2],
     }
     fast = {("fewbit:3", ALL[0], "cpu")}

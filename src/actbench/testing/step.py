@@ -56,7 +56,8 @@ def forward(subject: Subject) -> None:
             "compute the same; numbers drawn from torch's generator change the masks of dropout (draw noise by "
             "actbench.ops.noise)"
         )
-    if lossy and torch.equal(found, exact):
+    alike = all(part.card.draws_alike for part in parts_in(subject.scheme))  # else masks alone may be what differs
+    if lossy and alike and torch.equal(found, exact):
         raise AssertionError("a LossyForward is declared, and the loss is exact to the bit")
 
 
