@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.measuring.meters import footprint
-from actbench.measuring.meters.cudameter import CudaMeter
+from actbench.measuring.meters.cudameter import CudaMeter, profile_of_device
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.simulator import temporaries
@@ -60,7 +60,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.step = step
+        self.step, self.temporaries = step, temporaries.cuda(profile_of_device())
         self.seen: dict[tuple[str, str, str], Seen] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +73,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self.seen.setdefault((str(func), operands, phase), Seen(str(func), operands, phase))
         seen.calls += 1
         if peak - after > seen.extra_bytes or seen.calls == 1:
-            counted = temporaries.cuda(func, args, result)
+            counted = self.temporaries(func, args, result)
             seen.extra_bytes, seen.counted_bytes = peak - after, round_up(counted, SMALLEST_BLOCK)
         older = {storage.data_ptr() for storage in footprint.storages(_tensors((args, kwargs)))}
         new = [each for each in footprint.storages(_tensors(result)) if each.data_ptr() not in older]

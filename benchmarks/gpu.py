@@ -89,7 +89,9 @@ def steps(results: Path) -> list[Step]:
         *_scripts(results),
         *_largest(results),
         Step("kernels", (*kernels, "--seconds", "0.2", "--size", "16384x4096"), 150),
-        Step("calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", *profile), 130),
+        Step(
+            "calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", "--budget", "70", *profile), 110
+        ),
         *_sweeps(results),
         # as far as the budget goes
         Step("compiled", (*kernels, "--compile", "--operator", "layer", "--size", "4096x4096"), 100),

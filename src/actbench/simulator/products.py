@@ -11,19 +11,12 @@ from torch import Tensor
 from actbench.errors import ModelError
 
 _aten = torch.ops.aten
-PRODUCTS = frozenset(
-    overload.default
-    for overload in (
-        _aten.mm,
-        _aten.addmm,
-        _aten.bmm,
-        _aten.baddbmm,
-        _aten.mv,
-        _aten.addmv,
-        _aten.dot,
-        _aten.convolution,
-    )
+OF_MATRICES = frozenset(
+    overload.default for overload in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot)
 )
+"""Operators that cuBLAS computes on a CUDA device."""
+
+PRODUCTS = OF_MATRICES | {_aten.convolution.default}
 """Operators whose tensors must have one dtype, which their fake forms do not check."""
 
 

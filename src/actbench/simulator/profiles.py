@@ -18,7 +18,8 @@ from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
-from actbench.units import GIB
+from actbench.simulator.reductions import Processors
+from actbench.units import GIB, KIB, MIB
 from actbench.validation import explain
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # true is none
@@ -86,6 +87,7 @@ class DeviceTable(Data):
 
     gib: Gib
     compute_capability: tuple[Version, Version] | None = None
+    processors: Annotated[int, Field(strict=True, gt=0, le=2**20)] | None = None
     fp32: Rate | None = None
     tf32: Rate | None = None
     half: Rate | None = None
@@ -143,6 +145,9 @@ def read_device_table(path: Path) -> DeviceTable:
     return table
 
 
+_USUAL_PROCESSORS = 108
+"""Multiprocessors of a device whose file does not say how many it has: those of an A100."""
+
 CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator rounds every allocation up to a multiple of this."""
 
@@ -154,6 +159,7 @@ class DeviceProfile:
     Attributes:
         memory_bytes: The device's total memory as torch reports it; the driver also takes its share from it.
         compute_capability: Major and minor version of a CUDA device; None for the CPU.
+        multiprocessors: How many a CUDA device has.
         rates: Its peak rates; None if unknown, and then no time is estimated.
         measured: Measured shares of these rates that operators reach; None for published shares of other devices.
     """
@@ -163,6 +169,7 @@ class DeviceProfile:
     compute_capability: tuple[int, int] | None
     rates: Rates | None = None
     measured: Efficiencies | None = None
+    multiprocessors: int = 1
 
     @property
     def efficiencies(self) -> Efficiencies:
@@ -178,6 +185,21 @@ class DeviceProfile:
     def rounding_bytes(self) -> int:
         """The allocator rounds each allocation up to a multiple of this."""
         return CUDA_BLOCK_BYTES if self.is_cuda else 1
+
+    @property
+    def processors(self) -> Processors:
+        """What runs the blocks of a kernel; threads by the CUDA programming guide's table of capabilities."""
+        major, minor = self.compute_capability or (0, 0)
+        threads = 1024 if (major, minor) == (7, 5) else 1536 if (major == 8 and minor) or major == 12 else 2048
+        return Processors(self.multiprocessors, threads)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What torch allocates once for cuBLAS: for the forward and the backward pass each, and for cuBLASLt."""
+        if self.compute_capability is None:
+            return 0
+        each = 32 * MIB if self.compute_capability[0] in (9, 10) else 8320 * KIB
+        return 2 * each + MIB
 
     @property
     def has_tensor_float(self) -> bool:
@@ -199,6 +221,7 @@ def _profile(name: str, table: DeviceTable) -> DeviceProfile:
         table.compute_capability,
         rates(table.model_dump()) if table.has_rates else None,
         measured,
+        table.processors or _USUAL_PROCESSORS,
     )
 
 

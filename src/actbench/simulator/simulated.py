@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -30,6 +29,7 @@ from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.fake import fake_mode, mode_of, shapes_only, to_fake
 from actbench.simulator.operators import device_operators
+from actbench.simulator.optimizers import step_counters, use_foreach
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.scaled import Ran
@@ -115,7 +115,8 @@ class SimulatedMeter(Meter):
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
-            temporaries=temporaries.cuda if self.profile.is_cuda else unmodelled.temporaries,
+            temporaries=temporaries.cuda(self.profile) if self.profile.is_cuda else unmodelled.temporaries,
+            workspace_bytes=self.profile.workspace_bytes,
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
@@ -157,6 +158,8 @@ def _read(
     optimizer steps twice on the same gradients, and the second step counts.
     """
     tracker.add(footprint.everything(step))
+    if any(parameter.dim() == 2 for parameter in step.setup.module.parameters()):
+        tracker.hold_workspace()  # the steps before have multiplied matrices
     if isinstance(step.optimizer, StepsInBackward):
         step()  # the backward pass makes its state
         _settle_state(step, tracker)
@@ -214,6 +217,7 @@ def _read(
         packed=packed,
         communicated=tracker.communicated,
     )
+    kinds.pop(tracker.workspace, None)  # was there before the step, and is no batch
     if watch:
         parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
         watch.events = simulatedstep.whole_step(tracker, parts, watch)
@@ -274,27 +278,10 @@ def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> tuple[int
 
 def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
     """Bring memory from the first step to the state of later ones: counters in host memory, and no garbage."""
-    counters = _step_counters(step.optimizer)
+    counters = step_counters(step.optimizer)
     if tracker.host_is_free:
         for counter in counters:
             hostmemory.mark(counter.untyped_storage())
         tracker.add(counters)
     gc.collect()
     tracker.reset_peak()
-
-
-def use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Choose torch.optim's default implementation for CUDA parameters."""
-    if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
-        return  # it steps parameter by parameter on every device
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True
-
-
-def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the step counters of Adam and others; for CUDA parameters they are on the host, unless fused."""
-    groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
-    states = [optimizer.state.get(parameter) for group in groups for parameter in group["params"]]
-    counters = [state.get("step") for state in states if isinstance(state, dict)]
-    return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

@@ -1,9 +1,9 @@
 """What operators allocate and free before they return: the part of a peak that no tracker of results sees.
 
-Bytes are those of torch's kernels, without the workspaces of libraries (cuBLAS, cuDNN) and buffers of a few KiB per
-thread. Convolutions on the CPU run in oneDNN (``onednn.py``) or unfold images. A transposed convolution is
-the gradient of a convolution with respect to its input, and the other way round. Both therefore have the same three
-peaks, each with its result: for the output, for the gradient of the input, and for the gradient of the weight.
+Bytes are those of torch's kernels, without buffers of a few KiB per thread. Convolutions run in cuDNN (``cudnn.py``),
+on the CPU in oneDNN (``onednn.py``), or unfold images there. A transposed convolution is the gradient of one by its
+input, and the other way round. Both therefore have the same three peaks, each with its result: for the output, for the
+gradient of the input, and for the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import onednn
+from actbench.simulator import cudnn, onednn
 from actbench.simulator.caching import round_up
+from actbench.simulator.profiles import DeviceProfile
+from actbench.simulator.reductions import Processors, buffer_bytes
 
 
 def convolution(args: Any, result: Tensor) -> int:
@@ -177,9 +179,13 @@ def _sum(args: Any, result: Tensor) -> int:
     return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
 
 
-def _sum_on_cuda(args: Any, result: Tensor) -> int:
-    is_half = args[0].dtype in (torch.float16, torch.bfloat16)
-    return 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
+def _sum_on_cuda(processors: Processors, args: Any, result: Tensor) -> int:
+    x: Tensor = args[0]
+    is_half = x.dtype in (torch.float16, torch.bfloat16)
+    copied = 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
+    asked = args[1] if len(args) > 1 else None
+    over = {dim % x.dim() for dim in asked or range(x.dim())} if x.dim() else set()
+    return copied + buffer_bytes(x, over, max(4, result.element_size()), processors)
 
 
 def _safe_softmax(args: Any, result: Tensor) -> int:
@@ -205,6 +211,31 @@ def _efficient_attention_backward(args: Any, result: Any) -> int:
 def _reduced(args: Any, result: Tensor) -> int:
     """A loss of one number is the sum or mean of one for each element."""
     return 0 if result.dim() else max(_bytes(each) for each in args[:2])
+
+
+def _softmax_backward(args: Any, result: Tensor) -> int:
+    """The product of the gradient and the output is made before it is summed."""
+    grad, output = args[:2]
+    size: int = grad.numel() * max(grad.element_size(), output.element_size())
+    return size
+
+
+def _layer_norm(args: Any, result: Any) -> int:
+    return _uncontiguous(args[:1])
+
+
+def _layer_norm_backward(args: Any, result: Any) -> int:
+    return _uncontiguous(args[:2])
+
+
+def _uncontiguous(tensors: Any) -> int:
+    """Return the bytes of copies of tensors that a kernel reads as contiguous."""
+    return sum(_bytes(each) for each in tensors if not each.is_contiguous())
+
+
+def _roll(args: Any, result: Tensor) -> int:
+    """Dimensions are rolled one after the other."""
+    return _bytes(result) if len(args) > 2 and len(args[2]) > 1 else 0
 
 
 _LOSSES: Mapping[Any, Formula] = dict.fromkeys(
@@ -233,9 +264,11 @@ _CPU: Mapping[Any, Formula] = {
 _CUDA: Mapping[Any, Formula] = {
     **_LOSSES,
     aten._trilinear.default: _trilinear,
-    aten.sum.default: _sum_on_cuda,
-    aten.sum.dim_IntList: _sum_on_cuda,
     aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.roll.default: _roll,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
 }
@@ -246,5 +279,16 @@ def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], res
     return 0 if formula is None else formula(args, result)
 
 
-cpu, cuda = functools.partial(_look_up, _CPU), functools.partial(_look_up, _CUDA)
-"""Return the bytes of an operator's temporaries on a device, from the operator, its arguments and its result."""
+cpu = functools.partial(_look_up, _CPU)
+"""Return the bytes of an operator's temporaries on the CPU, from the operator, its arguments and its result."""
+
+
+def cuda(profile: DeviceProfile) -> Callable[[Any, tuple[Any, ...], Any], int]:
+    """Return a function like :func:`cpu` for a CUDA device."""
+    of_sum = functools.partial(_sum_on_cuda, profile.processors)
+    forward, backward = (
+        functools.partial(bytes_of, profile) for bytes_of in (cudnn.forward_bytes, cudnn.backward_bytes)
+    )
+    sums = dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), of_sum)
+    convolutions = {aten.convolution.default: forward, aten.convolution_backward.default: backward}
+    return functools.partial(_look_up, {**_CUDA, **sums, **convolutions})

@@ -20,6 +20,7 @@ from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 from actbench.simulator import untold
 from actbench.simulator.caching import round_up
+from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
@@ -51,6 +52,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
         host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
+        workspace_bytes: What stays allocated from the first product of matrices on.
         observe: Called with each operator that has run, its arguments and its result.
         made: Called with each new storage, temporaries included.
 
@@ -68,6 +70,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding: int = 1,
         host_is_free: bool = False,
         temporaries: Temporaries | None = None,
+        workspace_bytes: int = 0,
         observe: Observe | None = None,
         made: Made = lambda name, func: None,
     ) -> None:
@@ -81,6 +84,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
+        self._workspace_bytes, self.workspace = workspace_bytes, -1
         self._observe = observe
         self._made = made
         self._known: dict[int, Event] = {}
@@ -111,6 +115,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._settle()
         if asks_device(func, args):
             return args[0].device
+        if self._workspace_bytes and func in OF_MATRICES:
+            self.hold_workspace()
         result = func(*args, **(kwargs or {}))
         untold.leave(func, args, result)
         if self._observe is not None:
@@ -128,6 +134,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._temporaries is not None and not on_host:
             self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
+
+    def hold_workspace(self) -> None:
+        """Count the workspace from now on."""
+        self.workspace = self._name()
+        self.events.append((self.workspace, self._workspace_bytes))
+        self._live_bytes, self._workspace_bytes = self._live_bytes + self._workspace_bytes, 0
+        self._raise_peak()
 
     def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
         """Return whether an operator makes ``found``, its results, in host memory that is left out."""
@@ -281,10 +294,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _can_be_added_to(gradient: Any) -> bool:
-    """Return whether autograd would add to a gradient in place, if nobody else referred to it.
-
-    A view, such as the gradient of a linear layer's weight, has a base, which is a second reference to its memory.
-    """
+    """Return whether autograd would add to a gradient in place; a view has a base, which refers to it too."""
     if not isinstance(gradient, Tensor) or gradient._is_view():
         return False
     return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long

@@ -14,7 +14,7 @@ from torch import nn
 from actbench.errors import MeasurementError, OutOfMemoryError
 from actbench.measuring.meters import cudameter, tracedstep
 from actbench.measuring.meters.cpumeter import CpuMeter
-from actbench.measuring.meters.cudameter import CudaMeter, _set_allocator
+from actbench.measuring.meters.cudameter import CudaMeter, _set_allocator, profile_of_device
 from actbench.measuring.meters.meter import MemoryReading
 from actbench.measuring.meters.trace import UNSEEN, AllocationTrace
 from actbench.measuring.meters.watch import Watch
@@ -22,7 +22,6 @@ from actbench.model.timeline import Timeline
 from actbench.ops import hostmemory
 from actbench.scheme.microbatches import MicroBatching
 from actbench.scheme.setup import TrainingSetup, TrainStep
-from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 from actbench.units import GIB, MIB
 
@@ -51,9 +50,9 @@ def test_a_setup_can_ask_for_segments_that_grow(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 def test_the_peak_is_the_simulated_one(step_of) -> None:
-    """Both measure one MLP; cuBLAS's workspace, which no simulation knows, is the difference."""
+    """Both measure one MLP; the difference is what the allocator does not cut off from blocks, less than 1 MiB each."""
     readings = []
-    for meter in (CudaMeter(), SimulatedMeter(profiles.get("cuda-16gib"))):
+    for meter in (CudaMeter(), SimulatedMeter(profile_of_device())):
         module = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
         readings.append(meter.memory(step_of(meter, module, lambda: {"x": torch.randn(2**16, WIDTH)})))
     measured, simulated = readings
@@ -62,7 +61,7 @@ def test_the_peak_is_the_simulated_one(step_of) -> None:
     assert measured.gradients_bytes == simulated.gradients_bytes
     assert measured.optimizer_bytes == simulated.optimizer_bytes
     assert measured.activation_bytes == simulated.activation_bytes
-    assert 0 <= measured.peak_bytes - simulated.peak_bytes <= 64 * MIB
+    assert 0 <= measured.peak_bytes - simulated.peak_bytes <= 0.01 * measured.peak_bytes
     assert measured.reserved_bytes is not None
     assert measured.reserved_bytes >= measured.peak_bytes
 

@@ -98,3 +98,32 @@ def test_the_stopwatch_begins_anew_each_time() -> None:
             torch.ones(4) + 1
 
     assert [sample.work.name for sample in watch.samples] == ["ones", "add"]
+
+
+def test_the_device_waits_longer_where_the_host_came_too_late(monkeypatch) -> None:
+    class Event:
+        def __init__(self, **_):
+            pass
+
+        def record(self):
+            pass
+
+        def query(self):
+            return waited[-1] < 1_000_000_000  # the host needs as long
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", waited.append)
+    watch = Stopwatch(torch.device("cuda"))
+    late = []
+    for _ in range(4):
+        with watch:
+            torch.ones(4) + 1
+        late.append(watch.is_late)
+
+    assert late == [True, True, True, False]
+    assert waited == [50_000_000, 200_000_000, 800_000_000, 2_000_000_000]

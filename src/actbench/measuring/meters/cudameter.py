@@ -55,6 +55,15 @@ def check_cuda(flag: str = "--meter", instead: str = "simulated") -> None:
         )
 
 
+def profile_of_device() -> profiles.DeviceProfile:
+    """Return what simulations have to know of the current CUDA device to count its bytes."""
+    found = torch.cuda.get_device_properties()
+    capability = (found.major, found.minor)
+    return profiles.DeviceProfile(
+        found.name, found.total_memory, capability, multiprocessors=found.multi_processor_count
+    )
+
+
 class CudaMeter(Meter):
     """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in separate passes.
 
@@ -87,7 +96,7 @@ class CudaMeter(Meter):
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this device."""
-        return device_operators(profiles.get(profiles.DEFAULT))
+        return device_operators(profile_of_device())
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to the device, in place; an OutOfMemoryError if not even the weights fit."""

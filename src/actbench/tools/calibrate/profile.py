@@ -133,6 +133,7 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
         {
             "gib": _rounded((torch.cuda.mem_get_info(device)[1] if is_cuda else memory_bytes()) / GIB, 6),
             "compute_capability": torch.cuda.get_device_capability(device) if is_cuda else None,
+            "processors": torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else None,
             **{name: _rounded(rate / _TERA) for name, rate in report.flops_per_second.items()},
             "bandwidth": _rounded(report.bandwidth / _GIGA),
             "link": _rounded(report.link / _GIGA),

@@ -33,6 +33,8 @@ class Stopwatch(TorchDispatchMode):
 
     Attributes:
         samples: Operators that move bytes; known after leaving.
+        is_late: Whether the device had waited to its end before the host had issued everything, so that times are the
+            host's. The device waits longer in the next block; where it waits as long as it may, this is false.
         views: Number of other operators.
     """
 
@@ -42,6 +44,8 @@ class Stopwatch(TorchDispatchMode):
         self._clock = clock
         self._recorder = Recorder(lambda: None)
         self._timed: list[tuple[Any, Any, bool]] = []
+        self._ahead_cycles = _AHEAD_CYCLES
+        self.is_late = False
         self.samples: list[Sample] = []
         self.views = 0
 
@@ -50,7 +54,7 @@ class Stopwatch(TorchDispatchMode):
         self._timed.clear()
         if self._is_cuda:
             torch.cuda.synchronize()
-            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(self._ahead_cycles)  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -80,6 +84,7 @@ class Stopwatch(TorchDispatchMode):
 
     def _read(self) -> None:
         if self._is_cuda:
+            self._look_if_late(self._timed[0][0] if self._timed else None)
             torch.cuda.synchronize()
         taken = [self._seconds(begin, end) for begin, end, _ in self._timed]
         views = [seconds for seconds, (_, _, is_view) in zip(taken, self._timed, strict=True) if is_view]
@@ -93,9 +98,15 @@ class Stopwatch(TorchDispatchMode):
         ]
         self.views = len(works) - len(self.samples)
 
+    def _look_if_late(self, first: Any) -> None:
+        """Note whether the first event has come already, and let the device wait longer next time."""
+        self.is_late = first is not None and first.query() and self._ahead_cycles < _MOST_CYCLES
+        if self.is_late:
+            self._ahead_cycles = min(4 * self._ahead_cycles, _MOST_CYCLES)
+
     def _seconds(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1000 if self._is_cuda else end - begin
 
 
 _LEAST = 2e-7
-_AHEAD_CYCLES = 50_000_000
+_AHEAD_CYCLES, _MOST_CYCLES = 50_000_000, 2_000_000_000

@@ -121,8 +121,8 @@ def _edge_sum(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor)
     for head in range(x.shape[1]):
         values = weights[:, head].to(x.dtype)
         matrix = torch.sparse_csr_tensor(row_pointers, columns, values, (nodes, nodes), check_invariants=False)
-        if x.is_cuda:
-            torch.mm(matrix, x[:, head], out=summed[:, head])
+        if x.is_cuda:  # into strided results torch 2.11 writes nothing
+            summed[:, head] = torch.mm(matrix, x[:, head].contiguous())
         else:  # unlike MKL's product, the product with a reduction takes half types and does not copy the indices
             summed[:, head] = torch.sparse.mm(matrix, x[:, head], "sum")
     return summed

@@ -105,7 +105,8 @@ class Simulation:
         self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
-            temporaries=temporaries.cuda if profile.is_cuda else self._unmodelled.temporaries,
+            temporaries=temporaries.cuda(profile) if profile.is_cuda else self._unmodelled.temporaries,
+            workspace_bytes=profile.workspace_bytes,
             observe=self._observed,
             made=self.lines.made,
         )
