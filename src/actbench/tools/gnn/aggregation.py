@@ -119,10 +119,10 @@ def _edge_sum(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor)
     nodes = row_pointers.numel() - 1
     _take_the_warning()
     for head in range(x.shape[1]):
-        values = weights[:, head].to(x.dtype)
+        values = weights[:, head].to(x.dtype).contiguous()  # cuSPARSE takes no strides of values
         matrix = torch.sparse_csr_tensor(row_pointers, columns, values, (nodes, nodes), check_invariants=False)
-        if x.is_cuda:  # into strided results torch 2.11 writes nothing
-            summed[:, head] = torch.mm(matrix, x[:, head].contiguous())
+        if x.is_cuda:
+            torch.mm(matrix, x[:, head], out=summed[:, head])
         else:  # unlike MKL's product, the product with a reduction takes half types and does not copy the indices
             summed[:, head] = torch.sparse.mm(matrix, x[:, head], "sum")
     return summed
