@@ -87,6 +87,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _operand(value: Any) -> str:
+    if isinstance(value, torch.UntypedStorage):
+        return f"storage[{value.nbytes()}]"  # whose text has every byte
     if not isinstance(value, Tensor):
         return str(value)
     layout = "" if value.is_contiguous() else f" by {'x'.join(map(str, value.stride()))}"
