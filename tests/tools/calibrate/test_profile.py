@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from actbench.simulator.cost.rates import published
 from actbench.simulator.cost.work import OperatorWork
-from actbench.tools.calibrate.profile import by_kind, found_in, peaks
+from actbench.tools.calibrate.profile import Found, by_kind, found_in, peaks
 from actbench.tools.calibrate.stopwatch import Sample, Stopwatch
 
 CPU = torch.device("cpu")
@@ -77,6 +78,19 @@ def test_a_kind_reaches_a_share_of_the_peak_or_of_the_bandwidth() -> None:
 
     assert (matmul.kind, matmul.share) == ("matmul", pytest.approx(0.5))
     assert (elementwise.kind, elementwise.share, elementwise.operators) == ("elementwise", pytest.approx(0.5), 3)
+
+
+def test_what_is_too_small_for_a_gpu_says_nothing_of_its_rate() -> None:
+    tiny = Found("gather", ((0.0, 8e3, 3e-6),))
+    large = Found("elementwise", ((0.0, 8e3, 3e-6), (0.0, 8e8, 4e-4)))
+    found = {("embedding", "fp32"): tiny, ("add", "fp32"): large}
+
+    on_gpu = {each.kind: each.share for each in by_kind(found, {"fp32": 5e13}, 4e12, 3e-6)}
+    on_cpu = {each.kind: each.share for each in by_kind(found, {"fp32": 5e13}, 4e12)}
+
+    assert on_gpu["elementwise"] == on_cpu["elementwise"] == pytest.approx(0.5)
+    assert on_gpu["gather"] == published().kinds["gather"].memory
+    assert on_cpu["gather"] == pytest.approx(8e3 / 3e-6 / 4e12)
 
 
 def test_the_stopwatch_tells_what_ran_and_takes_off_what_watching_takes() -> None:

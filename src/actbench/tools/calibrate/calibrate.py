@@ -151,6 +151,7 @@ def calibrate(
     flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
     to_host = found.get(("to_host", "fp32"))
     facts = machine()
+    launch = median(each.points[0][2] for each in found.values() if each.kind == "elementwise")
     report = CalibrationReport(
         device=torch.cuda.get_device_name(where) if device == "cuda" else facts.processor,
         threads=torch.get_num_threads(),
@@ -158,9 +159,9 @@ def calibrate(
         bandwidth=copied,
         # a copy counts bytes twice, as read and as written
         link=(max(to_host.rates) if to_host else copied) / 2,
-        launch_seconds=median(each.points[0][2] for each in found.values() if each.kind == "elementwise"),
+        launch_seconds=launch,
         host=host,
-        kinds=by_kind(found, flops, copied),
+        kinds=by_kind(found, flops, copied, launch if device == "cuda" else 0.0),
         timed=len(bench.samples),
         seconds=time.monotonic() - begin,
         notes=_notes(bench),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actbench.machine import memory_bytes
-from actbench.simulator.cost.rates import PRECISIONS, Curve, Precision, Surface
+from actbench.simulator.cost.rates import PRECISIONS, Curve, Precision, Surface, published
 from actbench.simulator.profiles import DeviceTable
 from actbench.tools.calibrate.records import CalibrationReport, KindFound
 from actbench.tools.calibrate.stopwatch import Sample
@@ -24,6 +24,8 @@ _WIDTH = 3.0
 """Sizes whose base-2 logarithms fall into one bin of this width become one point."""
 _SUSTAINED = 2**18
 """Operators that move fewer bytes say nothing about the bandwidth."""
+_FILLING = 4
+"""So many times the seconds of the smallest kernel an operator takes from which its rate says something."""
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 _HIGHEST, _LEAST = 1.5, 0.001
 """Largest and smallest share in a profile."""
@@ -94,20 +96,33 @@ def peaks(found: Mapping[Key, Found]) -> dict[Precision, float]:
     return {name: max(rates[name]) for name in PRECISIONS if rates[name]}
 
 
-def by_kind(found: Mapping[Key, Found], flops: Mapping[Precision, float], bandwidth: float) -> tuple[KindFound, ...]:
-    """Return the speed of the operators of each kind and precision."""
+def by_kind(
+    found: Mapping[Key, Found], flops: Mapping[Precision, float], bandwidth: float, launch: float = 0.0
+) -> tuple[KindFound, ...]:
+    """Return the speed of the operators of each kind and precision; a kernel takes ``launch`` seconds at least."""
     grouped: dict[tuple[str, Precision], list[Found]] = defaultdict(list)
     for (_, precision), each in found.items():
         grouped[each.kind, precision].append(each)
-    return tuple(_kind(*key, each, flops, bandwidth) for key, each in sorted(grouped.items()))
+    return tuple(_kind(*key, each, flops, bandwidth, launch) for key, each in sorted(grouped.items()))
 
 
 def _kind(
-    kind: str, precision: Precision, found: Sequence[Found], flops: Mapping[Precision, float], bandwidth: float
+    kind: str,
+    precision: Precision,
+    found: Sequence[Found],
+    flops: Mapping[Precision, float],
+    bandwidth: float,
+    launch: float,
 ) -> KindFound:
     computing = max((max(each.rates) for each in found if each.has_flops), default=None)
-    large = [each.rates[-1] for each in found if not each.has_flops and each.points[-1][1] >= _SUSTAINED]
-    moving = median(large or [each.rates[-1] for each in found if not each.has_flops] or [bandwidth])
+    filling = _FILLING * launch * bandwidth
+    last = [(each.points[-1][1], each.rates[-1]) for each in found if not each.has_flops]
+    large = [rate for size, rate in last if size >= max(_SUSTAINED, filling)]
+    if filling > _SUSTAINED:  # a GPU, where what moves less takes as long as nothing
+        small = [bandwidth * published().kinds[kind].memory]
+    else:
+        small = [rate for _, rate in last] or [bandwidth]
+    moving = median(large or small)
     peak = flops.get(precision, flops["fp32"])
     return KindFound(
         kind=kind,
