@@ -132,6 +132,19 @@ def test_autocast_has_the_types_of_cuda(ledger: StorageTracker) -> None:
         assert F.gelu(half).dtype == torch.float16
 
 
+def test_autocast_makes_no_float32_copy_of_the_logits(ledger: StorageTracker) -> None:
+    logits, targets = torch.empty(8, 1000, dtype=torch.float16, requires_grad=True), torch.zeros(8, dtype=torch.int64)
+    ledger.reset_peak()
+    before = ledger.live_bytes
+
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(logits, targets)
+
+    assert ledger.peak_bytes - before < 2 * 8 * 1000 * 4  # a log-softmax and a copy of its input in float32
+    loss.backward()
+    assert loss.dtype == torch.float32
+
+
 def test_the_operators_of_the_cpu_come_back() -> None:
     with pytest.raises(ZeroDivisionError), cuda_operators(profiles.get("t4")):
         _ = 1 / 0

@@ -118,6 +118,16 @@ _IN_FLOAT32 = ("layer_norm", "group_norm", "nll_loss", "mse_loss", "norm.Scalar"
 _INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
 """Such operators that themselves take half types and return float32."""
 
+_AS_THEY_ARE = (
+    "cross_entropy_loss",
+    "adaptive_avg_pool3d",
+    "avg_pool3d",
+    "max_pool3d",
+    "reflection_pad2d",
+    "replication_pad2d",
+)
+"""Operators that the CPU's autocast computes in float32, from a copy, and CUDA's does not know."""
+
 
 def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
     """Let steps on fake tensors run the operators of a device, and distinguish its memory from the host's."""
@@ -148,9 +158,10 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
     }
     in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32}
     into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
-    return {(name, "AutogradCPU"): kernel for name, kernel in composites.items()} | {
-        (name, "AutocastCPU"): _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()
-    }
+    cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
+    cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
+    of_keys = {"AutogradCPU": composites, "AutocastCPU": cast}
+    return {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:

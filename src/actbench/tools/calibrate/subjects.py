@@ -50,6 +50,16 @@ CONVOLUTIONS = (
     *((4, 256, 14, 1024, 1, 1, 1), (4, 256, 14, 256, 3, 1, 1), (4, 512, 7, 512, 3, 1, 1), (2, 3, 224, 64, 7, 2, 1)),
     *((2, 64, 56, 64, 3, 1, 64), (4, 256, 14, 256, 3, 1, 256), (2, 128, 28, 128, 3, 1, 32), (4, 512, 7, 512, 3, 1, 32)),
 )
+CONVOLUTIONS_CUDA = (
+    *CONVOLUTIONS,
+    *((64, 3, 224, 64, 7, 2, 1), (64, 64, 56, 64, 3, 1, 1), (64, 64, 56, 256, 1, 1, 1), (64, 128, 28, 128, 3, 1, 1)),
+    *(
+        (64, 256, 56, 512, 1, 2, 1),
+        (64, 256, 14, 256, 3, 1, 1),
+        (64, 1024, 14, 256, 1, 1, 1),
+        (64, 512, 7, 512, 3, 1, 1),
+    ),
+)
 """Samples, input channels, side in pixels, output channels, kernel, stride, groups."""
 
 _CACHES = 2**26
@@ -86,7 +96,8 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     if on_cuda or dtype == torch.float32:  # bfloat16 takes minutes on processors without its instructions
         for layout in (torch.contiguous_format, torch.channels_last):
             last = "" if layout is torch.contiguous_format else " with channels last"
-            yield Subject(f"convolutions{last}", partial(_convolution, make, layout), CONVOLUTIONS)
+            sizes = CONVOLUTIONS_CUDA if on_cuda else CONVOLUTIONS
+            yield Subject(f"convolutions{last}", partial(_convolution, make, layout), sizes)
     if dtype == torch.float32:
         for spec in ("exact", "actnn"):
             yield Subject(f"{spec}: steps of a small network", stepping(device, SMALL, spec), (4, 24))
