@@ -55,6 +55,7 @@ NEEDS = {
     "methods.randomized": "methods.actnn",
     "methods.tiled": "methods.checkpointing",
     "methods.velora": "methods.actnn",
+    "tools.fit": "tools.convert",
     "tools.html": "tools.train",
     "tools.script": "tools.fit",
     "tools.train": "methods.parallel",

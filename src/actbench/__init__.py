@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from actbench.tools.convert.controller import Controller
     from actbench.tools.convert.folders import load_converted, save_converted
     from actbench.tools.convert.model import Conversion, conversion_of, convert
+    from actbench.tools.fit.planned import fit
     from actbench.tools.script.simulation import simulate
 
     __version__: str
@@ -65,6 +66,7 @@ _HOMES = {
     "base_state_dict": "methods.lora.lowrank",
     "conversion_of": "tools.convert.model",
     "convert": "tools.convert.model",
+    "fit": "tools.fit.planned",
     "load_converted": "tools.convert.folders",
     "measure": "measuring.bench",
     "own_activation": "methods.fewbit.activation",
@@ -99,6 +101,7 @@ __all__ = [
     "base_state_dict",
     "conversion_of",
     "convert",
+    "fit",
     "load_converted",
     "measure",
     "own_activation",

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from actbench.errors import ModelError
 from actbench.ops import hostmemory
+from actbench.simulator import foreach
 from actbench.simulator.recalled import RecallingMode
 
 
@@ -61,6 +62,10 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "into a result": lambda x, w: torch.add(x, 1.0, out=torch.empty_like(x)),
     "list in place": lambda x, w: torch._foreach_add_([x, w], 1.0),
     "list": lambda x, w: torch._foreach_sqrt([x, w]),
+    "list of alike": lambda x, w: torch._foreach_addcmul(
+        [x, w, x + 1, w], [x, w, x, w], [x, w, x, w], [1, 2.0, 1, 2.0]
+    ),
+    "list of alike in place": lambda x, w: torch._foreach_add_([x + 1, w + 1, x + 2], [x, w, x], alpha=2),
     "two results": lambda x, w: x.max(0),
     "halves": lambda x, w: x.to(torch.bfloat16),
     "the same type": lambda x, w: x.to(x.dtype),
@@ -113,6 +118,17 @@ def test_arguments_that_are_not_alike_run_again(mode: RecallingMode) -> None:
     assert (x + 1).stride() == (8, 1)
     assert (torch.empty(8, 4).t() + 1).stride() == (1, 4)
     assert (x.to(torch.float64) + 1).dtype == torch.float64
+
+
+def test_of_lists_one_place_of_each_form_runs(mode: RecallingMode) -> None:
+    x, w = torch.empty(2, 3), torch.empty(3, 2)
+    add = torch.ops.aten._foreach_add.List
+    few = foreach.few(add, ([x, w, x + 1, w], [x, w, x, w]))
+    assert few is not None
+    assert few.places == [0, 1, 0, 1]
+    assert [len(each) for each in few.args] == [2, 2]
+    assert foreach.few(add, ([x, w], [x, w])) is None
+    assert foreach.few(torch.ops.aten.add.Tensor, (x, x)) is None
 
 
 def test_the_default_type_is_looked_at(mode: RecallingMode) -> None:

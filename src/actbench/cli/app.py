@@ -26,8 +26,9 @@ PANELS = {
     ),
     "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
     "How it is measured": (
-        "--meter --device-profile --memory-limit --gpus --max-batch --require-fit --measure --device --steps --seconds "
-        "--raise-oom --time-by --timeline --ledger --top --all"
+        "--meter --device-profile --memory-limit --gpus --max-batch --longest-sequence --largest-batch --which-card "
+        "--processes --require-fit --measure --device --steps --seconds --raise-oom --time-by --timeline "
+        "--ledger --top --all"
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -49,7 +49,7 @@ class Session:
         ActbenchError: The case cannot be built here; :func:`failure_of` makes the record's failure.
     """
 
-    _inspects: ClassVar[bool] = True
+    _inspects: bool = True
 
     def __init__(self, case: Case, *, timeline: bool = False, world: World | None = None) -> None:
         self.case = case
@@ -68,9 +68,7 @@ class Session:
         self.workload = workloads.load_workload(case)
         self._warm = False
         self._step: TrainStep | None = None
-        torch.manual_seed(case.seed)
-        exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
-        exact = replace(self.meter.adopt(exact), processes=Processes(self._mesh))
+        exact = self._exact()
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact) if self.scheme.changes and self._inspects else None
@@ -142,6 +140,11 @@ class Session:
         compared = self.case.scheme != "exact" and self._others is not None
         compared = compared and not (self._spread and self._spread.of_layers)
         return self.case.gradient_quality and self.meter.materialize and compared
+
+    def _exact(self) -> TrainingSetup:
+        torch.manual_seed(self.case.seed)
+        exact = self.workload.setup(materialize=self.meter.materialize, seed=self.case.seed)
+        return replace(self.meter.adopt(exact), processes=Processes(self._mesh))
 
     def _read(self, step: TrainStep, watch: meters.Watch | None) -> meters.MemoryReading:
         return self.meter.memory(step, watch)

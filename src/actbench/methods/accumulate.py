@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -12,6 +13,7 @@ from actbench.errors import ConversionError
 from actbench.model.records import Site
 from actbench.scheme.base import STEPS, Change, Scheme
 from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, InParts
 from actbench.scheme.setup import TrainingSetup
 
 MOST_PARTS = 2**20
@@ -50,6 +52,11 @@ class Accumulate(Scheme):
     changes: ClassVar[tuple[Change, ...]] = ("batch",)
 
     parts: Annotated[int, Field(ge=2, le=MOST_PARTS)] = 4
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Steps have so many micro-batches."""
+        return (InParts(self.parts),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Make steps cut their batches.

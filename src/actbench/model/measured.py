@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from actbench.model.blocks import BlockReadings
 from actbench.model.data import Data, OutcomeData
 from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.records import Built, Case, Failure, Migrations, Phase, Record, Site, Unreached
@@ -138,6 +139,7 @@ class Measurement(OutcomeData):
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
         timeline: The memory over the step, if requested.
+        blocks: What each block holds and takes, if requested of a simulated step.
     """
 
     model_config = ConfigDict(extra="allow")  # _diagnosed refuses extra fields, except those of older records
@@ -179,6 +181,7 @@ class Measurement(OutcomeData):
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
     timeline: Timeline | None = None
+    blocks: BlockReadings | None = None
 
     @model_validator(mode="after")  # mode="before" takes a third of the time of reading
     def _diagnosed(self) -> Self:

@@ -10,7 +10,7 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Record
 
 _SITES = ("sites", "unreached")
-UNTABLED: Final = (*_SITES, "phase_peaks")
+UNTABLED: Final = (*_SITES, "phase_peaks", "blocks")
 """Fields of a measurement that no table shows; they take most of the memory of many rows."""
 UNCOMPARED: Final = (
     *UNTABLED,
@@ -31,7 +31,7 @@ UNCOMPARED: Final = (
     "timeline",
 )
 """Fields of a measurement that a comparison of two files does not show."""
-_NESTED = ("peak_parts", "phase_peaks", "estimated", "largest_batch_search", "mesh", "timeline")
+_NESTED = ("peak_parts", "phase_peaks", "estimated", "largest_batch_search", "mesh", "timeline", "blocks")
 """Fields of a measurement that have fields of their own."""
 _ALIKE = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "memory_limit_bytes")
 """Amounts that rows of one model have in common."""

@@ -34,10 +34,12 @@ class Spread(Facet):
     Attributes:
         axes: How many there are along each axis of the setup's mesh.
         of_layers: Whether each has parts of layers, whose gradients are compared with those of parts alone.
+        variants: What may stand behind the number of processes in the specification of a scheme, the plainest first.
     """
 
     axes: Mapping[str, int]
     of_layers: bool = False
+    variants: tuple[str, ...] = ("",)
 
     @classmethod
     def together(cls, facets: Sequence[Self]) -> Self:
@@ -56,6 +58,13 @@ class Periodic(Facet):
     def together(cls, facets: Sequence[Self]) -> Self:
         """Return after how many blocks all begin again."""
         return cls(math.lcm(*(each.blocks for each in facets)))
+
+
+@dataclass(frozen=True)
+class InParts(Facet):
+    """A step cuts its batch into ``parts`` micro-batches."""
+
+    parts: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ of a simulated step goes into the keys of this cache and the attributes of the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,22 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench import longsteps
 from actbench.ops import hostmemory, noise
-from actbench.simulator import known, products, rows
+from actbench.simulator import foreach, known, products, rows
+from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
 
 _internals: Any = torch._C
-layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
-"""Returns a tensor's layout; for a fake tensor it skips the Python code of its class."""
-
-_make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
-
-Make = Callable[[Sequence[FakeTensor], int], Any]
-"""From the tensors among an operator's arguments, and the elements before the row that it selects, to its result."""
-
-_PLAIN = frozenset(
-    (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-)
-"""Types of arguments that the key holds by value."""
-
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 """Tags of operators whose results depend on values, or that change the shape of an argument."""
 
@@ -121,11 +109,18 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return known.followed(func, args, kwargs, make(tensors, rows.before_row(func, args)), tensors)
         if func in products.PRODUCTS:
             products.check_one_type(func, args)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
-            self._known[key] = None if changed else _recipe(result, tensors, rows.before_row(func, args))
+            self._known[key] = None if changed else recipe(result, tensors, rows.before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any, few: foreach.Few | None) -> Any:
+        if few is not None:
+            result = few.spread(super().__torch_dispatch__(func, types, few.args, kwargs))
+            if result is not NotImplemented:
+                return result
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
@@ -153,7 +148,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         described = args if not rows.is_row(func, args) else args[:-1]
         if not (self._describe(described, key, tensors) and self._describe(kwargs.values(), key, tensors)):
             return None
-        key += _shared([id(tensor.untyped_storage()) for tensor in tensors]) + _shared([*map(id, tensors)])
+        key += shared([id(tensor.untyped_storage()) for tensor in tensors]) + shared([*map(id, tensors)])
         if func.is_view and func not in rows.RELATIVE:
             key += [tensor.storage_offset() for tensor in tensors]
         return tuple(key)
@@ -163,11 +158,11 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
-                if value.fake_mode is not self or value.constant is not None or not _is_plain(value):
+                if value.fake_mode is not self or value.constant is not None or not is_plain(value):
                     return False
-                key += _form(value)
+                key += form(value)
                 tensors.append(value)
-            elif kind in _PLAIN:
+            elif kind in PLAIN:
                 key += (kind, value)
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
@@ -184,112 +179,3 @@ def _is_eligible(func: Any) -> bool:
     if func.namespace == "actbench":
         return torch.Tag.pt2_compliant_tag in func.tags or func in _OF_METADATA
     return func.namespace in ("aten", "prims") and func._schema.name not in _LIFTS
-
-
-def _is_plain(tensor: FakeTensor) -> bool:
-    return layout_of(tensor) is torch.strided and getattr(tensor, "dispatch_keys", None) is None
-
-
-def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
-    return (tensor.storage_offset(), *_form(tensor))
-
-
-def _form(tensor: FakeTensor) -> tuple[Any, ...]:
-    return (
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.fake_device,
-        tensor.untyped_storage().nbytes(),
-        tensor.requires_grad,
-        tensor.is_quantized,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor.is_inference(),
-    )
-
-
-def _shared(owners: list[int]) -> list[int]:
-    """Return the first index of each owner, or an empty list if all owners are different."""
-    if len(set(owners)) == len(owners):
-        return []
-    places: dict[int, int] = {}
-    return [places.setdefault(owner, place) for place, owner in enumerate(owners)]
-
-
-def _recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
-    """Return a function that makes the result again from alike arguments, or None if there is none."""
-    kind = type(result)
-    parts = (
-        [_part(leaf, tensors, before) for leaf in result] if kind in (list, tuple) else [_part(result, tensors, before)]
-    )
-    makes = [make for make in parts if make is not None]
-    if len(makes) < len(parts) or _share_storages(result, tensors):
-        return None
-    if kind in (list, tuple):
-        return lambda given, before: kind([make(given, before) for make in makes])
-    return makes[0]
-
-
-def _part(leaf: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
-    """Return a function that makes one tensor or plain value of a result again."""
-    if type(leaf) in _PLAIN:
-        return lambda given, before: leaf
-    if type(leaf) is not FakeTensor or leaf.constant is not None or not _is_plain(leaf):
-        return None
-    for index, tensor in enumerate(tensors):
-        if leaf is tensor:
-            return lambda given, before: given[index]
-    storage = leaf.untyped_storage()
-    sources = [index for index, tensor in enumerate(tensors) if tensor.untyped_storage() is storage]
-    first = int(leaf.storage_offset()) - before - (int(tensors[sources[0]].storage_offset()) if sources else 0)
-    make = _twin(leaf, sources[0] if sources else None, first)
-    return make if _is_alike(make(tensors, before), leaf) else None
-
-
-def _twin(leaf: FakeTensor, source: int | None, first: int) -> Make:
-    """Return a function that makes tensors like ``leaf``, over the storage of argument ``source`` or with a new one.
-
-    It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
-    """
-    shape, stride, dtype = leaf.shape, leaf.stride(), leaf.dtype
-    device, attributes = leaf.fake_device, _attributes(leaf)
-    on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
-    allows = leaf.fake_mode._allow_unsafe_data_ptr_access
-    guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
-
-    def twin(given: Sequence[FakeTensor], before: int) -> FakeTensor:
-        with _internals._DisableTorchDispatch():
-            if source is None:
-                bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            else:
-                bare = torch.empty(0, dtype=dtype, device="meta")
-                offset = given[source].storage_offset() + first + before
-                bare.set_(given[source].untyped_storage(), offset, shape, stride)
-        made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
-        guard(made)
-        vars(made).update(attributes)
-        if on_host:
-            hostmemory.mark(made.untyped_storage())
-        return made
-
-    return twin
-
-
-def _is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
-    keys = _internals._dispatch_key_set
-    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
-
-
-def _attributes(leaf: FakeTensor) -> dict[str, Any]:
-    """Return the attributes that torch's mode gives a tensor; values are followed for each result anew."""
-    return {name: value for name, value in vars(leaf).items() if name != known.NAME}
-
-
-def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:
-    """Return whether two tensors of a result share a storage that no argument has."""
-    leaves = [leaf for leaf in result if isinstance(leaf, Tensor)] if isinstance(result, list | tuple) else []
-    distinct = {id(leaf): leaf.untyped_storage() for leaf in leaves}
-    given = {tensor.untyped_storage()._cdata for tensor in tensors}
-    own = [storage._cdata for storage in distinct.values() if storage._cdata not in given]
-    return len(own) > len(set(own))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,18 +17,18 @@ from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.watch import Watch
 from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
-from actbench.ops import hostmemory
 from actbench.ops.simulation import repeated_by
 from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import StepsInBackward
 from actbench.simulator import simulatedstep, temporaries
+from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.fake import fake_mode, mode_of, shapes_only, to_fake
 from actbench.simulator.operators import device_operators
-from actbench.simulator.optimizers import step_counters, use_foreach
+from actbench.simulator.optimizerstate import make_state, settle_state, use_foreach
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.scaled import Ran
@@ -52,6 +51,7 @@ class SimulatedMeter(Meter):
         done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
             device is.
         ran: The step that was read last.
+        blocks: Blocks of the model of which a reading tells what each holds and takes; None to tell nothing of blocks.
     """
 
     name: MeterName = "simulated"
@@ -64,6 +64,7 @@ class SimulatedMeter(Meter):
         self._is_active = False
         self.done: Sequence[Done] = ()
         self.ran: Ran | None = None
+        self.blocks: Sequence[Block] | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -122,10 +123,12 @@ class SimulatedMeter(Meter):
         )
         repeated, parameters = repeated_by(recorder.repeating), step.setup.module.parameters()
         followed = longsteps.followed(parameters, lambda: step.phase)
-        with followed, self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
+        marks = BlockMarks(step.setup.module, self.blocks or (), tracker, recorder)
+        watched = watch.watching() if watch else nullcontext()
+        with followed, self.active(), shapes_only(), repeated, tracker, watched, marks.watching():
             if self.profile.is_cuda:
                 use_foreach(step.optimizer)
-            reading, run = _read(step, tracker, recorder, watch)
+            reading, run = _read(step, tracker, recorder, watch, marks)
         step.notes += unmodelled.warnings()
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
@@ -137,8 +140,9 @@ class SimulatedMeter(Meter):
         if rates is None:
             untimed = _UNTIMED.format(self.profile.name)
         else:
-            time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda)
+            time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
+        timed = replace(timed, blocks=marks.readings())
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
@@ -150,7 +154,7 @@ class SimulatedMeter(Meter):
 
 
 def _read(
-    step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None
+    step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None, marks: BlockMarks
 ) -> tuple[MemoryReading, list[list[Event]]]:
     """Return the reading of one step in the steady state, and the events of two steps in a row.
 
@@ -162,7 +166,7 @@ def _read(
         tracker.hold_workspace()  # the steps before have multiplied matrices
     if isinstance(step.optimizer, StepsInBackward):
         step()  # the backward pass makes its state
-        _settle_state(step, tracker)
+        settle_state(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
     passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
@@ -170,6 +174,7 @@ def _read(
 
     def turn() -> None:
         passes.turn()
+        marks.turn()
         if watch:
             packed.update(tracker.names_of(savedtensors.packed_storages()))
 
@@ -185,6 +190,7 @@ def _read(
     step.backward(loss)
     step.around_forward = lambda: None
     recorder.is_on = False
+    marks.ended()
     gradients = footprint.gradients(step)
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     if watch:
@@ -192,8 +198,8 @@ def _read(
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
-    made, cyclic = _make_optimizer_state(step, tracker)
-    at_first = made
+    made, cyclic = make_state(step, tracker)
+    at_first = marks.state_bytes = made
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     if watch:
         simulatedstep.own(watch, tracker, watching.state(step))
@@ -263,25 +269,3 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     made = footprint.made_tensors(step.setup.module)
     tracker.add(made)
     return footprint.stored_bytes(made)
-
-
-def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> tuple[int, int]:
-    """Step the optimizer once; return the bytes by which its state grows, and those that cycles held until then."""
-    before, passed = tracker.live_bytes, len(tracker.events)
-    step.optimizer.step()
-    stepped = len(tracker.events)
-    _settle_state(step, tracker)
-    older = alive(tracker.events[:passed])
-    cyclic = sum(older.get(name, 0) for name, amount in tracker.events[stepped:] if not amount)
-    return tracker.live_bytes - before + cyclic, cyclic
-
-
-def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
-    """Bring memory from the first step to the state of later ones: counters in host memory, and no garbage."""
-    counters = step_counters(step.optimizer)
-    if tracker.host_is_free:
-        for counter in counters:
-            hostmemory.mark(counter.untyped_storage())
-        tracker.add(counters)
-    gc.collect()
-    tracker.reset_peak()

@@ -81,7 +81,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.host: list[HostEvent] = []
         self._sum: weakref.ref[torch.UntypedStorage] | None = None
-        self._rounding = rounding
+        self.rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
         self._workspace_bytes, self.workspace = workspace_bytes, -1
@@ -255,7 +255,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[key] = (self._name(), 0)
             self._made(self._known[key][0], func)
         free = self.host_is_free and is_host(storage)
-        amount = 0 if free else round_up(storage.nbytes(), self._rounding)
+        amount = 0 if free else round_up(storage.nbytes(), self.rounding)
         name, before = self._known[key]
         self._known[key] = (name, amount)
         if free and name not in self._on_host:

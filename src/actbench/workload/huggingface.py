@@ -22,10 +22,10 @@ from actbench.model.records import Attention, Built, Case, Task
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator.overrides import missing_kernels
-from actbench.workload import architectures, base, batches, folder, losses, sources, text
+from actbench.workload import architectures, base, batches, folder, losses, narrow, sources, text
 from actbench.workload.base import construct, float_type
 from actbench.workload.batches import image_part
-from actbench.workload.names import BLOCKS, ModelName
+from actbench.workload.names import ModelName
 from actbench.workload.sources import Source
 
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -90,13 +90,9 @@ class HuggingFaceWorkload(base.Workload):
         micro_batching = losses.in_parts(module, self.task)
         return base.setup_of(self.case, module, loss, micro_batching=micro_batching, built=built)
 
-    @property
-    def equal_blocks(self) -> int | None:
-        """How many equal blocks the model is made of, as its config says; None if it says nothing, or they differ."""
-        config = self._config
-        count, kinds = (getattr(config, name, None) for name in (BLOCKS, "layer_types"))
-        equal = isinstance(count, int) and len(set(kinds or ())) <= 1 and not config.is_encoder_decoder
-        return count if equal else None
+    def narrowed(self, least: int) -> dict[str, Any]:
+        """Return the changes of the config that make the model narrow; see :mod:`actbench.workload.narrow`."""
+        return narrow.narrowed(self._config.to_dict(), least)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make random inputs with labels; :mod:`actbench.workload.batches` has the shapes."""

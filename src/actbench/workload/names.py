@@ -19,6 +19,7 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -119,9 +120,15 @@ def parse_model_name(spec: str) -> ModelName:
 
 def with_blocks(spec: str, count: int) -> str:
     """Return the specification of the same Hugging Face model with another number of blocks."""
+    return with_changes(spec, {BLOCKS: count})
+
+
+def with_changes(spec: str, more: Mapping[str, int | float]) -> str:
+    """Return the specification of the same Hugging Face model with these changes of its config, too."""
     head, changes = _split_changes(spec)
     pairs = spec[len(head) + 1 :].split(",") if changes else []
-    return f"{head}@" + ",".join([*(pair for pair in pairs if not pair.startswith(f"{BLOCKS}=")), f"{BLOCKS}={count}"])
+    kept = [pair for pair in pairs if pair.partition("=")[0] not in more]
+    return f"{head}@" + ",".join([*kept, *(f"{key}={value}" for key, value in more.items())])
 
 
 def is_own(spec: str) -> bool:

@@ -1,15 +1,11 @@
-"""Steps for the tests of fit: made up of what they need, or simulated."""
+"""Steps for the tests of fit, made up of what they need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from actbench.measuring.bench import measure
-from actbench.measuring.failures import failure_of
 from actbench.model.estimated import EstimatedTime
-from actbench.model.measured import Measurement, Outcome, PhasePeaks
-from actbench.model.records import Case
-from actbench.tools.fit.choices import Stack
+from actbench.model.measured import Measurement, PhasePeaks
 
 GIB = 1024**3
 
@@ -42,12 +38,3 @@ def measured(
             moved_bytes=0,
         ),
     )
-
-
-def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
-    """Simulate the cases of stacks in this process."""
-    for case in stacks:
-        try:
-            yield case, measure(case)
-        except Exception as error:
-            yield case, failure_of(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ LLAMA = {"model": "tiny-llama@num_hidden_layers=4", "batch_size": 4, "sequence_l
 BYTES = {"weights_bytes": 1, "activation_bytes": 1, "peak_bytes": 3}
 CAUSAL = Measurement(**BYTES, built=Built(model_class="LlamaForCausalLM", task="causal-lm"))
 PICTURES = {"model": "torchvision:resnet18", "batch_size": 4, "image_size": 64}
+PLAN = "checkpoint+offload,only=model.layers.[0-1]+msln,only=model.norm/model.layers.[2-3]+chunked_loss:8"
 slow = pytest.mark.slow
 
 
@@ -39,6 +41,7 @@ slow = pytest.mark.slow
     ("settings", "scheme", "others"),
     [
         (LLAMA, "chunked_loss:8+checkpoint", {}),
+        (LLAMA, PLAN, {}),
         pytest.param(LLAMA, "exact", {}, marks=slow),
         pytest.param(LLAMA, "accumulate:2+gact:L2", {"optimizer": "adamw-fused"}, marks=slow),
         pytest.param(LLAMA, "lora:16+checkpoint", {}, marks=slow),
@@ -83,6 +86,7 @@ def test_the_scaler_is_that_of_the_device(profile: str | None, device: str) -> N
 TRAINER = [
     "exact",
     "chunked_loss:8+checkpoint+optimizer_offload",
+    PLAN,
     pytest.param("accumulate:2+autocast:bfloat16+gact:L2", marks=slow),
     pytest.param("lora:16+checkpoint", marks=slow),
     pytest.param("adam8bit+pure:bfloat16", marks=slow),
@@ -202,6 +206,13 @@ def test_the_command_measures_the_same_case() -> None:
         f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
         f"--memory-limit {limit}B --meter cuda"
     )
+
+
+def test_what_a_shell_would_read_otherwise_is_quoted() -> None:
+    words = shlex.split(code_for(Case(**LLAMA, scheme=PLAN)).command)
+
+    assert words[words.index("-s") + 1] == PLAN
+    assert f"'{PLAN}'" in code_for(Case(**LLAMA, scheme=PLAN)).command
 
 
 def test_a_case_without_a_limit_has_none_in_its_command() -> None:

@@ -1,39 +1,50 @@
-"""Which of the stacks that were tried are worth showing."""
+"""Which of the plans that were simulated are worth showing, and what is said of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from madeup import GIB, measured
 
 from actbench.machine import now, provenance
+from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.records import Case
+from actbench.report import render, store
 from actbench.tools.fit.records import Asked, FitRecord, Fitted, Training, fitted
-from actbench.tools.fit.tables import tables_of
+from actbench.tools.fit.tables import fit_tables, tables_of
+from actbench.tools.fit.words import Blocks, is_uniform, sentence, short
 
 LIMIT = 100 * GIB
 OTHER_UPDATES = Training(updates="other")
+UNBIASED = Training(gradient="unbiased")
+ADAPTERS = Training(trained="adapters")
+LAYERS = Blocks(tuple(f"model.layers.{number}" for number in range(32)))
+
+Plan = tuple[str, float, int] | tuple[str, float, int, Training]
 
 
-Stack = tuple[str, float, int] | tuple[str, float, int, Training]
+def readings(paths: Sequence[str]) -> BlockReadings:
+    amounts = ("before_bytes", "after_bytes", "forward_peak_bytes", "backward_peak_bytes", "done_bytes", "output_bytes")
+    blocks = tuple(BlockReading(path=path, kind="equal", **dict.fromkeys(amounts, 0)) for path in paths)
+    return BlockReadings(blocks=blocks, start_bytes=0, stem_peak_bytes=0, top_peak_bytes=0, end_peak_bytes=0)
 
 
-def found(*stacks: Stack, exact: int = 20) -> Fitted:
-    """Return a fit of stacks, each with its seconds, the GiB of its activations, and how its training differs.
-
-    A stack may begin with the name of its optimizer and a blank.
-    """
+def found(*plans: Plan, exact: int = 20, max_slowdown: float = 2.0) -> Fitted:
+    """Return a fit of plans, each with its seconds, the GiB of its activations, and how its training differs."""
     records = []
-    for spec, seconds, activations, *training in (("exact", 1.0, exact), *stacks):
+    for spec, seconds, activations, *training in (("exact", 1.0, exact), *plans):
         optimizer, scheme = spec.split() if " " in spec else ("adamw", spec)
         case = Case(model="m", batch_size=1, scheme=scheme, optimizer=optimizer, meter="simulated")
         outcome = measured([0, 0, 0, activations * GIB], seconds, 0.0, LIMIT)
+        if spec == "exact":
+            outcome = outcome.model_copy(update={"blocks": readings(LAYERS.paths)})
         record = FitRecord(
             recipe="m",
             case=case,
             outcome=outcome,
-            asked=Asked(optimizer="adamw"),
+            asked=Asked(optimizer="adamw", max_slowdown=max_slowdown),
             training=training[0] if training else Training(),
             recorded_at=now(),
             **provenance("actbench fit m"),
@@ -43,126 +54,202 @@ def found(*stacks: Stack, exact: int = 20) -> Fitted:
     return only
 
 
-def shown(*stacks: Stack) -> set[str]:
-    return {each.record.case.scheme for each in found(*stacks).shortlist()} - {"exact"}
+def shown(*plans: Plan) -> list[str]:
+    return [each.record.case.scheme for each in found(*plans).shortlist()]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "activations", "with_more"),
-    [(0.995, 10, False), (1.0, 10, False), (0.97, 10, True), (1.0, 9, True)],
-    ids=["a little faster", "the same", "faster", "smaller"],
-)
-def test_a_part_more_must_save_time_or_memory(seconds: float, activations: int, with_more: bool) -> None:
-    assert ("checkpoint+msln" in shown(("checkpoint", 1.0, 10), ("checkpoint+msln", seconds, activations))) == with_more
+def test_of_plans_that_train_alike_the_fastest_is_shown() -> None:
+    assert shown(("checkpoint", 1.3, 10)) == ["exact"]
+    assert shown(("checkpoint", 0.9, 10), ("msln", 0.8, 30)) == ["msln"]
 
 
-def test_the_exact_step_is_shown_where_it_fits() -> None:
-    assert [each.record.case.scheme for each in found(("checkpoint", 1.3, 10)).shortlist()] == ["exact", "checkpoint"]
+def test_what_trains_further_away_must_be_faster_than_estimates_are_wrong() -> None:
+    assert shown(("adam8bit", 0.99, 5, OTHER_UPDATES)) == ["exact"]
+    assert shown(("adam8bit", 0.97, 5, OTHER_UPDATES)) == ["adam8bit", "exact"]
 
 
-def test_the_exact_step_outdoes_a_scheme_that_saves_too_little() -> None:
-    assert shown(("fewbit", 0.99, 20)) == set()
-    assert shown(("fewbit", 0.97, 20)) == {"fewbit"}
+def test_plans_that_train_further_away_step_by_step_are_compared_with_those_that_are_shown() -> None:
+    further = Training(updates="other", gradient="approximate")
+    near, far = ("adam8bit", 0.985, 5, OTHER_UPDATES), ("adam8bit+actnn", 0.97, 5, further)
 
-
-def test_parts_that_save_little_each_are_shown_where_they_save_enough_together() -> None:
-    little = ("checkpoint+msln", 0.985, 10)
-    enough = ("checkpoint+msln+offload", 0.97, 10)
-
-    assert shown(("checkpoint", 1.0, 10), little, enough) == {"checkpoint", "checkpoint+msln+offload"}
-
-
-def test_stacks_that_train_further_away_step_by_step_are_compared_with_those_that_are_shown() -> None:
-    adapters = Training(updates="other", gradient="approximate")
-    near, far = ("adam8bit", 0.985, 5, OTHER_UPDATES), ("adam8bit+actnn", 0.97, 5, adapters)
-
-    assert shown(("checkpoint", 1.0, 10), near, far) == {"checkpoint", "adam8bit+actnn"}
-
-
-def test_another_part_is_not_one_more() -> None:
-    assert shown(("checkpoint", 1.0, 10), ("msln+offload", 1.0, 10)) == {"checkpoint", "msln+offload"}
-
-
-def test_what_trains_further_away_must_be_faster() -> None:
-    assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.99, 5, OTHER_UPDATES)) == {"checkpoint"}
-    assert shown(("checkpoint", 1.0, 10), ("adam8bit", 0.97, 5, OTHER_UPDATES)) == {"checkpoint", "adam8bit"}
-
-
-def test_values_of_a_scheme_that_change_nothing_are_one_row() -> None:
-    alike = ("checkpoint,every=2", 1.5, 10), ("checkpoint,every=4", 1.5, 10)
-
-    assert shown(*alike, ("checkpoint,every=3", 1.5, 9)) == {"checkpoint,every=2", "checkpoint,every=3"}
-    assert shown(*alike, ("offload", 1.5, 10)) == {"checkpoint,every=2", "offload"}
-
-
-def test_where_nothing_fits_they_are_one_row_too() -> None:
-    over = found(("checkpoint,every=2", 1.5, 150), ("checkpoint,every=4", 1.5, 150), ("offload", 1.5, 140), exact=200)
-
-    assert [each.record.case.scheme for each in over.nearest()] == ["offload", "checkpoint,every=2", "exact"]
-    assert over.shortlist() == []
+    assert shown(near, far) == ["adam8bit+actnn", "exact"]
 
 
 def test_where_what_fits_is_too_slow_the_fastest_of_it_is_the_nearest() -> None:
     slow = found(("offload", 3, 60), ("checkpoint", 2.5, 90), ("gact:L2", 1.5, 101), exact=200)
 
     assert [each.record.case.scheme for each in slow.nearest()] == ["checkpoint", "offload"]
+    assert slow.shortlist() == []
 
 
-ADAPTERS = Training(trained="adapters")
 OVER, SLOW, FIT = ("gact:L2", 1.2, 150), ("offload", 2.5, 50), ("checkpoint", 1.3, 90)
 ADAPTED, ADAPTED_OVER = ("lora:16+checkpoint", 1.1, 60, ADAPTERS), ("lora:16", 0.9, 120, ADAPTERS)
 
 
 @pytest.mark.parametrize(
-    ("stacks", "titles"),
+    ("plans", "titles"),
     [
-        ((OVER, SLOW, FIT), ["What fits", "Frontier of time and memory"]),
+        ((OVER, SLOW, FIT), ["What fits"]),
         (
             (OVER, SLOW, ADAPTED, ADAPTED_OVER),
-            [
-                "Nothing takes at most 2 times the exact step's time; what fits",
-                "With adapters",
-                "Frontier of time and memory",
-            ],
+            ["What fits, with adapters", "Nothing takes at most 2 times the exact step's time; what fits"],
         ),
         (
             (OVER, ADAPTED_OVER),
-            ["Nothing fits; what needs least", "With adapters, nothing fits; what needs least"],
+            ["No simulated plan fits; what needs least", "No simulated plan fits; what needs least, with adapters"],
         ),
     ],
     ids=["some fit", "adapters fit", "nothing fits"],
 )
-def test_no_title_promises_what_its_rows_do_not_hold(stacks: Sequence[Stack], titles: Sequence[str]) -> None:
-    what = found(*stacks, exact=200)
+def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titles: Sequence[str]) -> None:
+    what = found(*plans, exact=200)
 
-    tables = tables_of(what, "What fits")
+    tables = [table for table in tables_of(what, "What fits") if "Frontier" not in table.title]
 
     assert [table.title.partition(": ")[0] for table in tables] == titles
     by_scheme = {each.record.case.scheme: each for each in what.tried}
     for table in tables:
-        rows = [by_scheme[str(row["scheme"])] for row in table.rows if row["scheme"] != "exact"]
-        within = [each.measured.fits and each.slowdown <= what.max_slowdown for each in rows]
-        promises = "othing" not in table.title
-        assert within == [promises] * len(rows)
-        assert promises or not any(row.get("on_frontier") for row in table.rows)
+        rows = [by_scheme[str(row["scheme"])] for row in table.rows]
+        promises = table.title.startswith("What fits")
+        assert [what.fits(each) and each.slowdown <= what.max_slowdown for each in rows] == [promises] * len(rows)
 
 
-def test_the_exact_step_that_does_not_fit_is_said_to_be_there_to_compare_with() -> None:
-    assert "does not fit" in tables_of(found(FIT, exact=200), "What fits")[0].notes[1]
-    assert "does not fit" not in tables_of(found(FIT), "What fits")[0].notes[1]
+@pytest.mark.parametrize(
+    ("plans", "exact", "lead"),
+    [
+        ((), 20, ["The exact step fits: 20.00 GiB of 100.00 GiB."]),
+        (
+            (("checkpoint,only=model.layers.[0-10]", 1.3, 90), ("gact:L2", 1.2, 95, UNBIASED)),
+            200,
+            [
+                (
+                    "checkpoint on blocks 0-10: 90.00 GiB of 100.00 GiB, 1.30 of the exact step's time (estimated), "
+                    "gradients exact."
+                ),
+                "gact:L2: 95.00 GiB of 100.00 GiB, 1.20 of the exact step's time (estimated), gradients unbiased.",
+            ],
+        ),
+        (
+            (("adamw-fused adam8bit", 1.5, 90, OTHER_UPDATES), ADAPTED),
+            200,
+            [
+                (
+                    "adam8bit, adamw-fused: 90.00 GiB of 100.00 GiB, 1.50 of the exact step's time (estimated), "
+                    "gradients exact, updates changed."
+                ),
+                (
+                    "lora:16, checkpoint: 60.00 GiB of 100.00 GiB, 1.10 of the exact step's time (estimated), "
+                    "gradients exact, adapters trained in place of the model."
+                ),
+            ],
+        ),
+        (
+            (ADAPTED, ("lora:16+gact:L2", 1.09, 60, ADAPTERS.model_copy(update={"gradient": "unbiased"}))),
+            200,
+            ["lora:16, checkpoint: 60.00 GiB of 100.00 GiB, 1.10 of "],
+        ),
+        ((SLOW,), 200, ["Nothing fits within 2 times the exact step's time; offload fits and takes 2.5 times: 50.00 "]),
+        ((OVER,), 200, ["No plan that was simulated fits in 100.00 GiB; gact:L2 needs least of them, 150.00 GiB."]),
+    ],
+    ids=["exact", "exact gradients and any", "updates and adapters", "adapters", "too slow", "nothing"],
+)
+def test_the_answer_in_at_most_three_sentences(plans: Sequence[Plan], exact: int, lead: Sequence[str]) -> None:
+    told = tables_of(found(*plans, exact=exact), "What fits")[0].lead
+
+    assert len(told) == len(lead) <= 3
+    assert all(text.startswith(begin) for text, begin in zip(told, lead, strict=True))
 
 
-def listed(*stacks: Stack) -> list[tuple[str | None, str]]:
-    return [(each.record.case.optimizer, each.record.case.scheme) for each in found(*stacks).shortlist()]
+def test_frontiers_fall_and_say_what_fits() -> None:
+    plans = (("msln", 1.0, 150), ("checkpoint", 1.3, 90), ("offload", 1.4, 95), ("gact:L2", 1.1, 80, UNBIASED))
+    exact, other = (table for table in tables_of(found(*plans, exact=200), "t") if "Frontier" in table.title)
+
+    assert [(row["scheme"], row["fits"]) for row in exact.rows] == [("msln", False), ("checkpoint", True)]
+    assert [row["scheme"] for row in other.rows] == ["msln", "gact:L2"]
+    assert exact.curve is not None
+    assert exact.curve.limit_bytes == LIMIT
 
 
-def test_the_exact_step_is_shown_where_it_fits_and_first_if_nothing_is_faster() -> None:
-    assert listed() == [("adamw", "exact")]
-    assert listed(("checkpoint", 1.3, 10)) == [("adamw", "exact"), ("adamw", "checkpoint")]
-    assert listed(("adam8bit", 0.9, 10, OTHER_UPDATES))[-1] == ("adamw", "exact")
+def test_uniform_plans_are_compared_with() -> None:
+    plans = (("checkpoint,only=model.layers.[0-10]", 1.2, 90), ("offload,only=model.layers.[0-31]", 1.5, 90))
+    what = found(*plans, exact=200)
+
+    (note,) = (note for note in tables_of(what, "t")[0].notes if note.startswith("With the same for all blocks"))
+    assert "exact gradients the fastest that fits is offload all: 1.50 of the exact step's time" in note
 
 
-def test_a_faster_optimizer_of_the_same_updates_is_shown_beside_the_exact_step() -> None:
-    rows = listed(("adamw-fused exact", 0.9, 20), ("checkpoint", 1.3, 10))
+STAGES = Blocks(tuple(f"layer{stage}.{place}" for stage, count in ((1, 3), (2, 4)) for place in range(count)))
+TWO = Blocks(tuple(f"model.{half}.layers.{place}" for half in ("encoder", "decoder") for place in range(4)))
 
-    assert rows == [("adamw-fused", "exact"), ("adamw", "exact"), ("adamw", "checkpoint")]
+
+@pytest.mark.parametrize(
+    ("blocks", "spec", "name", "words"),
+    [
+        (LAYERS, "exact", "exact", "exact"),
+        (
+            LAYERS,
+            "checkpoint,only=model.layers.[0-10]+msln,only=model.layers.[11-31]+chunked_loss:8",
+            "checkpoint 0-10, msln 11-31, chunked_loss:8",
+            "checkpoint on blocks 0-10, msln on blocks 11-31, chunked_loss:8",
+        ),
+        (
+            LAYERS,
+            "checkpoint,only=model.layers.[0-3]/model.layers.9+offload,only=model.layers.[0-1]",
+            "checkpoint+offload 0-1, checkpoint 2-3 9",
+            "checkpoint with offload on blocks 0-1, checkpoint on blocks 2-3 and 9",
+        ),
+        (
+            LAYERS,
+            "msln,only=model.norm/model.layers.[0-31]",
+            "msln all model.norm",
+            "msln on all blocks and on model.norm",
+        ),
+        (
+            STAGES,
+            "gact:L2,only=conv1/layer1.[0-1]/layer2.3",
+            "gact:L2 layer1.0-1 layer2.3 conv1",
+            "gact:L2 on blocks layer1.0-1 and layer2.3 and on conv1",
+        ),
+        (
+            TWO,
+            "checkpoint,only=model.decoder.layers.[0-1]",
+            "checkpoint decoder.layers.0-1",
+            "checkpoint on blocks decoder.layers.0-1",
+        ),
+        (Blocks(), "checkpoint,only=h.0", "checkpoint h.0", "checkpoint on h.0"),
+    ],
+)
+def test_plans_in_words(blocks: Blocks, spec: str, name: str, words: str) -> None:
+    assert short(spec, blocks) == name
+    assert sentence(spec, blocks) == words
+
+
+def test_what_every_plan_has_is_left_out_of_names() -> None:
+    assert short("lora:16+checkpoint", LAYERS, "lora:16") == "checkpoint"
+    assert short("lora:16", LAYERS, "lora:16") == "lora:16"
+
+
+def test_what_is_uniform() -> None:
+    assert is_uniform("checkpoint+offload,only=model.layers.[0-31]+msln,only=model.norm", LAYERS)
+    assert not is_uniform("offload,only=model.layers.[0-30]", LAYERS)
+    assert not is_uniform("offload,only=h.0", Blocks())
+
+
+def test_specifications_of_plans_stand_below_the_table() -> None:
+    spec = "checkpoint,only=model.layers.[0-10]"
+
+    notes = tables_of(found((spec, 1.2, 90), exact=200), "t")[0].notes
+
+    assert notes[0] == f"checkpoint 0-10 is -s '{spec}' --optimizer adamw"
+
+
+OLD = Path(__file__).parents[2] / "data" / "fit-2026-11.fit.jsonl"
+
+
+def test_records_of_stacks_that_were_searched_for_can_be_read() -> None:
+    tables = fit_tables(store.read_results(OLD, FitRecord).records)
+
+    assert tables[0].lead[0].startswith("checkpoint,every=2")
+    assert [row["scheme"] for row in tables[0].rows]
+    assert "Frontier" in tables[-1].title
+    assert all(map(render.markdown, tables))

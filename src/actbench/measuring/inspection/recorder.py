@@ -25,7 +25,8 @@ from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import fake
-from actbench.simulator.recalled import asks_device, layout_of, tensors_of
+from actbench.simulator.recalled import asks_device, tensors_of
+from actbench.simulator.recipes import layout_of
 from actbench.workload.base import moved
 
 Around = Callable[[str], Callable[[], object]]

@@ -13,6 +13,7 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.watch import Watch
 from actbench.model.advice import PHASES, advice
+from actbench.model.blocks import BlockReadings
 from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.measured import PeakParts, PhasePeaks
 from actbench.model.meters import MeterName
@@ -43,6 +44,7 @@ class MemoryReading:
     communication: tuple[Communication, ...] | None = None
     untimed: str | None = None
     simulated: Literal["cpu", "cuda"] | None = None
+    blocks: BlockReadings | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:
         """Return this reading with a memory limit, and the bytes needed above the limit."""

@@ -26,6 +26,7 @@ class OverProcesses(Scheme):
 
     axis: ClassVar[str]
     positional: ClassVar[str | None] = "ranks"
+    variants: ClassVar[tuple[str, ...]] = ("",)
 
     ranks: Count = 8
 
@@ -37,7 +38,7 @@ class OverProcesses(Scheme):
     @property
     def facets(self) -> Iterable[Facet]:
         """The processes, along the axis."""
-        return (Spread({self.axis: self.ranks}),)
+        return (Spread({self.axis: self.ranks}, variants=self.variants),)
 
     def _mesh(self, setup: TrainingSetup) -> DeviceMesh:
         """Return the processes along the axis; a ConversionError if there are not as many."""

@@ -51,6 +51,7 @@ class Fsdp(DataParallel):
         rank=80,  # around what all others have made of modules and optimizer
         variants=(),  # ``actbench fit`` asks what fits on one card
     )
+    variants: ClassVar[tuple[str, ...]] = ("", ",mixed=bf16")
 
     reshard: bool | Annotated[int, Field(ge=2)] = True
     mixed: Literal["none", "bf16", "fp16"] = "none"

@@ -34,7 +34,8 @@ class Cells:
 def readable(table: Table) -> Table:
     """Return a table without its quiet columns, with title and notes as plain text."""
     columns = tuple(column for column in table.columns if not column.quiet)
-    return replace(table, title=plain(table.title), columns=columns, notes=tuple(map(plain, table.notes)))
+    notes, lead = tuple(map(plain, table.notes)), tuple(map(plain, table.lead))
+    return replace(table, title=plain(table.title), columns=columns, notes=notes, lead=lead)
 
 
 def cells(table: Table) -> Cells:
@@ -85,7 +86,7 @@ def values_of(table: Table, column: Column[Any]) -> Sequence[Value]:
 
 
 def markdown(table: Table) -> str:
-    """Return a section of Markdown: title, table, and notes as a list."""
+    """Return a section of Markdown: title, lead, table, notes as a list, and code."""
     return "".join(markdown_lines(table))
 
 
@@ -93,6 +94,7 @@ def markdown_lines(table: Table) -> Iterator[str]:
     """Yield the lines of a section of Markdown."""
     table, text = readable(table), cells(table)
     yield f"## {marked(table.title)}".rstrip() + "\n"
+    yield from (f"\n{marked(line)}\n" for line in table.lead)
     if text.headings:
         yield "\n"
         yield _markdown_row(map(marked, text.headings))
@@ -101,6 +103,9 @@ def markdown_lines(table: Table) -> Iterator[str]:
     if table.notes:
         yield "\n"
         yield from (f"- {marked(note)}\n" for note in table.notes)
+    for heading, code in table.code:
+        yield f"\n{marked(heading)}:\n\n"
+        yield from (f"    {line}".rstrip() + "\n" for line in code.splitlines())
 
 
 def _markdown_row(row: Iterable[str]) -> str:

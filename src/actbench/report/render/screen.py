@@ -38,6 +38,7 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = readable(self.table)
         shown = fitted(replace(table, rows=table.rows[:LIMIT]), options.max_width)
+        yield from (Text(line, style="bold") for line in table.lead)
         yield from console.render(_grid(table.title, shown.text), options)
         for line in [*shown.told, *table.notes[:LIMIT]]:
             yield Text(line, style="dim")
@@ -83,6 +84,7 @@ def _grid(title: str, text: Cells) -> Grid:
 def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
     """Yield the lines of a whole readable table; the layout is rich's, at a hundredth of the time."""
     told: list[str] = []
+    yield from _paragraphs(table.lead, options.max_width)
     if table.columns:
         if table.title:
             yield table.title
@@ -91,8 +93,12 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
         yield from _grid_lines(replace(text, columns=tuple(map(_unfolded, text.columns))), _BOX.substitute(options))
     else:
         yield ""
-    for note in (*told, *table.notes):
-        yield from textwrap.wrap(note, options.max_width, break_long_words=False, break_on_hyphens=False) or [""]
+    yield from _paragraphs([*told, *table.notes], options.max_width)
+
+
+def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:
+    for text in texts:
+        yield from textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:

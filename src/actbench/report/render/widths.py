@@ -15,10 +15,10 @@ from actbench.report.tables.values import Column
 
 _GAP = 2  # a space and a divider between two columns
 _LONG, _SHORT = 20, 12  # least length of a model's name, before and after spreads are left out
-_LONG_SCHEME, _SHORT_SCHEME = 1000, 16
+_OF_SCHEMES = (1000, 16)
 _FLOORS = {
     **dict.fromkeys(("model", "module", "path", "label", "operator"), (_LONG, _SHORT)),
-    "scheme": (_LONG_SCHEME, _SHORT_SCHEME),
+    **dict.fromkeys(("scheme", "plan"), _OF_SCHEMES),
 }
 """By key of a column of names: its least width before, and after, spreads are left out."""
 
@@ -98,7 +98,7 @@ def _with_room(
     names: dict[str, str] = {}
     (natural, least), texts = sizes, list(text.columns)
     slack = width - _total(least, kept)
-    for place in sorted(kept, key=lambda place: columns[place].key != "scheme"):  # schemes get room first
+    for place in sorted(kept, key=lambda place: _FLOORS.get(columns[place].key) != _OF_SCHEMES):  # they get room first
         given = max(0, min(natural[place] - least[place], slack))
         slack -= given
         if least[place] + given < natural[place]:

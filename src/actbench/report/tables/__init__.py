@@ -11,5 +11,15 @@ from actbench.report.tables.table import (
     to_frame,
     varying_settings,
 )
+from actbench.report.tables.values import Curve
 
-__all__ = ["Table", "estimates_table", "fill", "report_tables", "results_table", "to_frame", "varying_settings"]
+__all__ = [
+    "Curve",
+    "Table",
+    "estimates_table",
+    "fill",
+    "report_tables",
+    "results_table",
+    "to_frame",
+    "varying_settings",
+]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from actbench.model.estimated import EstimatedTime
-from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
 from actbench.report.advice import about_bounds, about_largest, about_limits, about_peak, names_of
@@ -30,7 +29,8 @@ from actbench.report.tables.columns import (
 )
 from actbench.report.tables.computed import step_change
 from actbench.report.tables.entries import Entry, join
-from actbench.report.tables.values import Column, Item, Rows, Unit, Value, blocks, write
+from actbench.report.tables.estimates import about_estimates
+from actbench.report.tables.values import Column, Curve, Item, Rows, Unit, Value, blocks, write
 
 if TYPE_CHECKING:
     import pandas
@@ -160,12 +160,25 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw values, by column key, in base units; ``columns`` has no column without any value."""
+    """Rows of raw values, by column key, in base units; ``columns`` has no column without any value.
+
+    Attributes:
+        title: The heading.
+        columns: The columns.
+        rows: The rows.
+        notes: Sentences below the rows.
+        lead: Sentences above the rows: the answer that they support.
+        curve: What a page draws of it.
+        code: Code to paste, each with a heading, for Markdown and pages.
+    """
 
     title: str
     columns: tuple[Column[Any], ...]
     rows: Sequence[Mapping[str, Value]]
     notes: tuple[str, ...] = ()
+    lead: tuple[str, ...] = ()
+    curve: Curve | None = None
+    code: tuple[tuple[str, str], ...] = ()
 
 
 def fill(
@@ -265,25 +278,3 @@ def to_frame(table: Table) -> pandas.DataFrame:
     import pandas  # takes a third of a second, too long for a report on a terminal
 
     return pandas.DataFrame(list(table.rows), columns=[column.key for column in table.columns])
-
-
-def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
-    """Yield notes: what ``est.`` means, which operators are counted roughly, and why a time is missing."""
-    found = [(record.case, record.outcome) for record in records if isinstance(record.outcome, Measurement)]
-    timed = [(case, measured.estimated) for case, measured in found if measured.estimated]
-    if timed:
-        devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
-        yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
-    yield from about_unknown(time for _, time in timed)
-    for device, name in dict.fromkeys((case.device_profile, name) for case, time in timed for name in time.replaced):
-        yield (
-            f"{device} has no units for {name}: its products are timed at the rate of float32"
-            f"{', in which cuBLAS computes them; take float16 there' if name == 'bfloat16' else ''}."
-        )
-    yield from dict.fromkeys(measured.untimed for _, measured in found if measured.untimed)
-
-
-def about_unknown(times: Iterable[EstimatedTime | None]) -> Iterator[str]:
-    """Yield a note if the cost model does not know some operators."""
-    if unknown := dict.fromkeys(name for time in times if time for name in time.unknown):
-        yield f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."

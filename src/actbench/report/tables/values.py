@@ -1,4 +1,4 @@
-"""Columns and values of tables: how a value is written, times and ratios with spreads, and rows."""
+"""Columns and values of tables: how a value is written, times and ratios with spreads, rows, and curves of them."""
 
 from __future__ import annotations
 
@@ -229,3 +229,24 @@ def with_spread(
         Column(key, title, unit, value_of(of), better, detail=detail),
         Column(spread_key or f"{key}_spread", sign, spread_unit or unit, spread, spread_of=key),
     )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a page draws of a table: its rows as points, joined by a line.
+
+    Attributes:
+        name: In the legend.
+        chart: Curves with the same one are drawn in one chart, under this name.
+        label: Key of the column that names the points.
+        seconds: Key of the column along the x axis.
+        bytes: Key of that along the y axis.
+        limit_bytes: Drawn as a line across.
+    """
+
+    name: str
+    chart: str
+    label: str
+    seconds: str
+    bytes: str
+    limit_bytes: int | None = None

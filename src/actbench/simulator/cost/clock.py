@@ -47,6 +47,7 @@ class _Clock:
     operators: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     beside: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     busy: float = 0.0
+    passed: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         links, shares = self.rates.links, self.efficiencies.links
@@ -58,6 +59,7 @@ class _Clock:
         self.operators.clear()
         self.beside.clear()
         self.busy = 0.0
+        self.passed.clear()
         self.exchanges.begin()
         phase: Phase | None = None
         for each in done:
@@ -67,6 +69,7 @@ class _Clock:
                 phase = each.phase
             self._issue(each)
             self.phases[each.phase] += self.device - before
+            self.passed.append(self.device)
         before = self.device
         self._meet()
         if phase is not None:
@@ -197,7 +200,12 @@ def replaced(work: OperatorWork, rates: Rates) -> str:
 
 
 def estimate(
-    done: Sequence[Done], rates: Rates, efficiencies: Efficiencies, *, asynchronous: bool = True
+    done: Sequence[Done],
+    rates: Rates,
+    efficiencies: Efficiencies,
+    *,
+    asynchronous: bool = True,
+    passed: list[float] | None = None,
 ) -> EstimatedTime:
     """Return the time of a step in the steady state: of the second of two.
 
@@ -206,11 +214,14 @@ def estimate(
         rates: What the device can do.
         efficiencies: What operators reach of that.
         asynchronous: Whether the host runs ahead of the device, as with CUDA.
+        passed: Receives the seconds from the beginning of the step until the device has come past each operator.
     """
     clock = _Clock(rates, efficiencies, asynchronous)
     clock.run(done)
     begun, host_begun = clock.device, clock.host
     clock.run(done)
+    if passed is not None:
+        passed += [moment - begun for moment in clock.passed]
     unknown = sorted({each.work.name for each in done if not each.work.is_known})
     guessed = [each.work for each in done if _measured(each.work, efficiencies) is None]
     exchanges = any(each.work.collective for each in done)

@@ -1,135 +1,74 @@
-"""Choices for a training step, and stacks of them."""
+"""What may be changed in a step: around its blocks, and in each of them."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, UsageError
-from actbench.model.gradient import GRADIENTS
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
 from actbench.scheme.base import Change
 from actbench.scheme.composed import refuse_spread
+from actbench.scheme.facets import InParts, Periodic
 from actbench.tools.fit.choice import ADAPTS, Choice
-from actbench.tools.fit.records import Training
 
-OF_COMPUTING: frozenset[Change] = frozenset(("precision", "memory format"))
-OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
-OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
-"""Changes of how operators compute; of what grows with the batch; of what grows with the model."""
-
-
-Rung = tuple[str, tuple[Change, ...], tuple[Any, ...]]
-"""What values of one scheme have in common."""
-
-Stack = frozenset[Choice]
-"""Choices that are tried together; empty for the exact step."""
-
-
-def training_of(stack: Iterable[Choice], warnings: Sequence[str] = ()) -> Training:
-    """Return how training with a whole stack differs, given the warnings of simulations of its choices."""
-    found = [choice.training_of(warnings) for choice in stack]
-    return Training(
-        trained="adapters" if any(each.trained == "adapters" for each in found) else "all",
-        gradient=max((each.gradient for each in found), key=GRADIENTS.index, default="exact"),
-        updates="other" if any(each.updates == "other" for each in found) else "same",
-        precision="other" if any(each.precision == "other" for each in found) else "same",
-    )
-
-
-def case_of(stack: Stack, exact: Case) -> Case:
-    """Return the case of a stack, with its scheme in canonical form."""
-    parts = [choice.name for choice in stack if choice.scheme is not None]
-    spec = schemes.build("+".join(sorted(parts))).spec if parts else exact.scheme
-    optimizer = next((choice.optimizer for choice in stack if choice.optimizer is not None), exact.optimizer)
-    return exact.model_copy(update={"scheme": spec, "optimizer": optimizer})
-
-
-def name_of(stack: Stack) -> str:
-    """Return the name of a stack for messages."""
-    return " + ".join(sorted(choice.name for choice in stack)) or "exact"
+_OF_BLOCKS: frozenset[Change] = frozenset(("saved tensors", "recomputation"))
+_COMPUTING: frozenset[Change] = frozenset(("precision", "memory format", ADAPTS))
+"""Changes of single blocks; changes with which blocks hold and take something else."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices for a case, and which of them can be in one stack.
+    """All that may be changed.
 
     Attributes:
-        all: The choices; values of one scheme are next to each other.
+        around: What is changed around the blocks: the loss, the optimizer, gradients.
+        of_blocks: What may be done with one block and not with another.
+        computing: What changes how all blocks compute: precision, memory format, adapters.
+        in_parts: Micro-batches, each with their number, the fewest first.
         kept: What the model brings that none of them changes, each with why.
     """
 
-    all: Sequence[Choice]
+    around: Sequence[Choice] = ()
+    of_blocks: Sequence[Choice] = ()
+    computing: Sequence[Choice] = ()
+    in_parts: Sequence[tuple[int, Choice]] = ()
     kept: tuple[str, ...] = ()
-    _together: dict[frozenset[Choice], bool] = field(default_factory=dict, repr=False, compare=False)
 
-    @functools.cached_property
-    def rungs(self) -> Mapping[Rung, list[Choice]]:
-        """The values of each scheme, those that save more last."""
-        found: dict[Rung, list[Choice]] = {}
-        for choice in self.all:
-            found.setdefault(rung_of(choice), []).append(choice)
-        return found
+    @property
+    def all(self) -> list[Choice]:
+        """Every choice."""
+        return [*self.around, *self.of_blocks, *self.computing, *(choice for _, choice in self.in_parts)]
+
+    @classmethod
+    def sorted(cls, choices: Sequence[Choice]) -> Choices:
+        """Sort choices by what they change."""
+        schemes_of = {choice: choice.scheme for choice in choices if choice.scheme is not None}
+        parts = {each: found.parts for each, scheme in schemes_of.items() if (found := scheme.facet(InParts))}
+        periodic = {
+            each for each, scheme in schemes_of.items() if (period := scheme.facet(Periodic)) and period.blocks > 1
+        }
+        blocks = [each for each in choices if set(each.changes) <= _OF_BLOCKS and each not in periodic]
+        computing = [each for each in choices if not _COMPUTING.isdisjoint(each.changes)]
+        left = [each for each in choices if each not in {*parts, *periodic, *blocks, *computing}]
+        around = [each for each in left if _OF_BLOCKS.isdisjoint(each.changes)]  # else another value does one of both
+        return cls(around, blocks, computing, sorted((count, each) for each, count in parts.items()))
 
     def suited(self, exact: Case, measured: Measurement) -> Choices:
         """Return the choices that go with the types and the optimizer that a model brings, seen in its exact step."""
-        left, kept = list(self.all), list[str]()
+        computing, around, kept = list(self.computing), list(self.around), list[str]()
         if exact.dtype is None and measured.dtype != "float32":
-            left = [choice for choice in left if choice.changes != ("precision",)]
+            computing = [choice for choice in computing if choice.changes != ("precision",)]
             kept.append(
                 f"the model's parameters are {measured.dtype}: no other precision was tried; --dtype casts them"
             )
         if exact.optimizer is None and not _steps_as_adamw(measured):
-            left = [choice for choice in left if choice.optimizer is None or not choice.same_updates]
+            around = [choice for choice in around if choice.optimizer is None or not choice.same_updates]
             optimizer = f"the model's own optimizer, {measured.optimizer}"
             kept.append(f"of {optimizer}, no other implementation was tried; --optimizer names another")
-        return Choices(left, tuple(kept))
-
-    def together(self, stack: Stack, choice: Choice) -> bool:
-        """Whether a choice can be added to a stack."""
-        return choice not in stack and all(self._pair(choice, other) for other in stack)
-
-    def stands(self, stack: Stack) -> bool:
-        """Whether the choices of a stack stand together."""
-        return all(self._pair(*pair) for pair in itertools.combinations(stack, 2))
-
-    def from_on(self, choice: Choice) -> list[Choice]:
-        """Return the values of a choice's scheme that save as much as the choice or more, itself first."""
-        alike = self.rungs[rung_of(choice)]
-        return alike[alike.index(choice) :]
-
-    def strongest(self, changes: Set[Change]) -> list[Stack]:
-        """Return stacks that may fit where hardly anything does, those that change least of the training first.
-
-        They recompute as much as they can; beside that they train adapters, or save gradients and optimizer state.
-        ``changes`` are those that lower the peak; others are left out, but for adapters.
-        """
-        last = [values[-1] for values in self.rungs.values()]
-        most = [each for each in last if each.scheme is not None and changes >= set(each.changes)]
-        start = Stack(next(([each] for each in most if each.changes == ("recomputation",)), ()))
-        of_state = {each.training.updates: each for each in reversed(most) if each.changes == ("optimizer",)}
-        gradients = [each for each in most if each.changes == ("gradients",)]
-        adapters = [each for each in self.all if ADAPTS in each.changes]
-        of_model = [(each, *gradients) for each in of_state.values()] or [tuple(gradients)]
-        wanted = [(), *((each,) for each in adapters), *of_model]
-        grown = [self._grown(start, each) for each in wanted]
-        return list(dict.fromkeys(stack for stack in grown if stack))
-
-    def _grown(self, stack: Stack, more: Iterable[Choice]) -> Stack:
-        for choice in more:
-            stack = stack | {choice} if self.together(stack, choice) else stack
-        return stack
-
-    def _pair(self, first: Choice, second: Choice) -> bool:
-        pair = frozenset((first, second))
-        if pair not in self._together:
-            self._together[pair] = first.kind != second.kind and first.stands_with(second)
-        return self._together[pair]
+        return replace(self, computing=computing, around=around, kept=tuple(kept))
 
 
 def choices_for(
@@ -163,8 +102,11 @@ def choices_for(
         found = [choice for choice in found if not choice.takes_gradients]
     if not has_bfloat16:
         found = [choice for choice in found if not choice.needs_bfloat16]
+    if exact.scheme != "exact":  # what always stands beside the plan
+        base = Choice(exact.scheme, schemes.build(exact.scheme))
+        found = [choice for choice in found if choice.name != base.name and choice.stands_with(base)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
-    return Choices([choice for choice in found if choice.training.is_exact or not only_exact])
+    return Choices.sorted([choice for choice in found if choice.training.is_exact or not only_exact])
 
 
 def _steps_as_adamw(measured: Measurement) -> bool:
@@ -186,22 +128,3 @@ def _refuse_spread(choices: Sequence[Choice]) -> None:
                 )
     except ConversionError as error:
         raise UsageError(str(error)) from None
-
-
-def rung_of(choice: Choice) -> Rung:
-    """Return what the values of one scheme have in common, of which each next one saves more and takes longer.
-
-    Lists say what a scheme works on, such as ``only=`` and ``functions=``: with others it is another thing.
-    """
-    lists = (value for value in vars(choice.scheme).values() if isinstance(value, tuple)) if choice.scheme else ()
-    return choice.kind, choice.changes, tuple(lists)
-
-
-def group_of(choice: Choice) -> str:
-    """Return the group of a choice; stacks within one group are compared with each other."""
-    changes = set(choice.changes)
-    if ADAPTS in changes:
-        return "parameters"
-    if changes & OF_COMPUTING:
-        return "precision"
-    return "samples" if changes & OF_SAMPLES else "model"

@@ -1,7 +1,8 @@
-"""The code for a stack: the user's own loop, the Hugging Face Trainer, and the command."""
+"""The code for a plan: the user's own loop, the Hugging Face Trainer, and the command."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,7 @@ class Code(NamedTuple):
         loop: Python that trains ``model`` on ``batches``; its first lines say what it assumes.
         trainer: Python that trains ``model`` on ``data`` with the Hugging Face Trainer, or None.
         why_no_trainer: Why there is no ``trainer``; empty if there is one.
-        command: The command that measures the stack.
+        command: The command that measures the plan.
     """
 
     loop: str
@@ -44,7 +45,7 @@ class Code(NamedTuple):
 
 
 def code_for(case: Case, measured: Measurement | None = None) -> Code:
-    """Return the code of a case with a stack's scheme and optimizer; ``measured`` is its simulation."""
+    """Return the code of a case with a plan's scheme and optimizer; ``measured`` is its simulation."""
     parts, built = _parts(case), measured.built if measured else None
     own = measured.optimizer if measured and case.optimizer is None and measured.optimizer != OPTIMIZER_CLASS else None
     kept = remedy(case, parts, measured, RATE)
@@ -83,10 +84,26 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
     types += [f"inputs=torch.{case.dtype}"] if case.dtype not in (None, "float32") else []
     lines += [f"    precision=actbench.Precision({', '.join(types)}),"] if types else []
     lines += [")"]
-    lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
+    lines += [f"setup = actbench.apply(setup, {_literal(case.scheme)})"] if parts else []
     lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept and kept.scheme else []
     lines += _scaled(_device(case)) if scaled else _PLAIN
-    return "\n".join(lines) + "\n"
+    return _joined(lines)
+
+
+_LONGEST_LINE = 80
+
+
+def _literal(spec: str, indent: str = "") -> str:
+    """Return a specification as a text in Python; a long one has a line for each scheme."""
+    if len(spec) <= _LONGEST_LINE:
+        return f'"{spec}"'
+    first, *others = spec.split("+")
+    lines = [f'"{first}"', *(f'"+{each}"' for each in others)]
+    return "".join(f"\n{indent}    {line}" for line in lines) + f"\n{indent}"
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(lines).replace(", \n", ",\n") + "\n"
 
 
 INSTEAD = "# instead: "
@@ -181,7 +198,7 @@ def _trainer(
     before = [each.before for each in found if each.before]
     if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
         spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
-        before, callback = [*before, f'model = actbench.convert(model, "{spec}")'], ""
+        before, callback = [*before, f"model = actbench.convert(model, {_literal(spec)})"], ""
     optimizer = _given_optimizer(case, found, own)
     other = kept.optimizer.format("trained") if kept else ""
     if kept and kept.scheme:
@@ -200,7 +217,7 @@ def _trainer(
     prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
     lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
     lines += _trainer_lines(prepared, callback, optimizer, other, arguments)
-    return "\n".join(lines) + "\n", ""
+    return _joined(lines), ""
 
 
 def _reads_floats(built: Built | None) -> bool:
@@ -247,7 +264,7 @@ def _trainer_lines(
     lines += [f"    {name}={value}," for name, value in arguments.items()] + [")"]
     lines += ["trainer = Trainer(", "    model=model,", "    args=arguments,", "    train_dataset=data,"]
     lines += ["    data_collator=in_type,"] if casts else []
-    lines += [f'    callbacks=[ActbenchCallback("{callback}")],'] if callback else []
+    lines += [f"    callbacks=[ActbenchCallback({_literal(callback, '    ')})],"] if callback else []
     lines += [f"    optimizers=({optimizer}, None),"] if optimizer else []
     lines += [f"    {INSTEAD}optimizers=({other}, None),"] if other else []
     return [*lines, ")", "trainer.train()"]
@@ -259,7 +276,7 @@ def _more_imports(code: str) -> list[str]:
 
 
 def _command(case: Case) -> str:
-    words = ["actbench measure", case.model, f"-s {case.scheme}", f"-b {case.batch_size}"]
+    words = ["actbench measure", shlex.quote(case.model), f"-s {shlex.quote(case.scheme)}", f"-b {case.batch_size}"]
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
     limit = case.memory_limit_bytes or profile.memory_bytes
     for flag, value, usual in (

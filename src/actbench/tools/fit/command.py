@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from actbench.cli.app import Exit, command, count_option, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
@@ -14,11 +15,13 @@ from actbench.cli.printing import ExportFlags, command_line, export, progress_sh
 from actbench.errors import UsageError
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.records import Case, Optimizer
-from actbench.units import format_bytes, parse_bytes
+from actbench.tools.fit.asking import QuestionFlags
+from actbench.units import parse_bytes
 
 if TYPE_CHECKING:
     from actbench.tools.fit.fit import Fit
-    from actbench.tools.fit.records import Asked, Tried
+    from actbench.tools.fit.questions import Answer
+    from actbench.tools.fit.records import Asked
 
 
 def _optimizer(text: str) -> str:
@@ -66,47 +69,65 @@ def fit(
         list[str] | None,
         option(
             "--scheme -s",
-            "Choose only from these schemes, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
+            "Plan only with these schemes, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
             metavar="SPEC",
             show_default=False,
         ),
     ] = None,
+    base: Annotated[
+        str,
+        option("--base", "Schemes that every plan has, and the exact step too, such as lora:16.", metavar="SPEC"),
+    ] = "exact",
     max_slowdown: Annotated[
         float,
-        option("--max-slowdown", "Most that a stack may take, in multiples of the exact step's estimate.", min=1.0),
+        option("--max-slowdown", "Most time that a plan may take, in multiples of the exact step's estimate.", min=1.0),
     ] = 2.0,
+    max_gradient_error: Annotated[
+        float | None,
+        option(
+            "--max-gradient-error",
+            "Largest relative error of the gradient (L2), as measure has it, such as 0.1; errors are measured on a "
+            "small copy of the model on this machine's CPU.",
+            min=0.0,
+            show_default=False,
+        ),
+    ] = None,
     exact: Annotated[
-        bool, option("--exact", "Only stacks with the exact step's gradients, updates and precision, to rounding.")
+        bool, option("--exact", "Only plans with the exact step's gradients, updates and precision, to rounding.")
     ] = False,
     measure: Annotated[
         bool,
         option("--measure", "Measure the first three on this machine's device, and show the errors of the estimates."),
     ] = False,
-    show_code: Annotated[
-        int, count_option("--code", "Print the code of the first N stacks.", least=0, metavar="N")
-    ] = 1,
+    show_code: Annotated[int, count_option("--code", "Print the code of the first N plans.", least=0, metavar="N")] = 1,
     jobs: Annotated[
         int | None,
         count_option(
             "--jobs -j",
-            "Promising stacks that are simulated at a time before the next are chosen (default: one a core here).",
+            "Cases that are simulated at a time (default: one a core here).",
         ),
     ] = None,
     budget: Annotated[
         float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
+    quiet: Annotated[bool, option("--quiet", "Show no progress.")] = False,
+    questions: QuestionFlags,
     nodes: ClusterFlags,
     output: OutputOption = Path("results/fit"),
     exports: ExportFlags,
 ) -> None:
-    """Find how a training step fits on a card: which schemes together, what they cost, and the code to paste.
+    """Plan how a training step fits on a card: what to do with each block, what it costs, and the code to paste.
 
-    Stacks of schemes are simulated for the card, first those that can lower what fills its memory. The table lists
-    stacks that fit, the fastest first: the estimated time beside the exact step's, how the gradient changes, and what
-    else changes. Stacks that train adapters instead of the model's parameters have their own table. Run the same
-    command again to continue a stopped fit. On a machine with the card, --measure runs the first three stacks and
-    shows the errors of the estimates.
+    Single changes are simulated for the card, mostly on a copy with three blocks: recomputing, packing or moving what
+    blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. What they save and cost adds up, so
+    the fastest plan within the memory is solved for, not searched. It is simulated whole, with the limit set, and
+    solved again if it needs more than was added up. Only plans that were simulated whole are shown.
+
+    First comes the answer: the fastest plan with exact gradients, and the fastest of all. Tables have the fastest plan
+    for each way in which training may change, and the frontiers of memory and time. Plans that train adapters instead
+    of the model's parameters have their own table. Run the same command again to continue a stopped fit. On a machine
+    with the card, --measure runs the first three plans and shows the errors of the estimates.
 
     Exit status: 0 something fits within --max-slowdown, with adapters or without, 1 nothing does, 2 wrong usage.
 
@@ -122,50 +143,81 @@ def fit(
 
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
 
+    actbench fit llama-3.1-8b --device-profile rtx-4090 --sequence-length 2048 --dtype bfloat16 -b 2 --base lora:16
+
+    actbench fit llama-3.1-8b --device-profile rtx-4090 --batch-size 1 --dtype bfloat16 --longest-sequence
+
     actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
     """
     machines = nodes.chosen
-    case, asked = _asked(model, flags, max_slowdown, exact)
+    questions.check(measure=measure, device_profile=flags.device_profile, memory_limit=flags.memory_limit, base=base)
+    checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
+    case, asked = _asked(model, flags, max_slowdown, exact)
+    asked = asked.model_copy(update={"max_gradient_error": max_gradient_error})
 
     from actbench.report.render.formats import json_lines
     from actbench.tools.fit.fit import fit as find
+    from actbench.tools.fit.fitting import Means
+    from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
+    case = case.model_copy(update={"scheme": _of_all(base)})
     with schemes_from("--scheme"):
         schemes = _alone(among)
-    with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
-        found = find(
-            case,
-            asked=asked,
-            schemes=schemes,
-            output=output,
-            measure=measure,
-            command=command_line(),
-            jobs=jobs,
-            budget_seconds=budget,
-            timeout_seconds=timeout,
-            progress=progress,
-            machines=machines,
-        )
-    tables = tables_of(found.found, FIT_TITLE)
+    with progress_shown(
+        "; what was simulated is stored, and the same command goes on from there", silent=quiet
+    ) as progress:
+        means = Means(output, command_line(), schemes, jobs, budget, timeout, progress, machines)
+        answer = questions.answer(case, asked, means)
+        if answer is None:
+            found = find(
+                case,
+                asked=asked,
+                schemes=schemes,
+                output=output,
+                measure=measure,
+                command=command_line(),
+                jobs=jobs,
+                budget_seconds=budget,
+                timeout_seconds=timeout,
+                progress=progress,
+                machines=machines,
+            )
+    if answer is not None:
+        _show_answer(answer, exports, show_code)
+        return
+    verdict = "" if found.is_possible else _verdict(found)
+    tables = list(tables_of(found.found, FIT_TITLE, verdict))
+    chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
+    tables[0] = replace(tables[0], code=pieces_of(chosen))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
-    chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
-    _print_code(chosen, readers(exports))
+    _print_code(tables[0].code, exports)
     _remarks(found)
     if not found.is_possible:
+        remark(verdict)
+        raise Exit(1)
+
+
+def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
+    from actbench.report.render.formats import json_lines
+    from actbench.tools.fit.pieces import pieces_of
+
+    show(*answer.tables, beside=exports)
+    export(exports, answer.tables, lambda: json_lines(answer.records))
+    _print_code(pieces_of(answer.chosen[:show_code]), exports)
+    for text in answer.remarks:
+        remark(text)
+    if not answer.is_possible:
         raise Exit(1)
 
 
 def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tuple[Case, Asked]:
     from actbench.tools.fit.records import Asked
 
-    if flags.device_profile is None:
-        raise UsageError(
-            "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists them"
-        )
-    check_device_profile(flags.device_profile)
+    if flags.device_profile is not None:
+        check_device_profile(flags.device_profile)
     check_model(model)
     given = flags.given(set(Case.model_fields) - {"optimizer"})
     chosen = flags.optimizer or []
@@ -173,6 +225,26 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     limit = {} if flags.memory_limit is None else {"memory_limit_bytes": parse_bytes(flags.memory_limit)}
     case = Case(**{**given, **limit, "model": model, "optimizer": optimizer})
     return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
+
+
+def _of_all(base: str) -> str:
+    """Return the schemes that every plan has, in canonical form.
+
+    Raises:
+        SpecError: There is no such scheme, or they do not stand together.
+        UsageError: They spread the model over processes.
+    """
+    from actbench.errors import ConversionError
+    from actbench.scheme import build
+    from actbench.scheme.composed import refuse_spread
+
+    with schemes_from("--base"):
+        scheme = build(base)
+    try:
+        refuse_spread(scheme, f"--base {base}: a fit is of one process", "'actbench sweep' simulates stacks of it")
+    except ConversionError as error:
+        raise UsageError(str(error)) from None
+    return scheme.spec
 
 
 def _alone(among: list[str] | None) -> list[str] | None:
@@ -190,87 +262,31 @@ def _alone(among: list[str] | None) -> list[str] | None:
     built = {text: build(text) for text in among}
     stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
     if stack is not None:
-        raise UsageError(f"--scheme {stack}: fit stacks schemes itself; name them one by one, each with --scheme")
+        raise UsageError(f"--scheme {stack}: fit combines schemes itself; name them one by one, each with --scheme")
     return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))
 
 
-def _print_code(chosen: list[Tried], to: TextIO) -> None:
-    from actbench.tools.fit.code import code_for
+def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None:
+    for heading, text in pieces:
+        print(f"\n# {heading}\n{text}", file=readers(exports))
 
-    for tried in chosen:
-        case = tried.record.case
-        code = code_for(case, tried.measured)
-        print(f"\n# {case.scheme}, a loop of your own\n{code.loop}", file=to)
-        if code.trainer:
-            print(f"# {case.scheme}, with transformers' Trainer\n{code.trainer}", file=to)
-        else:
-            print(f"# not with transformers' Trainer: {code.why_no_trainer}\n", file=to)
-        print(f"# measured on the device\n{code.command}", file=to)
+
+def _verdict(found: Fit) -> str:
+    from actbench.tools.fit.answer import impossible
+
+    return impossible(
+        found.found, knows_least=found.knows_least, least_profile=found.least_profile, has_more=found.has_more
+    )
 
 
 def _remarks(found: Fit) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
-    explored = f"; {found.explored} more explored on two copies of the model with few blocks" if found.explored else ""
-    remark(f"{found.simulated} stacks simulated, {known} taken from the results file{explored}")
+    remark(f"{found.simulated} cases simulated whole, {known} taken from the results file")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
     for why in found.refused:
         remark(f"not for this model: {why}")
     for why in found.kept:
         remark(why)
-    if found.untried:
-        remark(
-            f"the time of --budget ended before these were simulated: {', '.join(found.untried[:10])}"
-            f"{' and others' if len(found.untried) > 10 else ''}; the same command goes on from there"
-        )
-    if not found.is_possible:
-        remark(_impossible(found))
-
-
-def _impossible(found: Fit) -> str:
-    """Return the message for a fit without a result: the least need, and what to change."""
-    fitted = found.found
-    limit = fitted.exact.measured.memory_limit_bytes or 0
-    fits = [each for each in fitted.tried if each.measured.fits]
-    if fits:
-        fastest = fits[0]
-        return (
-            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}; {fastest.record.case.scheme} fits and takes "
-            f"{fastest.slowdown:.3g} times the exact step's time{'; ' if found.untried else ''}{_more_time(found)}"
-        )
-    if found.may_fit:
-        return (
-            f"the time of --budget ended before {found.untried[0]} was simulated whole, which fits as far as copies of "
-            "the model with few blocks tell: give a larger --budget"
-        )
-    least = min(fitted.tried, key=lambda each: each.need_bytes)
-    remedies = [_more_time(found)] if found.untried else []
-    if not found.unreached:
-        remedies += [_smaller(least, limit)]
-        remedies += [f"--device-profile {found.least_profile}"] if found.least_profile else []
-        remedies += ["a larger --memory-limit"] if found.has_more else []
-        remedies += ["leave out --exact"] if least.record.asked.exact else []
-    return (
-        f"nothing that was tried fits in {format_bytes(limit)}: the least, {least.record.case.scheme}, needs "
-        f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
-    )
-
-
-def _more_time(found: Fit) -> str:
-    """Return what time ended before, and that there may be more of it; empty if nothing was left untried."""
-    if not found.untried:
-        return ""
-    *most, last = found.unreached or (f"{len(found.untried)} more stacks",)
-    what = f"{', '.join(most)} and {last}" if most else last
-    return f"the time of --budget ended before {what} could be tried: give a larger --budget"
-
-
-def _smaller(least: Tried, limit: int) -> str:
-    """Return what to make smaller: the model, if it fills the memory by itself, or else the batch."""
-    parts = least.measured.peak_parts
-    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
-    if of_model <= limit:
-        return "take a smaller --batch-size or shorter samples"
-    return (
-        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
-    )
+    if found.is_over and found.is_possible:
+        remark("the time of --budget ended before all plans were simulated; the same command goes on from there")

@@ -1,4 +1,4 @@
-"""Measuring the stacks of a fit on the device that they are for."""
+"""Measuring the plans of a fit on the device that they are for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit.records import FitRecord
 
 MOST = 3
-"""Most stacks to measure."""
+"""Most plans to measure."""
 
 _VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mig"))
 """Words in a driver's name of a card that make it another card."""
@@ -93,7 +93,7 @@ class _AsFits:
         return self.store.find(case)
 
     def append(self, record: MeasuredRecord) -> None:
-        """Store a record with the request of the fit and how its stack changes training."""
+        """Store a record with the request of the fit and how its plan changes training."""
         beside = self.simulated[record.case]
         fields = {name: getattr(record, name) for name in Record.model_fields}
         self.store.append(FitRecord(**fields, asked=beside.asked, training=beside.training))
@@ -108,7 +108,7 @@ def measure(
     timeout_seconds: float | None,
     progress: Progress,
 ) -> tuple[Case, ...]:
-    """Measure simulated stacks that the store has no measurement of, and return the measured cases.
+    """Measure simulated plans that the store has no measurement of, and return the measured cases.
 
     Raises:
         MeasurementError: The processes cannot be started.

@@ -1,4 +1,4 @@
-"""What weights of bfloat16 lose of small updates, and what keeps them: told in the code of a stack."""
+"""What weights of bfloat16 lose of small updates, and what keeps them: told in the code of a plan."""
 
 from __future__ import annotations
 

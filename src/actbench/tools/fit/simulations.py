@@ -11,15 +11,17 @@ from typing import Any
 from actbench.model.measured import Outcome
 from actbench.model.records import Case
 from actbench.report.store import Store
-from actbench.run.executor import BENCH, PRELOAD, Machines, Told, Work
+from actbench.run.executor import PRELOAD, Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
-from actbench.tools.fit.choices import Stack
+from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
 
+_BENCH = "actbench.tools.fit.bench"
+
 Origin = Mapping[str, Any]
-MakeRecord = Callable[[Case, Stack, Outcome, Origin], FitRecord]
+MakeRecord = Callable[[Case, Plan, Outcome, Origin], FitRecord]
 Simulator = Callable[[Sequence[Case], Callable[[], bool]], Generator[Told, None, None]]
 """Simulates cases, several at a time, and yields each as it ends; leaves out those that may not begin any more."""
 
@@ -49,16 +51,16 @@ class Simulations:
         self.simulated = 0
         self.over = False
 
-    def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+    def __call__(self, plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
         """Yield each case with its outcome; leave out cases that cannot begin before time runs out."""
         todo = []
-        for case in stacks:
+        for case in plans:
             record = self._store.find(case) if self._store.done(case) else None
             if record is None:
                 todo.append(case)
                 continue
             known = {"machine": record.machine, "versions": record.versions, "command": record.command}
-            mine = self._make_record(case, stacks[case], record.outcome, known)
+            mine = self._make_record(case, plans[case], record.outcome, known)
             # Another fit may have asked for something else, or for another model, of which this one was a copy.
             if not mine.of_copy and (record.of_copy or record.asked != mine.asked):
                 self._store.append(mine)
@@ -68,7 +70,7 @@ class Simulations:
             self._planned += todo
             with closing(self._simulator(todo, self._in_time)) as told:
                 for case, outcome, origin in told:
-                    record = self._make_record(case, stacks[case], outcome, origin)
+                    record = self._make_record(case, plans[case], outcome, origin)
                     self._store.append(record)
                     self._progress.finished(case, outcome)
                     self.simulated += not record.of_copy
@@ -89,7 +91,7 @@ def simulator(
     progress: Progress,
     libraries: Iterable[str] = (),
 ) -> Iterator[Simulator]:
-    """Hold what simulates cases for as long as a search runs: ``machines``, or processes of this one.
+    """Hold what simulates cases for as long as plans are made: ``machines``, or processes of this one.
 
     ``libraries`` are imported once, if they can be, and not in the process of each case.
 
@@ -97,6 +99,6 @@ def simulator(
         UsageError: The machines cannot be reached.
     """
     preload = (*PRELOAD, *sorted(libraries))
-    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=BENCH, preload=preload)
+    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=_BENCH, preload=preload)
     with (machines or ThisMachine()).start(work) as executor:
         yield partial(outcomes, executor, work)

@@ -1,16 +1,20 @@
-"""The tables of ``actbench fit``: the shortlist, the shortlist with adapters, and the frontier."""
+"""The tables of ``actbench fit``: the shortlist, the shortlist with adapters, and the frontiers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from actbench.model.measured import Measurement
+from actbench.model.records import Case
 from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, names_of_cases, warnings
-from actbench.report.tables.table import Table, about_unknown, fill
-from actbench.report.tables.values import Column, Item, SpreadValue, Value, change, step_time, with_spread
+from actbench.report.tables.estimates import about_unknown
+from actbench.report.tables.table import Table, fill
+from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
+from actbench.tools.fit.answer import answer
 from actbench.tools.fit.records import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.units import format_bytes, format_seconds
 
@@ -24,10 +28,10 @@ def _at_peak(part: str, title: str) -> Column[Tried]:
     return Column(part, title, "bytes", compute, "lower", detail=2)
 
 
-def _differs(tried: Tried) -> str:
+def _differs(tried: Tried) -> str | None:
     training = tried.training
     found = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
-    return ", ".join([*found, *(["adapters"] if training.trained == "adapters" else [])])
+    return ", ".join([*found, *(["adapters"] if training.trained == "adapters" else [])]) or None
 
 
 def _optimizer(tried: Tried) -> str:
@@ -35,31 +39,32 @@ def _optimizer(tried: Tried) -> str:
 
 
 _COLUMNS: tuple[Column[Tried], ...] = (
-    Column("scheme", "Scheme", "text", lambda tried: tried.record.case.scheme),
-    Column("optimizer", "Optimizer", "text", _optimizer),
-    Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower"),
-    Column("over_limit_bytes", "Over limit", "bytes", lambda tried: tried.measured.over_limit_bytes, "lower"),
-    Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower"),
+    Column("scheme", "Scheme", "text", lambda tried: tried.record.case.scheme, quiet=True),
+    Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
+    Column("plan", "Plan", "text", lambda tried: tried.name),
+    Column("need_bytes", "Need", "bytes", lambda tried: tried.need_bytes, "lower"),
     Column("slowdown", "Slowdown (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
-    Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient, detail=1),
-    Column("differs", "Also changes", "text", _differs, detail=1),
+    Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
+    Column("differs", "Also changes", "text", _differs),
+    Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),
+    Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower", detail=1),
     _at_peak("weights_bytes", "Weights at peak"),
     _at_peak("gradients_bytes", "Gradients at peak"),
     _at_peak("optimizer_bytes", "Optimizer state at peak"),
     _at_peak("activation_bytes", "Activations at peak"),
     _at_peak("temporary_bytes", "Temporaries at peak"),
-    Column("on_frontier", "Frontier", "flag", lambda tried: tried.on_frontier or None, detail=1),
 )
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A stack, simulated or measured on a device.
+    """A plan, simulated or measured on a device.
 
     Attributes:
         simulated: The simulation that a measured row is compared with; None in the row of the simulation.
     """
 
+    name: str
     record: FitRecord
     simulated: Measurement | None = None
 
@@ -79,13 +84,13 @@ def _warnings(rows: Sequence[Tried]) -> list[str]:
 
 
 def _pairs(found: Fitted) -> list[_Row]:
-    """Return two rows for each measured stack: the simulation, and below it the measurement."""
+    """Return two rows for each measured plan: the simulation, and below it the measurement."""
     tried = {each.record.case: each for each in found.tried}
     return [
         row
         for record in found.on_device
         if (beside := tried.get(simulated(record.case))) is not None
-        for row in (_Row(beside.record), _Row(record, beside.measured))
+        for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
     ]
 
 
@@ -102,8 +107,9 @@ def _estimate_of(row: _Row) -> Value:
 
 
 _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
-    Column("scheme", "Scheme", "text", lambda row: row.record.case.scheme),
-    Column("optimizer", "Optimizer", "text", lambda row: row.record.case.optimizer),
+    Column("scheme", "Scheme", "text", lambda row: row.record.case.scheme, quiet=True),
+    Column("optimizer", "Optimizer", "text", lambda row: row.record.case.optimizer, quiet=True),
+    Column("plan", "Plan", "text", lambda row: row.name),
     Column("meter", "Meter", "text", lambda row: row.record.case.meter),
     Column("peak_bytes", "Peak", "bytes", lambda row: row.record.outcome.peak_bytes),
     Column("peak_estimate_error", "Peak off by", "change", _peak_off),
@@ -126,64 +132,105 @@ def _notes_of_pairs(found: Fitted) -> list[str]:
 
 
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
-    """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and a frontier."""
+    """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and frontiers."""
     tables = [table for found in fitted(records) for table in tables_of(found, title)]
     return tuple(tables) or (fill(title, _COLUMNS, []),)
 
 
-def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
-    """Return the tables of the stacks that were tried for one exact step."""
+def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]:
+    """Return the tables of the plans that were simulated for one exact step.
+
+    ``verdict`` stands above them in place of what they say themselves.
+    """
     about = f"{found.case.model}, batch {found.case.batch_size}, on {found.case.device_profile}"
-    columns = _columns(found, _COLUMNS)
-    rows, none = _rows(found, adapters=False)
-    main = rows if found.exact in rows else [found.exact, *rows]
-    tables = [fill(f"{none or title}: {about}", columns, main, [*_notes(found), *_warnings(rows)])]
-    adapters, none = _rows(found, adapters=True)
-    if adapters:
-        why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
-        titled = f"With adapters{f', {none[0].lower()}{none[1:]}' if none else ''}: {about}"
-        tables.append(fill(titled, columns, adapters, [why, *_warnings(adapters)]))
+    lists = [_shortlist(found, title, about, adapters=adapters) for adapters in (False, True)]
+    lists.sort(key=lambda each: not each.fits)  # what fits comes first
+    tables = [each.table for each in lists if each.table.rows]
+    notes = (*tables[0].notes, *_notes(found))
+    tables[0] = replace(tables[0], lead=(verdict,) if verdict else answer(found), notes=notes)
     pairs = _pairs(found)
     if pairs:
-        title_of_pairs = f"Measured beside estimated: {about}"
-        tables.append(fill(title_of_pairs, _columns(found, _PAIR_COLUMNS), pairs, _notes_of_pairs(found)))
-    if front := [each for each in found.tried if each.on_frontier]:
-        tables.append(fill(f"Frontier of time and memory: {about}", columns, front))
-    return tuple(tables)
+        tables.append(fill(f"Measured beside estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
+    return (*tables, *_frontiers(found, about))
 
 
-def _rows(found: Fitted, *, adapters: bool) -> tuple[list[Tried], str]:
-    """Return the rows of a shortlist, or else what is nearest to one, with a title that says so."""
+class _Shortlist(NamedTuple):
+    table: Table
+    fits: bool
+
+
+def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> _Shortlist:
+    """Return a shortlist, or else what is nearest to one under a title that says so."""
     rows = found.shortlist(adapters=adapters)
-    if rows:
-        return rows, ""
-    rows = found.nearest(adapters=adapters)
-    if any(each.measured.fits for each in rows):
-        return rows, f"Nothing takes at most {found.max_slowdown:g} times the exact step's time; what fits"
-    return rows, "Nothing fits; what needs least"
+    shown = rows or found.nearest(adapters=adapters)
+    if not rows:
+        title = "No simulated plan fits; what needs least"
+        if any(map(found.fits, shown)):
+            title = f"Nothing takes at most {found.max_slowdown:g} times the exact step's time; what fits"
+    why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
+    titled = f"{title}{', with adapters' if adapters else ''}: {about}"
+    notes = [*_specs(shown), *([why] if adapters else []), *_warnings(shown)]
+    return _Shortlist(fill(titled, _COLUMNS, shown, notes), bool(rows))
 
 
-def _columns(found: Fitted, columns: tuple[Column[Item], ...]) -> tuple[Column[Item], ...]:
-    varies = any(each.record.case.optimizer != found.case.optimizer for each in found.tried)
-    return tuple(column for column in columns if varies or column.key != "optimizer")
+_MOST_SPECS = 3
+
+
+def _specs(rows: Sequence[Tried]) -> list[str]:
+    """Return the specifications of the first plans whose names leave out where schemes act."""
+    written = [each for each in rows if ",only=" in each.record.case.scheme][:_MOST_SPECS]
+    return [f"{each.name} is {spec_of(each.record.case)}" for each in written]
+
+
+def spec_of(case: Case) -> str:
+    """Return the words by which ``measure`` and ``sweep`` take the plan of a case."""
+    optimizer = f" --optimizer {case.optimizer}" if case.optimizer else ""
+    return f"-s {shlex.quote(case.scheme)}{optimizer}"
+
+
+def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
+    """Yield the frontier with exact gradients, and that with any if it is another."""
+    fits = Column[Tried]("fits", "Fits", "flag", found.fits)
+    place = [column.key for column in _COLUMNS].index("slowdown")
+    columns = (*_COLUMNS[:place], fits, *_COLUMNS[place:])
+    for exact, gradients in ((True, "exact"), (False, "any")):
+        front = found.frontier(exact=exact)
+        if len(front) > 1 and (exact or front != found.frontier(exact=True)):
+            table = fill(f"Frontier of memory and time, {gradients} gradients: {about}", columns, front)
+            keys = {"label": "plan", "seconds": "estimated_step_seconds", "bytes": "need_bytes"}
+            drawn = Curve(f"{gradients} gradients", about, limit_bytes=found.limit_bytes, **keys)
+            yield replace(table, curve=drawn)
 
 
 def _notes(found: Fitted) -> list[str]:
-    limit = found.exact.measured.memory_limit_bytes or 0
+    limit = found.limit_bytes
     case = found.case
+    base = found.exact.record.asked.scheme
     settings = [f"limit {format_bytes(limit)}", f"at most {found.max_slowdown:g} times the exact step's time"]
     settings += [f"sequence length {case.sequence_length}"] if case.sequence_length else []
     settings += [f"type {case.dtype}"] if case.dtype else []
     settings += [f"autocast {case.autocast}"] if case.autocast else []
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
     count = len(found.tried)
-    stacks = "1 stack was" if count == 1 else f"{count} stacks were"
-    takes = f"takes {format_seconds(found.exact.seconds)}"
-    exact = takes if found.exact.measured.fits else f"is there to compare with: it does not fit, and {takes}"
+    plans = "1 plan was" if count == 1 else f"{count} plans were"
+    exact = f"needs {format_bytes(found.exact.need_bytes)} and takes {format_seconds(found.exact.seconds)}"
     return [
-        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {stacks} simulated.",
-        f"The exact step {exact}. Times are estimated.",
+        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans} simulated whole.",
+        f"The exact step {exact}{'' if found.fits(found.exact) else ', so that it does not fit'}. Times are estimated.",
+        *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
+        *_about_uniform(found),
     ]
+
+
+def _about_uniform(found: Fitted) -> Iterator[str]:
+    """Yield what the fastest plans take that do the same with all blocks."""
+    exact, other = found.uniform(exact=True), found.uniform(exact=False)
+    for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
+        if uniform is not None and uniform is not found.exact:
+            yield (
+                f"With the same for all blocks and {gradients} gradients the fastest that fits is {uniform.name}: "
+                f"{uniform.slowdown:.2f} of the exact step's time, {format_bytes(uniform.need_bytes)}."
+            )
 
 
 FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)

@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 def _text(what: Exported) -> Text:
     """Return a page with the charts that its records have, and remark what to install if it can have none."""
     from actbench.model.measured import MeasuredRecord
-    from actbench.tools.html import memory, training
+    from actbench.tools.html import frontier, memory, training
     from actbench.tools.html.html import html_lines
     from actbench.tools.html.library import EXTRA, is_installed
     from actbench.tools.train.records import TrainingRun
 
-    beside = None
     if measured := [record for record in what.records if isinstance(record, MeasuredRecord)]:
         beside = memory.beside_measured(measured)
     elif trained := [record for record in what.records if isinstance(record, TrainingRun)]:
         beside = training.beside_trained(trained)
-    if beside is not None and beside.has_charts and not is_installed():
+    else:
+        beside = frontier.curves_of_tables(what.tables)
+    if beside.has_charts and not is_installed():
         what.remark(f"the HTML page has tables and no charts: the library for them is missing; {EXTRA} installs it")
     return html_lines(what.tables, what.title, beside)
 

@@ -1,15 +1,24 @@
-"""Two charts of points: memory against time, which marks the rows that no other beats, and the gradient's error."""
+"""Charts of points: memory against time, of rows and of tables with curves, and the gradient's error."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
+from actbench.report.plain import plain
+from actbench.report.tables import Curve, Table
+from actbench.report.tables.values import write
 from actbench.tools.html.pictures import (
+    Beside,
+    Group,
     Picture,
     Scale,
     Values,
     axis,
+    byte_scale,
     colour,
+    colours_of,
     limit_line,
     second_scale,
     spec,
@@ -64,6 +73,55 @@ def memory_against_time(rows: Values, memory: Scale, limit: int | None) -> Pictu
     return Picture(
         "Memory against time", about, spec(values, [*rules, line, points, _names(None if few else named, x, y)])
     )
+
+
+def curves_of_tables(tables: Sequence[Table]) -> Beside:
+    """Return a chart for all tables with a curve that are drawn together: their rows, joined, and the limit."""
+    charts: dict[str, list[tuple[Curve, Table]]] = {}
+    for table in tables:
+        if table.curve is not None:
+            charts.setdefault(table.curve.chart, []).append((table.curve, table))
+    return Beside(tuple(Group(plain(name), (_curves(drawn),)) for name, drawn in charts.items()))
+
+
+_COLOURS = ("#5b7fa6", "#cf6a63", "#67a58a", "#8f78ad")
+
+
+def _curves(drawn: Sequence[tuple[Curve, Table]]) -> Picture:
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": curve.name,
+            "scheme": plain(str(row[curve.label])),
+            "bytes": row[curve.bytes],
+            "bytes_text": write(row[curve.bytes], "bytes"),
+            "seconds": row[curve.seconds],
+            "seconds_text": write(row[curve.seconds], "seconds"),
+        }
+        for curve, table in reversed(drawn)  # what is drawn last is above the others
+        for row in table.rows
+    ]
+    limit = next((curve.limit_bytes for curve, _ in drawn if curve.limit_bytes), None)
+    memory, time = byte_scale(max(row["bytes"] for row in rows)), second_scale(max(row["seconds"] for row in rows))
+    values = [
+        {**row, "drawn_time": row["seconds"] / time.factor, "drawn": row["bytes"] / memory.factor} for row in rows
+    ]
+    x = axis("drawn_time", f"time of a step ({time.unit})")
+    y = axis("drawn", f"memory needed ({memory.unit})")
+    kinds = dict.fromkeys(curve.name for curve, _ in drawn)
+    colours = colours_of(dict(zip(kinds, itertools.cycle(_COLOURS), strict=False)), offset=8)
+    line = {"mark": {"type": "line", "interpolate": "step-after"}, "encoding": {"x": x, "y": y, "color": colours}}
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colours,
+            "tooltip": tooltip(scheme="plan", bytes_text="needs", seconds_text="step", kind="with"),
+        },
+    }
+    rules = limit_line("y", limit, memory) if limit else []
+    about = "Each point is a plan that no other undercuts in both; what is below the line fits. Times are estimated."
+    return Picture("Memory against time", about, spec(values, [*rules, line, points]), is_wide=True)
 
 
 def error_beside_memory(rows: Values, memory: Scale) -> Picture:

@@ -47,6 +47,7 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
     yield f"<title>{html.escape(plain(title))}</title>\n<style>{_resource('page.css')}</style>\n</head>\n<body>\n"
     yield f"<h1>{html.escape(plain(title))}</h1>\n"
+    yield from (line for table in tables[:1] if table.title == title for line in _lead(table))
     if groups:
         yield _CHARTS
     elif beside.has_charts:
@@ -110,17 +111,27 @@ class _Form:
     has_value: bool
 
 
+def _lead(table: Table) -> Iterator[str]:
+    yield from (f'<p class="lead">{html.escape(plain(line))}</p>\n' for line in table.lead)
+
+
 def section(table: Table, details: Sequence[Details], *, heading: bool) -> Iterator[str]:
-    """Yield the lines of a table with its notes; ``details`` belong to its rows, and may be empty."""
+    """Yield the lines of a table with its notes and code; ``details`` belong to its rows, and may be empty.
+
+    The lead stands below the heading; without one it is expected above.
+    """
     table, text = readable(table), cells(table)
     columns = [column for column in table.columns if not column.within]
     yield "<section>\n"
     if heading:
         yield f"<h2>{html.escape(table.title)}</h2>\n"
+        yield from _lead(table)
     if columns:
         yield from _grid(table, text, columns, details)
     if table.notes:
         yield f'<ul class="notes">{"".join(f"<li>{html.escape(note)}</li>" for note in table.notes)}</ul>\n'
+    for title, code in table.code:
+        yield f"<details><summary>{html.escape(plain(title))}</summary><pre>{html.escape(code)}</pre></details>\n"
     yield "</section>\n"
 
 

@@ -23,7 +23,7 @@ from actbench.measuring.meters import footprint
 from actbench.model.records import Phase
 from actbench.ops.simulation import plain_tensors
 from actbench.simulator.cost.recorder import Done, Recorder
-from actbench.simulator.optimizers import use_foreach
+from actbench.simulator.optimizerstate import use_foreach
 from actbench.simulator.overrides import replaced
 from actbench.simulator.tracker import StorageTracker
 

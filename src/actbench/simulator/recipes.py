@@ -1,0 +1,149 @@
+"""How to make the result of an operator again from arguments that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.ops import hostmemory
+from actbench.simulator import known
+
+_internals: Any = torch._C
+layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
+"""Returns a tensor's layout; for a fake tensor it skips the Python code of its class."""
+
+_make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
+
+Make = Callable[[Sequence[FakeTensor], int], Any]
+"""From the tensors among an operator's arguments, and the elements before the row that it selects, to its result."""
+
+PLAIN = frozenset(
+    (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+"""Types of arguments that the key holds by value."""
+
+
+def is_plain(tensor: FakeTensor) -> bool:
+    """Return whether a tensor is strided, and dispatched as others are."""
+    return layout_of(tensor) is torch.strided and getattr(tensor, "dispatch_keys", None) is None
+
+
+def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
+    return (tensor.storage_offset(), *form(tensor))
+
+
+def form(tensor: FakeTensor) -> tuple[Any, ...]:
+    """Return what decides what an operator makes of a tensor, but its place in its storage."""
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.fake_device,
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_quantized,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )
+
+
+def shared(owners: list[int]) -> list[int]:
+    """Return the first index of each owner, or an empty list if all owners are different."""
+    if len(set(owners)) == len(owners):
+        return []
+    places: dict[int, int] = {}
+    return [places.setdefault(owner, place) for place, owner in enumerate(owners)]
+
+
+def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
+    """Return a function that makes the result again from alike arguments, or None if there is none."""
+    kind = type(result)
+    given = _Given(tensors)
+    parts = [_part(leaf, given, before) for leaf in (result if kind in (list, tuple) else [result])]
+    makes = [make for make in parts if make is not None]
+    if len(makes) < len(parts) or _share_storages(result, tensors):
+        return None
+    if kind in (list, tuple):
+        return lambda given, before: kind([make(given, before) for make in makes])
+    return makes[0]
+
+
+class _Given:
+    """The tensors among an operator's arguments, with the places of the first of each and of each storage."""
+
+    def __init__(self, tensors: Sequence[FakeTensor]) -> None:
+        self.tensors = tensors
+        self.places: dict[int, int] = {}
+        self.sources: dict[int, int] = {}
+        for place, tensor in enumerate(tensors):
+            self.places.setdefault(id(tensor), place)
+            self.sources.setdefault(tensor.untyped_storage()._cdata, place)
+
+
+def _part(leaf: Any, known: _Given, before: int) -> Make | None:
+    """Return a function that makes one tensor or plain value of a result again."""
+    if type(leaf) in PLAIN:
+        return lambda given, before: leaf
+    if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
+        return None
+    place = known.places.get(id(leaf))
+    if place is not None:
+        return lambda given, before: given[place]
+    source = known.sources.get(leaf.untyped_storage()._cdata)
+    first = int(leaf.storage_offset()) - before - (0 if source is None else int(known.tensors[source].storage_offset()))
+    make = twin(leaf, source, first)
+    return make if is_alike(make(known.tensors, before), leaf) else None
+
+
+def twin(leaf: FakeTensor, source: int | None, first: int) -> Make:
+    """Return a function that makes tensors like ``leaf``, over the storage of argument ``source`` or with a new one.
+
+    It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
+    """
+    shape, stride, dtype = leaf.shape, leaf.stride(), leaf.dtype
+    device, attributes = leaf.fake_device, _attributes(leaf)
+    on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
+    allows = leaf.fake_mode._allow_unsafe_data_ptr_access
+    guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
+
+    def twin(given: Sequence[FakeTensor], before: int) -> FakeTensor:
+        with _internals._DisableTorchDispatch():
+            if source is None:
+                bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            else:
+                bare = torch.empty(0, dtype=dtype, device="meta")
+                offset = given[source].storage_offset() + first + before
+                bare.set_(given[source].untyped_storage(), offset, shape, stride)
+        made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
+        guard(made)
+        vars(made).update(attributes)
+        if on_host:
+            hostmemory.mark(made.untyped_storage())
+        return made
+
+    return twin
+
+
+def is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
+    """Return whether nothing tells two tensors apart but their storages."""
+    keys = _internals._dispatch_key_set
+    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
+
+
+def _attributes(leaf: FakeTensor) -> dict[str, Any]:
+    """Return the attributes that torch's mode gives a tensor; values are followed for each result anew."""
+    return {name: value for name, value in vars(leaf).items() if name != known.NAME}
+
+
+def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:
+    """Return whether two tensors of a result share a storage that no argument has."""
+    leaves = [leaf for leaf in result if isinstance(leaf, Tensor)] if isinstance(result, list | tuple) else []
+    distinct = {id(leaf): leaf.untyped_storage() for leaf in leaves}
+    given = {tensor.untyped_storage()._cdata for tensor in tensors}
+    own = [storage._cdata for storage in distinct.values() if storage._cdata not in given]
+    return len(own) > len(set(own))

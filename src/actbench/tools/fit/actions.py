@@ -1,0 +1,100 @@
+"""Which actions on a block are worth a simulation, and of which a plan is made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from actbench.scheme.base import SAVED_TENSORS
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.effects import Effects
+from actbench.tools.fit.hull import Point, near_hull
+from actbench.tools.fit.plan import Action, training_of
+
+AS_IT_IS: Action = frozenset()
+
+_MOST_ACTIONS = 10  # that a plan is made of
+_MOST_COMPOUNDS = 10  # that are simulated
+_MOST_TOGETHER = 4  # single actions in a compound one
+_MOST_SINGLES = 12  # near the hull, of which compounds are made
+_MOST_PACKED = 3  # ways to pack the input of a block that is recomputed
+_MOST_EXACT, _MOST_OTHERS = 3, 5  # that another way of computing looks at
+
+
+def near(way: Effects) -> list[Action]:
+    """Return the actions near the lower hull of what all blocks hold and take."""
+    return [action for action in near_hull(_points(way), _MOST_SINGLES) if action]
+
+
+def promising(way: Effects) -> list[Action]:
+    """Return actions that do several things with a block, where their sum is near the hull.
+
+    Of a block that is recomputed only its input is left: what packs saved tensors stands with that.
+    """
+    points = _points(way)
+    again = [action for action in near(way) if recomputes(action)]
+    packing = [action for action in near_hull(points, len(points)) if action and _packs(action)][:_MOST_PACKED]
+    found = [one | two for one in again for two in packing if stand_together(one | two)]
+    others = [action for action in near(way) if not recomputes(action)]
+    predicted = dict(points)
+    for count in range(2, _MOST_TOGETHER + 1):
+        for several in itertools.combinations(others, count):
+            action = frozenset[Choice]().union(*several)
+            if stand_together(action):
+                predicted[action] = _sum(points, several)
+    more = [action for action in near_hull(predicted, 2 * _MOST_COMPOUNDS) if action not in points]
+    return [*found, *more[:_MOST_COMPOUNDS]]
+
+
+def drop(way: Effects) -> None:
+    """Drop all actions but those near the hull, of exact and of other gradients."""
+    points: dict[Action, Point] = {}
+    for action, point in sorted(_points(way).items(), key=lambda each: len(each[0])):
+        if point not in points.values():  # of several that do the same, the one of fewest parts
+            points[action] = point
+    kept = {AS_IT_IS, *near_hull(points, _MOST_ACTIONS), *near_hull(_exact(points), _MOST_ACTIONS // 2)}
+    way.actions = {action: effect for action, effect in way.actions.items() if action in kept}
+
+
+def best(way: Effects) -> list[Action]:
+    """Return the few actions nearest to the hull."""
+    points = _points(way)
+    return list(dict.fromkeys((AS_IT_IS, *near_hull(_exact(points), _MOST_EXACT), *near_hull(points, _MOST_OTHERS))))
+
+
+def recomputes(action: Action) -> bool:
+    """Whether a block runs again in the backward pass."""
+    return any("recomputation" in choice.changes for choice in action)
+
+
+def stand_together(choices: Iterable[Choice]) -> bool:
+    """Whether choices can be made together, as far as their schemes say."""
+    return all(one.kind != two.kind and one.stands_with(two) for one, two in itertools.combinations(choices, 2))
+
+
+def _packs(action: Action) -> bool:
+    return all(choice.scheme is not None and SAVED_TENSORS in choice.scheme.claims for choice in action)
+
+
+def _points(way: Effects) -> dict[Action, Point]:
+    """Return the bytes and seconds of all blocks, by action."""
+    held, seconds = float(way.exact.held.sum()), float(way.exact.seconds.sum())
+    return {
+        action: (held + float(np.sum(effect.costs.held)), seconds + float(np.sum(effect.costs.seconds)))
+        for action, effect in way.actions.items()
+    }
+
+
+def _exact(points: Mapping[Action, Point]) -> dict[Action, Point]:
+    return {action: point for action, point in points.items() if training_of(action).is_exact}
+
+
+def _sum(points: Mapping[Action, Point], several: Iterable[Action]) -> Point:
+    """Return what several actions do together if their effects add up."""
+    held, seconds = points[AS_IT_IS]
+    for action in several:
+        held += points[action][0] - points[AS_IT_IS][0]
+        seconds += points[action][1] - points[AS_IT_IS][1]
+    return max(0.0, held), seconds

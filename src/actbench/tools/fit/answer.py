@@ -1,0 +1,95 @@
+"""The answer of a fit in a few sentences: the fastest plan with exact gradients, and the fastest of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from actbench.tools.fit.records import Fitted, Tried
+from actbench.units import format_bytes
+
+
+def answer(found: Fitted) -> tuple[str, ...]:
+    """Return at most three sentences about what fits and is fast enough, or about what comes nearest."""
+    fitting, adapted = found.fitting(), found.fitting(adapters=True)
+    if not fitting and not adapted:
+        return (_nearest(found),)
+    chosen = [_nearest_to_exact(fitting or adapted), *found.shortlist()[:1]]
+    quickest = found.shortlist(adapters=True)[:1]
+    chosen += [each for each in quickest if not fitting or each.seconds < fitting[0].seconds]
+    return tuple(_told(each, found) for each in _each_once(chosen))
+
+
+def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
+    """Return the fastest plan that trains as the exact step does, or else with its gradients, or else at all."""
+    exact = [each for each in plans if each.training.is_exact]
+    same = [each for each in plans if each.training.gradient == "exact"]
+    return next(iter((*exact, *same, *plans)))
+
+
+def _each_once(plans: Iterable[Tried]) -> list[Tried]:
+    return list({id(each): each for each in plans}.values())
+
+
+def _told(tried: Tried, found: Fitted) -> str:
+    memory = f"{format_bytes(tried.need_bytes)} of {format_bytes(found.limit_bytes)}"
+    if tried is found.exact:
+        return f"The exact step fits: {memory}."
+    training = tried.training
+    changes = [f"gradients {training.gradient}"]
+    changes += [f"{what} changed" for what in ("updates", "precision") if getattr(training, what) == "other"]
+    changes += ["adapters trained in place of the model"] if training.trained == "adapters" else []
+    of_time = f"{tried.slowdown:.2f} of the exact step's time (estimated)"
+    return f"{tried.words}: {memory}, {of_time}, {', '.join(changes)}."
+
+
+def _nearest(found: Fitted) -> str:
+    limit, nearest = format_bytes(found.limit_bytes), found.nearest() or found.nearest(adapters=True)
+    first = nearest[0]
+    if found.fits(first):
+        return (
+            f"Nothing fits within {found.max_slowdown:g} times the exact step's time; {first.words} fits and takes "
+            f"{first.slowdown:.3g} times: {format_bytes(first.need_bytes)} of {limit}."
+        )
+    least = min(found.tried, key=lambda each: each.need_bytes)
+    return (
+        f"No plan that was simulated fits in {limit}; {least.words} needs least of them, "
+        f"{format_bytes(least.need_bytes)}."
+    )
+
+
+def impossible(fitted: Fitted, *, knows_least: bool, least_profile: str | None, has_more: bool) -> str:
+    """Return the message for a fit without a result: the least need, and what to change.
+
+    The arguments are those of :class:`actbench.tools.fit.fit.Fit`.
+    """
+    limit = fitted.limit_bytes
+    fits = [each for each in fitted.tried if fitted.fits(each)]
+    if fits:
+        fastest = fits[0]
+        return (
+            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}: {fastest.words} fits and takes "
+            f"{fastest.slowdown:.3g} times the exact step's time"
+        )
+    if not knows_least:
+        return "the time of --budget ended before what needs least was simulated: give a larger --budget"
+    least = min(fitted.tried, key=lambda each: each.need_bytes)
+    remedies = [_smaller(least, limit)]
+    card = f"--device-profile {least_profile}, the smallest card that would do"
+    remedies += [card] if least_profile else []
+    remedies += ["a larger --memory-limit"] if has_more else []
+    remedies += ["leave out --exact"] if least.record.asked.exact else []
+    return (
+        f"nothing fits in {format_bytes(limit)}: the least that is possible, {least.words}, needs "
+        f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
+    )
+
+
+def _smaller(least: Tried, limit: int) -> str:
+    """Return what to make smaller: the model, if it fills the memory by itself, or else the batch."""
+    parts = least.measured.peak_parts
+    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+    if of_model <= limit:
+        return "take a smaller --batch-size or shorter samples"
+    return (
+        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
+    )

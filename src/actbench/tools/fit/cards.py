@@ -1,0 +1,120 @@
+"""On which cards a step fits, and how fast it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.report.advice import needed_bytes
+from actbench.simulator import profiles
+from actbench.simulator.profiles import DeviceProfile
+from actbench.tools.fit.fitting import Fitting
+from actbench.tools.fit.levels import Level
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Found, Goal, Planner
+from actbench.tools.fit.records import Asked, Tried, step_seconds_of
+
+_TRIED = 2  # plans of a way of training that are simulated for a card: another may be faster there
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """The fastest plan of a way of training on a card.
+
+    Attributes:
+        training: The way of training.
+    """
+
+    profile: DeviceProfile
+    training: str
+    tried: Tried
+
+
+@dataclass
+class Cards:
+    """Plans of one model for many cards.
+
+    Attributes:
+        made: What simulates.
+        case: The case of the exact step, on the device that plans are made for.
+        asked: What counts as an answer.
+    """
+
+    made: Fitting
+    case: Case
+    asked: Asked
+
+    def run(self, levels: Sequence[tuple[str, Level]]) -> tuple[list[OnCard], Mapping[str, int]]:
+        """Return what fits, the smallest card first, and the bytes of what needs least for each card without it.
+
+        Raises:
+            MeasurementError: The exact step cannot be simulated.
+        """
+        cards = [each for each in profiles.profiles() if each.rates is not None and each.is_cuda]
+        cards.sort(key=lambda each: each.memory_bytes)
+        planner = self.made.planner(self.case, self.asked)
+        planner.run()
+        planner.pursue([Goal(level, card.memory_bytes) for card in cards[1:] for _, level in levels], rounds=2)
+        planner.answer(cards[0].memory_bytes, [level for _, level in levels])  # or what needs least, if nothing fits
+        rows, without = list[OnCard](), dict[str, int]()
+        for card in cards:
+            found = list(self._on(card, planner, levels))
+            rows += found
+            if not found:
+                without[card.name] = min(each.need for each in planner.found)
+        return rows, without
+
+    def _on(self, card: DeviceProfile, planner: Planner, levels: Sequence[tuple[str, Level]]) -> Iterator[OnCard]:
+        """Yield the fastest plans on a card; one that trains further from the exact step has to be faster."""
+        chosen = {name: self._candidates(card, planner, level) for name, level in levels}
+        if not any(chosen.values()):
+            return
+        settings = {"device_profile": card.name, "memory_limit_bytes": card.memory_bytes}
+        exact = self.case.model_copy(update=settings)
+        cases = {each.case.model_copy(update=settings): each.plan for found in chosen.values() for each in found}
+        outcomes = dict(self.made.simulations(exact, self.asked)({exact: Plan(), **cases}))
+        seconds = _seconds(outcomes.get(exact))
+        if seconds is None:
+            return
+        fastest = float("inf")
+        for name, found in chosen.items():
+            tried = list(self._fitting(found, settings, outcomes, card, seconds))
+            best = min(tried, key=lambda each: each.seconds, default=None)
+            if best is not None and (best.seconds < fastest or best.training.trained == "adapters"):
+                fastest = min(fastest, best.seconds)
+                yield OnCard(card, name, best)
+
+    def _candidates(self, card: DeviceProfile, planner: Planner, level: Level) -> list[Found]:
+        """Return the fastest simulated plans that a card has memory and types for."""
+        fits = [
+            each
+            for each in planner.found
+            if each.need <= card.memory_bytes
+            and level.allows(each.plan.training(each.measured.warnings))
+            and (card.has_tensor_float or not any(choice.needs_bfloat16 for choice in each.plan.choices))
+        ]
+        return sorted(fits, key=lambda each: each.seconds)[:_TRIED]
+
+    def _fitting(
+        self,
+        found: Sequence[Found],
+        settings: Mapping[str, object],
+        outcomes: Mapping[Case, object],
+        card: DeviceProfile,
+        exact_seconds: float,
+    ) -> Iterator[Tried]:
+        for each in found:
+            case = each.case.model_copy(update=settings)
+            outcome, record = outcomes.get(case), self.made.store.find(case)
+            seconds = _seconds(outcome)
+            if not isinstance(outcome, Measurement) or record is None or seconds is None:
+                continue
+            is_enough = seconds <= self.asked.max_slowdown * exact_seconds
+            if needed_bytes(outcome) <= card.memory_bytes and is_enough:
+                yield Tried(record, outcome, seconds, exact_seconds)
+
+
+def _seconds(outcome: object) -> float | None:
+    return step_seconds_of(outcome) if isinstance(outcome, Measurement) else None

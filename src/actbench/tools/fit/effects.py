@@ -1,0 +1,133 @@
+"""What changes do to a step, learned from simulated steps: of the whole model, or of a copy with few of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from actbench.model.blocks import BlockReadings
+from actbench.model.measured import Measurement
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.costs import Costs, Floats
+from actbench.tools.fit.plan import Action, Around, Places
+from actbench.workload.names import with_blocks
+
+COPIED = 3
+"""Blocks of a copy: the first, one for all in the middle, and the last."""
+
+_LONG = 8  # blocks; fewer of them take hardly longer than a copy
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model, and a shorter copy that tells what is done with them.
+
+    Attributes:
+        paths: Of all blocks, in the order of the forward pass.
+        kinds: Equal blocks have one kind.
+        outputs: Bytes that each block returns to the next.
+        copy: The specification of the copy; None if the model itself tells.
+        copied: Paths of the copy's blocks.
+        rest: Paths of the modules outside of blocks that a choice changes, if it can be limited to them.
+    """
+
+    paths: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    outputs: Floats = field(default_factory=lambda: np.zeros(0))
+    copy: str | None = None
+    copied: tuple[str, ...] = ()
+    rest: dict[Choice, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, read: BlockReadings | None) -> Blocks:
+        """Return the blocks that were read in a step."""
+        found = read.blocks if read else ()
+        outputs = np.array([float(block.output_bytes) for block in found])
+        return cls(tuple(block.path for block in found), tuple(block.kind for block in found), outputs)
+
+    def copy_of(self, model: str) -> str | None:
+        """Return the specification of a copy, if the blocks in the middle are equal and many."""
+        equal = len(self.kinds) >= _LONG and len(set(self.kinds[1:-1])) == 1
+        return with_blocks(model, COPIED) if equal else None
+
+    def is_told_by(self, read: BlockReadings | None) -> bool:
+        """Whether the blocks of a copy are those of the model."""
+        kinds = tuple(block.kind for block in read.blocks) if read else ()
+        return kinds == (self.kinds[0], self.kinds[1], self.kinds[-1])
+
+    @property
+    def whole(self) -> Places:
+        """Where choices act in the model."""
+        return Places(self.paths, self.rest)
+
+    @property
+    def part(self) -> Places:
+        """Where choices act in what tells of them: the copy, or the model itself."""
+        return Places(self.copied, self.rest) if self.copy else self.whole
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The place in a copy of the block that stands for each."""
+        count = len(self.paths)
+        return [0, *[1] * (count - 2), 2] if self.copy else range(count)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an action does to each block of the whole model.
+
+    Attributes:
+        costs: The difference that it makes.
+        keeps_output: Whether each block itself saves what it returns.
+        frees_input: Whether each block saves nothing of what it gets as it is, so that it is freed.
+        rest: The further difference that it makes where it acts outside of blocks, too; None if it does not.
+    """
+
+    costs: Costs
+    keeps_output: tuple[bool, ...]
+    frees_input: tuple[bool, ...]
+    rest: Costs | None = None
+
+    @property
+    def is_felt(self) -> bool:
+        """Whether it changes any bytes or seconds of a block."""
+        return bool(np.any(self.costs.held) or np.any(self.costs.backward) or np.any(self.costs.seconds))
+
+    def in_parts(self, parts: int) -> Effect:
+        """Return the effect in a step of so many micro-batches."""
+        rest = self.rest and self.rest.in_parts(parts)
+        return replace(self, costs=self.costs.in_parts(parts), rest=rest)
+
+
+@dataclass
+class Effects:
+    """Effects of changes in one way of computing: a precision, adapters, a size of micro-batches.
+
+    Attributes:
+        around: What makes it this way of computing.
+        parts: How many micro-batches a step has.
+        exact: Costs of the step without further changes.
+        changes: What each further choice around the blocks does.
+        actions: What each action does to the blocks.
+    """
+
+    around: Around
+    parts: int
+    exact: Costs
+    changes: dict[Around, Costs] = field(default_factory=dict)
+    actions: dict[Action, Effect] = field(default_factory=dict)
+
+
+def effect_of(exact: Measurement, changed: Measurement, blocks: Blocks) -> Effect | None:
+    """Return what an action on all blocks does, from a step without it and a step with it; None if nothing was read."""
+    before, read = Costs.of(exact), changed.blocks
+    after = Costs.of(changed, like=before)
+    if before is None or after is None or read is None or len(after.held) != len(before.held):
+        return None
+    places = blocks.places
+    keeps = [read.blocks[place].keeps_output for place in places]
+    frees = [not read.blocks[place].keeps_input for place in places]
+    costs = (after - before).at(places)
+    return Effect(costs.of_blocks(), tuple(keeps), tuple(frees))

@@ -1,0 +1,183 @@
+"""Errors of the gradient: measured of each change alone, on a small model in the place of the planned one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actbench.machine import available_memory_bytes
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.modelspecs import is_function
+from actbench.model.records import Case, Failure
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.effects import Blocks
+from actbench.tools.fit.plan import Action, Plan
+from actbench.workload import load_workload
+from actbench.workload.names import parse_model_name, with_changes
+
+_ROWS, _TOKENS = 4, 64  # of a batch to measure on
+_WIDTH = 128  # at least, of a narrower model
+_GROUPS = 4  # of blocks in a row, the errors of which are measured together, where there is no copy
+_SMALL_BYTES = 256 * 2**20  # of weights, which need no narrower model
+_COPIES = 8  # of weights that a step with its exact gradient may need, in a larger type
+
+Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Squares of relative L2 errors of the gradient, infinite where they are unknown; what is exact has none.
+
+    Attributes:
+        of_blocks: Of an action on each block.
+        of_rest: Of an action on the modules outside of blocks.
+        around: Of a change around the blocks.
+        base: Of what every plan has.
+        measured_on: The model and the batch; empty if nothing was measured.
+        unknown: Why errors are unknown, by the changes that have them.
+    """
+
+    of_blocks: Mapping[Action, Sequence[float]] = field(default_factory=dict)
+    of_rest: Mapping[Action, float] = field(default_factory=dict)
+    around: Mapping[Choice, float] = field(default_factory=dict)
+    base: float = 0.0
+    measured_on: str = ""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def outside(self, around: Iterable[Choice], rest: Action) -> float:
+        """Return the square of the error that comes from outside of the blocks."""
+        return self.base + self.of_rest.get(rest, 0.0) + sum(self.around.get(choice, 0.0) for choice in around)
+
+    def of(self, plan: Plan) -> float:
+        """Return the square of a plan's error: the sum of those of its parts."""
+        of_blocks = (self.of_blocks[a][place] for place, a in enumerate(plan.actions) if a in self.of_blocks)
+        return self.outside(plan.around, plan.rest) + math.fsum(of_blocks)
+
+    def remarks(self) -> list[str]:
+        """Return sentences about where the errors come from, and which are unknown."""
+        found = [f"errors of the gradient are of {self.measured_on}"] if self.measured_on else []
+        why = [f"the error of {name} is unknown, and no plan has it: {each}" for name, each in self.unknown.items()]
+        return found + why
+
+
+@dataclass
+class ErrorMeter:
+    """Measures the errors of changes.
+
+    Attributes:
+        exact: The planned step.
+        weights_bytes: Of its model.
+        blocks: Of the planned model, with the copy that tells of it, if there is one.
+        measure: Measures cases.
+    """
+
+    exact: Case
+    weights_bytes: int
+    blocks: Blocks
+    measure: Simulate
+    _case: Case | None = None
+    _base: float = 0.0
+    _unknown: dict[str, str] = field(default_factory=dict)
+
+    def run(self, actions: Sequence[Action], rests: Sequence[Action], around: Sequence[Choice]) -> Errors:
+        """Measure the errors of changes that are not exact."""
+        self._case = next((case for case in self._stand_ins() if self._runs(case)), None)
+        of_blocks = {action: self._of_blocks(action) for action in actions}
+        of_rest = {}
+        for rest in rests:
+            if any("" in self.blocks.rest[choice] for choice in rest):  # it acts on the whole model, or on blocks alone
+                whole = self._of(Plan(frozenset(), tuple(rest for _ in self.blocks.part.blocks), rest))
+                of_rest[rest] = max(0.0, whole - math.fsum(of_blocks[rest])) if math.isfinite(whole) else math.inf
+            else:
+                of_rest[rest] = self._of(Plan(rest=rest))
+        of_around = {choice: self._of(Plan(frozenset({choice}))) for choice in around}
+        return Errors(of_blocks, of_rest, of_around, self._base, self._about(), self._unknown)
+
+    def _of_blocks(self, action: Action) -> Sequence[float]:
+        """Return the squares of the errors of an action on each block of the planned model.
+
+        They are measured of each block of a copy, or else of some blocks in a row together, which then have equal
+        shares. The error of all blocks together does not depend on their number: each has less of a longer model's.
+        """
+        count = len(self.blocks.part.blocks)
+        size = 1 if self.blocks.copy else max(1, math.ceil(count / _GROUPS))
+        found = []
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            chosen = tuple(action if start <= place < end else frozenset() for place in range(count))
+            found += [self._of(Plan(frozenset(), chosen), idle=0.0) / (end - start)] * (end - start)
+        if (
+            count and not 0 < math.fsum(found) < math.inf
+        ):  # what has no error on a small model may have one on a large one
+            return [math.inf] * len(self.blocks.paths)
+        longer = [found[place] for place in self.blocks.places]
+        return [each * (math.fsum(found) / (math.fsum(longer) or 1.0)) for each in longer]
+
+    def _stand_ins(self) -> Iterator[Case]:
+        """Yield cases to measure on, each to be tried if the one before cannot run: narrow, and as wide as it is."""
+        own = self.exact.model_copy(
+            update={
+                "model": self.blocks.copy or self.exact.model,
+                "meter": "cpu",
+                "device_profile": None,
+                "memory_limit_bytes": None,
+                "gradient_quality": True,
+                "autocast": None,
+                "dtype": None if is_function(self.exact.model) else "float32",
+                "batch_size": min(self.exact.batch_size, _ROWS),
+                "sequence_length": self.exact.sequence_length and min(self.exact.sequence_length, _TOKENS),
+                "min_steps": 1,
+                "min_seconds": 0.0,
+                "warmup_steps": 0,
+            }
+        )
+        if self.blocks.copy is not None:
+            own = own.model_copy(update={"weights": "random"})
+        if self.weights_bytes > _SMALL_BYTES and (changes := self._changes(own)):
+            yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
+        if _COPIES * self.weights_bytes <= (available_memory_bytes() or math.inf):
+            yield own
+
+    @staticmethod
+    def _changes(case: Case) -> Mapping[str, int | float]:
+        if parse_model_name(case.model).kind not in ("preset", "hub", "folder"):
+            return {}
+        from actbench.workload.huggingface import HuggingFaceWorkload
+
+        workload = load_workload(case)
+        return workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
+
+    def _runs(self, case: Case) -> bool:
+        """Whether the step without changes can be measured; the error of what every plan has is kept."""
+        found = self._outcome(case, Plan())
+        if isinstance(found, Measurement):
+            self._base = (found.gradient_error or 0.0) ** 2
+            return True
+        return False
+
+    def _outcome(self, stand_in: Case, plan: Plan) -> Outcome | None:
+        case = plan.case(stand_in, self.blocks.part)
+        return next((outcome for _, outcome in self.measure({case: plan})), None)
+
+    def _of(self, plan: Plan, idle: float = math.inf) -> float:
+        """Return the square of the error of a plan, without that of what every plan has; infinite if it is unknown.
+
+        ``idle`` is returned if the plan changes nothing.
+        """
+        found = self._outcome(self._case, plan) if self._case else None
+        if isinstance(found, Measurement) and found.gradient_error is not None and math.isfinite(found.gradient_error):
+            return max(0.0, found.gradient_error**2 - self._base)
+        if isinstance(found, Failure) and found.reason == "nothing-converted":
+            return idle
+        name = "+".join(sorted(choice.name for choice in plan.choices))
+        why = "no small model to measure on can be built" if self._case is None else "there was no time to measure it"
+        self._unknown[name] = getattr(found, "message", why)
+        return math.inf
+
+    def _about(self) -> str:
+        if self._case is None:
+            return ""
+        case = self._case
+        tokens = f" of {case.sequence_length} tokens" if case.sequence_length else ""
+        return f"{case.model} at batch {case.batch_size}{tokens}, measured on the CPU"

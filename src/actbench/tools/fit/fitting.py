@@ -1,0 +1,189 @@
+"""What plans are made with: the choices for a case, what simulates it, and the file that keeps every simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from actbench import scheme as schemes
+from actbench.errors import UsageError
+from actbench.machine import machine, now
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Case, Optimizer
+from actbench.report.store import Store
+from actbench.run.executor import Machines
+from actbench.run.progress import Progress
+from actbench.scheme.composed import parts_in
+from actbench.simulator import profiles
+from actbench.simulator.profiles import DeviceProfile
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.choices import Choices, choices_for
+from actbench.tools.fit.copies import FromCopies
+from actbench.tools.fit.plan import Plan, training_of
+from actbench.tools.fit.planner import Planner
+from actbench.tools.fit.records import Asked, FitRecord
+from actbench.tools.fit.simulations import Origin, Simulations, Simulator, simulator
+from actbench.tools.fit.tables import FIT_TITLE, FITTED
+from actbench.workload.optimizers import same_updates
+
+BUDGET_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Means:
+    """How plans are made.
+
+    Attributes:
+        output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
+        command: What the user can type to have the same, for the records.
+        schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        jobs: How many cases are simulated at a time on this machine; one a core of it unless given.
+        budget_seconds: Of one planner, after which it simulates nothing new; None is without end.
+        timeout_seconds: That one simulation may take.
+        progress: Told what happens.
+        machines: Those that simulate, in place of this one.
+    """
+
+    output: Path | None = None
+    command: str = "actbench.fit"
+    schemes: Sequence[str] | None = None
+    jobs: int | None = None
+    budget_seconds: float | None = BUDGET_SECONDS
+    timeout_seconds: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    machines: Machines | None = None
+
+    @property
+    def jobs_here(self) -> int:
+        """How many cases are simulated at a time."""
+        return self.jobs or machine().cores
+
+
+@dataclass
+class Fitting:
+    """An open results file, and what simulates; several planners may share both.
+
+    Attributes:
+        means: How plans are made.
+        name: Of the records.
+        given: What the user's exact step has, too: plans train as it does.
+        store: The results file.
+        simulates: What simulates cases.
+        runs: What the planners have simulated.
+    """
+
+    means: Means
+    name: str
+    given: str
+    store: Store[FitRecord]
+    simulates: Simulator
+    runs: list[Simulations] = field(default_factory=list)
+
+    def planner(self, case: Case, asked: Asked, choices: Choices | None = None) -> Planner:
+        """Return a planner of the case of an exact step, which has simulated nothing yet."""
+        choices = choices or choices_of(case, asked, profiles.get(case.device_profile or ""), self.means.schemes)
+        return FromCopies(case, choices, self.simulations(case, asked))
+
+    def simulations(self, case: Case, asked: Asked) -> Simulations:
+        """Return what gives outcomes of cases that differ from that of an exact step by their plans."""
+        asked = asked.model_copy(
+            update={"optimizer": case.optimizer, "scheme": case.scheme, "limit_bytes": case.memory_limit_bytes}
+        )
+        self.runs.append(
+            Simulations(
+                self.simulates,
+                self.store,
+                partial(self._record, case, asked),
+                self.means.progress,
+                jobs=self.means.jobs_here,
+                budget_seconds=self.means.budget_seconds,
+            )
+        )
+        return self.runs[-1]
+
+    def records(self, cases: Sequence[Case]) -> tuple[FitRecord, ...]:
+        """Return the records of cases, as far as they were simulated."""
+        return tuple(record for case in cases if (record := self.store.find(case)) is not None)
+
+    @property
+    def path(self) -> Path | None:
+        """The results file, if one is kept."""
+        return self.store.path if self.means.output is not None else None
+
+    def _record(  # a MakeRecord, once the first two are given
+        self, exact: Case, asked: Asked, tried: Case, plan: Plan, outcome: Outcome, origin: Origin
+    ) -> FitRecord:
+        of_copy = (tried.model, tried.meter) != (exact.model, exact.meter)  # errors are measured on a small model
+        if of_copy and isinstance(outcome, Measurement):
+            inside = tuple(f"{block.path}." for block in outcome.blocks.blocks) if outcome.blocks else ()
+            outside = tuple(site for site in outcome.sites if not f"{site.path}.".startswith(inside))
+            outcome = outcome.model_copy(update={"sites": outside})  # nobody looks at the others, and they are many
+        base = () if exact.scheme in ("exact", self.given) else (Choice(exact.scheme, schemes.build(exact.scheme)),)
+        training = training_of([*plan.choices, *base], getattr(outcome, "warnings", ()))
+        said = {"recipe": self.name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}
+        return FitRecord(case=tried, outcome=outcome, **said, **origin)
+
+
+@contextmanager
+def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[Fitting]:
+    """Hold the results file ``name`` and what simulates cases open, and write the tables beside the file at the end.
+
+    ``case`` is that of the user's exact step.
+
+    Raises:
+        UsageError: The machines cannot be reached.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    given = parts_in(schemes.build(case.scheme))
+    used = [*given, *(choice.scheme for choice in choices.all if choice.scheme)]
+    libraries = {name for scheme in used for name in scheme.card.libraries}
+    elsewhere = means.machines is not None and means.machines.elsewhere
+    with FITTED.opened(name, means.output, of_any_machine=elsewhere) as store:
+        with simulator(
+            means.machines,
+            jobs=means.jobs_here,
+            timeout_seconds=means.timeout_seconds,
+            command=means.command,
+            progress=means.progress,
+            libraries=libraries,
+        ) as simulates:
+            yield Fitting(means, name, case.scheme, store, simulates)
+        if means.output is not None:
+            FITTED.write_beside(store.path, store.records, FIT_TITLE)
+
+
+def checked(case: Case) -> tuple[Case, DeviceProfile]:
+    """Return the case of the exact step with the memory limit, and the device profile.
+
+    Raises:
+        UsageError: The device profile does not exist or has no figures of time.
+    """
+    profile = profiles.get(case.device_profile or profiles.DEFAULT)
+    if profile.rates is None:
+        raise UsageError(
+            f"--device-profile {profile.name}: its speed is unknown, so that no time can be estimated; name another "
+            "card ('actbench devices')"
+        )
+    settings: Mapping[str, object] = {
+        "meter": "simulated",
+        "device_profile": profile.name,
+        "memory_limit_bytes": case.memory_limit_bytes or profile.memory_bytes,
+        "find_largest_batch": False,
+        "gradient_quality": False,
+    }
+    return case.model_copy(update=settings), profile
+
+
+def choices_of(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence[str] | None) -> Choices:
+    """Return the choices for the case of an exact step on a device.
+
+    Raises:
+        UsageError: A name is of no scheme, or of one that spreads the model over processes.
+    """
+    optimizers: dict[Optimizer, bool] = dict.fromkeys(asked.others, False)
+    optimizers |= dict.fromkeys(same_updates(case.optimizer), True)  # of AdamW, if the model brings its own
+    has_bfloat16 = profile.has_tensor_float or not profile.is_cuda
+    return choices_for(case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16)

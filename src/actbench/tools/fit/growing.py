@@ -1,0 +1,231 @@
+"""How long a sequence or how large a batch a card takes: plans that need little, simulated at growing sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Case
+from actbench.report.advice import needed_bytes
+from actbench.simulator import profiles
+from actbench.tools.fit.fitting import Fitting, choices_of
+from actbench.tools.fit.levels import Level
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Goal, Planner
+from actbench.tools.fit.records import Asked, step_seconds_of
+
+Axis = Literal["sequence_length", "batch_size"]
+"""What grows."""
+
+LARGEST = 1 << 22
+"""No size beyond it is tried."""
+
+Tried = tuple[Case, Outcome]
+
+_SURVEYS = 3  # of one level; a plan that needs least of short samples may not need least of long ones
+_STRIDE = 16  # times as large a size may be tried after one that fits
+_PATIENCE = 3  # guesses of a straight line; then the middle is tried
+_PRECISION = 0.002  # share of the least peak to which the least that is fast enough is found
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size at which a plan of a level fits.
+
+    Attributes:
+        level: How far training may differ.
+        size: The size; 0 if not even one token, or one row, fits.
+        case: The case of the fastest plan found at the size, or of what needs least at 1.
+        measured: Its simulation.
+        exact_seconds: Estimated time of the exact step at this size.
+        beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there.
+        why_no_more: Why it cannot be.
+    """
+
+    level: Level
+    size: int
+    case: Case
+    measured: Measurement
+    exact_seconds: float
+    beyond_bytes: int | None = None
+    why_no_more: str = ""
+
+    @property
+    def need(self) -> int:
+        """Bytes of the device that it needs."""
+        return needed_bytes(self.measured)
+
+
+@dataclass
+class Grower:
+    """Finds largest sizes of one model on one card.
+
+    Attributes:
+        made: What simulates.
+        case: The case of the exact step, at any size, with its limit.
+        asked: What counts as an answer.
+        axis: What grows.
+    """
+
+    made: Fitting
+    case: Case
+    asked: Asked
+    axis: Axis
+    _planners: dict[int, Planner] = field(default_factory=dict, repr=False)
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a step may use."""
+        return self.case.memory_limit_bytes or 0
+
+    def largest(self, level: Level) -> Largest | None:
+        """Return the largest size for a level; None if there are no plans of it.
+
+        Raises:
+            MeasurementError: The exact step cannot be simulated.
+        """
+        size, best = getattr(self.case, self.axis), None
+        for _ in range(_SURVEYS):
+            planner = self._surveyed(size)
+            plan = self._least(planner, level)
+            if plan is None:
+                return best
+            grown = self._grown(level, plan, size)
+            if grown is None or (best is not None and grown.size <= best.size):
+                break
+            best, size = grown, grown.size
+            if size in (0, LARGEST):
+                break
+        return self._quickened(best) if best is not None and best.size else best
+
+    def _surveyed(self, size: int) -> Planner:
+        if size not in self._planners:
+            case = self._at(size)
+            choices = choices_of(case, self.asked, profiles.get(case.device_profile or ""), self.made.means.schemes)
+            if self.axis == "batch_size":
+                choices = replace(choices, in_parts=())  # in micro-batches any batch fits of which one row does
+            planner = self.made.planner(case, self.asked, choices)
+            planner.run()
+            self._planners[size] = planner
+        return self._planners[size]
+
+    def _at(self, size: int) -> Case:
+        return self.case.model_copy(update={self.axis: size})
+
+    def _least(self, planner: Planner, level: Level) -> Plan | None:
+        """Return the plan that needs least of those that are fast enough; None if none is."""
+        space = planner.space
+        least = space.least(level, planner.most_squared_error)
+        exact = next(each for each in planner.found if each.case == planner.exact)
+        seconds = self.asked.max_slowdown * exact.seconds
+        if least is None or least.seconds <= seconds:
+            return least.plan if least else None
+        enough, low, high = None, least.peak, max(float(exact.need), least.peak)
+        while enough is None or high - low > _PRECISION * least.peak:
+            limit = (low + high) / 2 if enough else high
+            solved = space.solve(level, limit, planner.most_squared_error)
+            if solved is not None and solved.seconds <= seconds:
+                enough, high = solved, min(limit, solved.peak)
+            elif enough is None:
+                return None
+            else:
+                low = limit
+        return enough.plan
+
+    def _grown(self, level: Level, plan: Plan, size: int) -> Largest | None:
+        """Return the largest size at which a plan fits, by simulations of it at several; None if none can be had."""
+        places = self._planners[size].space.blocks.whole
+
+        def simulated(sizes: Iterable[int]) -> dict[int, Tried]:
+            cases = {plan.case(self._at(each), places): plan for each in sizes}
+            found = self.made.simulations(self.case, self.asked)(cases)
+            return {getattr(case, self.axis): (case, outcome) for case, outcome in found}
+
+        search = Search(simulated, self.limit)
+        fits = search.run(size)
+        case, outcome = search.known.get(fits or 1, (self.case, None))
+        if not isinstance(outcome, Measurement):
+            return None
+        _, beyond = search.known.get(fits + 1, (None, None))
+        more = needed_bytes(beyond) if isinstance(beyond, Measurement) else None
+        return Largest(level, fits, case, outcome, self._exact_seconds(fits or 1), more, getattr(beyond, "message", ""))
+
+    def _exact_seconds(self, size: int) -> float:
+        exact = self._at(size)
+        (outcome,) = dict(self.made.simulations(self.case, self.asked)({exact: Plan()})).values() or (None,)
+        return (step_seconds_of(outcome) if isinstance(outcome, Measurement) else None) or math.nan
+
+    def _quickened(self, best: Largest) -> Largest:
+        """Return the fastest plan at the largest size, if that size was surveyed."""
+        planner = self._planners.get(best.size)
+        if planner is None:
+            return best
+        goal = Goal(best.level, self.limit)
+        planner.pursue([goal])
+        fastest = planner.fastest(goal)
+        if fastest is None or fastest.seconds >= (step_seconds_of(best.measured) or math.inf):
+            return best
+        return replace(best, case=fastest.case, measured=fastest.measured)
+
+
+class Search:
+    """The largest size that fits, and one more that does not, both simulated.
+
+    Args:
+        simulate: Simulates sizes; leaves out those for which there is no time.
+        limit: Bytes that a step may use.
+
+    Attributes:
+        known: The simulations, by size.
+    """
+
+    def __init__(self, simulate: Callable[[Iterable[int]], Mapping[int, Tried]], limit: int) -> None:
+        self._simulate, self._limit = simulate, limit
+        self.known: dict[int, Tried] = {}
+
+    def run(self, start: int) -> int:
+        """Return the largest size that fits; 0 if not even 1 does. Neighbours are simulated side by side."""
+        is_in_time = self._ask(start)
+        while is_in_time and not self._fits() and self._least() > 1:
+            is_in_time = self._ask(self._least() // 2)
+        turn = 0
+        while is_in_time and (guess := self._guess(self._fits(), turn)) is not None:
+            is_in_time, turn = self._ask(guess, min(guess + 1, LARGEST)), turn + 1
+        return self._fits()
+
+    def _ask(self, *sizes: int) -> bool:
+        """Simulate sizes, and return whether there was time for one that was not known."""
+        known = len(self.known)
+        self.known.update(self._simulate([size for size in sizes if size not in self.known]))
+        return len(self.known) > known
+
+    def _need(self, size: int) -> float:
+        """Return the bytes that a size needs; infinite if it cannot be simulated."""
+        _, outcome = self.known[size]
+        return needed_bytes(outcome) if isinstance(outcome, Measurement) else math.inf
+
+    def _fits(self) -> int:
+        return max((size for size in self.known if self._need(size) <= self._limit), default=0)
+
+    def _least(self) -> int:
+        return min(self.known, default=1)
+
+    def _guess(self, fits: int, turn: int) -> int | None:
+        """Return the size to try next, where a straight line through two needs meets the limit; None at the end."""
+        over = min((size for size in self.known if size > fits), default=None)
+        if not fits or over == fits + 1 or fits >= LARGEST:
+            return None
+        other = max((size for size in self.known if size < fits), default=None) if over is None else over
+        low, high = fits + 1, min(_STRIDE * fits, LARGEST) if over is None else over - 1
+        if over is not None and turn % _PATIENCE == _PATIENCE - 1:
+            return (low + high) // 2
+        if other is None:
+            return min(2 * fits, high)
+        if not math.isfinite(self._need(other)) or self._need(other) == self._need(fits):
+            return (low + high) // 2 if over else high
+        slope = (self._need(other) - self._need(fits)) / (other - fits)
+        met = fits + (self._limit - self._need(fits)) / slope if slope > 0 else high
+        return int(min(max(met, low), high))

@@ -1,0 +1,207 @@
+"""Makes plans: solves for the fastest, simulates it whole, and solves again if the survey had told otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.report.advice import needed_bytes
+from actbench.tools.fit.errors import ErrorMeter
+from actbench.tools.fit.levels import ANY, EXACT, Level
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.records import MARGIN, step_seconds_of
+from actbench.tools.fit.space import Solved
+from actbench.tools.fit.survey import Survey
+
+_ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
+BUDGETS = 20
+"""Of a frontier."""
+
+_ROOM = 0.01  # share of the least peak that the smallest budget of a frontier has more: the allocator loses some
+_ENOUGH = 0.002  # share of a limit that may be left unused before a plan is corrected
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The fastest plan of a level within a limit of bytes is wanted.
+
+    Attributes:
+        uniform: Whether it has to do the same with all blocks.
+        slowest: Seconds; a plan that takes longer is not worth a simulation.
+    """
+
+    level: Level
+    limit: int
+    uniform: bool = False
+    slowest: float = math.inf
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that was simulated whole.
+
+    Attributes:
+        limit: Bytes that the simulation allowed.
+        predicted: What the costs of its parts had added up to; None for the exact step.
+    """
+
+    plan: Plan
+    case: Case
+    limit: int
+    measured: Measurement
+    predicted: Solved | None = None
+
+    @property
+    def need(self) -> int:
+        """Bytes of the device that it needs."""
+        return needed_bytes(self.measured)
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of a step."""
+        return step_seconds_of(self.measured) or math.inf
+
+
+@dataclass
+class Planner(Survey):
+    """A survey, and the plans that were simulated whole.
+
+    Attributes:
+        found: These plans, in order.
+        most_squared_error: Of the gradient.
+        knows_least: Whether the plan of each level that needs least was simulated.
+    """
+
+    most_squared_error: float = math.inf
+    found: list[Found] = field(default_factory=list)
+    knows_least: bool = False
+    _predicted: dict[Case, Solved] = field(default_factory=dict, repr=False)
+
+    def limit_error(self, most: float) -> None:
+        """Measure errors of the gradient, and make plans that have at most this one.
+
+        Call it before plans are made.
+        """
+        exact = self.outcomes[self.exact]
+        assert isinstance(exact, Measurement)
+        meter = ErrorMeter(self.exact, exact.weights_bytes, self.space.blocks, self.simulate)
+        self.space.know(meter.run(*self.space.inexact()))
+        self.most_squared_error = (most / MARGIN) ** 2
+
+    def fastest(self, goal: Goal) -> Found | None:
+        """Return the fastest simulated plan that reaches a goal."""
+        reach = (each for each in self.found if each.need <= goal.limit and self._is_of(each, goal))
+        return min(reach, key=lambda each: (each.seconds, len(each.plan.choices), each.need), default=None)
+
+    def answer(self, limit: int, levels: Sequence[Level]) -> None:
+        """Simulate the fastest plans within a limit, and what does the same with all blocks; or what needs least."""
+        goals = [Goal(level, limit) for level in levels]
+        goals += [Goal(level, limit, uniform=True) for level in levels if level in (EXACT, ANY)]
+        self.pursue(goals)
+        if not any(self.fastest(goal) for goal in goals):
+            least = [solved for level in levels if (solved := self.space.least(level, self.most_squared_error))]
+            self._simulate_plans((solved, limit) for solved in least)
+            self.knows_least = all(self._known(solved.plan, limit) is not None for solved in least)
+
+    def frontiers(self, levels: Sequence[Level], max_slowdown: float = math.inf) -> None:
+        """Simulate the fastest plans at budgets between the least that is possible and what the exact step needs.
+
+        A plan for a smaller budget that turns out to be faster is that of the larger one, too: no curve can rise. What
+        takes more than ``max_slowdown`` times as long as the exact step is left out.
+        """
+        exact = next(each for each in self.found if each.case == self.exact)
+        goals = []
+        for level in levels:
+            least = self.space.least(level, self.most_squared_error)
+            if least is not None and least.peak < exact.need:
+                steps = np.linspace(least.peak * (1 + _ROOM), exact.need, BUDGETS)
+                goals += [Goal(level, round(float(budget)), slowest=max_slowdown * exact.seconds) for budget in steps]
+        self.pursue(goals, rounds=2)
+
+    def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS) -> None:
+        """Simulate the plans that reach goals, until what they need is what their parts add up to."""
+        open_goals = dict.fromkeys(goals, 0.0)
+        for _ in range(rounds):
+            asked = {goal: solved for goal, off in open_goals.items() if (solved := self._solved(goal, off))}
+            self._simulate_plans((solved, goal.limit) for goal, solved in asked.items())
+            still_open: dict[Goal, float] = {}
+            for goal, solved in asked.items():
+                off = self._off(goal, solved)
+                if self._has_failed(solved.plan, goal.limit):
+                    self.space.leave_out(solved.plan, (each.plan for each in self.found))
+                    still_open[goal] = open_goals[goal]
+                elif off is not None:
+                    still_open[goal] = off
+            open_goals = still_open
+            if not open_goals:
+                return
+
+    def simulated(self, plans: Iterable[Solved], limit: int) -> Found | None:
+        """Simulate plans whole within a limit, and return the fastest that fits."""
+        wanted = list(plans)
+        self._simulate_plans((solved, limit) for solved in wanted)
+        known = (self._known(solved.plan, limit) for solved in wanted)
+        fitting = [each for each in known if each is not None and each.need <= limit]
+        return min(fitting, key=lambda each: each.seconds, default=None)
+
+    def _solved(self, goal: Goal, off: float) -> Solved | None:
+        if goal.uniform:
+            return self.space.uniform(goal.level, goal.limit - off, self.most_squared_error)
+        solved = self.space.solve(goal.level, goal.limit - off, self.most_squared_error)
+        return None if solved is None or solved.seconds > goal.slowest else solved
+
+    def _off(self, goal: Goal, solved: Solved) -> float | None:
+        """Return by how much more a plan needs than it was predicted to, if the goal has to be solved again."""
+        known = self._known(solved.plan, goal.limit)
+        if known is None:
+            return None
+        off = known.need - solved.peak
+        spare = goal.limit - known.need
+        if spare < 0:
+            return off
+        again = self._solved(goal, off) if spare > _ENOUGH * goal.limit else None
+        is_new = again is not None and again.seconds < solved.seconds and self._known(again.plan, goal.limit) is None
+        return off if is_new else None
+
+    def _known(self, plan: Plan, limit: int) -> Found | None:
+        """Return the simulation of a plan that says whether it fits: within this limit, or one that it keeps anyway."""
+        for each in self.found:
+            decides = each.limit == limit or each.need <= limit or each.measured.peak_bytes > limit
+            if each.plan == plan and decides:
+                return each
+        return None
+
+    def _has_failed(self, plan: Plan, limit: int) -> bool:
+        case = plan.case(self.exact, self.space.blocks.whole).model_copy(update={"memory_limit_bytes": limit})
+        return isinstance(self.outcomes.get(case), Failure)
+
+    def _simulate_plans(self, wanted: Iterable[tuple[Solved, int]]) -> None:
+        cases: dict[Case, tuple[Solved, int]] = {}
+        for solved, limit in wanted:
+            if self._known(solved.plan, limit) is None:
+                case = solved.plan.case(self.exact, self.space.blocks.whole)
+                cases[case.model_copy(update={"memory_limit_bytes": limit})] = solved, limit
+        self._predicted.update((case, solved) for case, (solved, _) in cases.items())
+        self._measured({case: solved.plan for case, (solved, _) in cases.items()})
+
+    def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+        """Simulate cases; those of the whole model are plans, also those that a survey learns from."""
+        new = [case for case in cases if case not in self.outcomes]
+        measured = super()._measured(cases)
+        for case in new:
+            if case in measured and case.model == self.exact.model:
+                limit = case.memory_limit_bytes or 0
+                self.found.append(Found(cases[case], case, limit, measured[case], self._predicted.get(case)))
+        return measured
+
+    def _is_of(self, found: Found, goal: Goal) -> bool:
+        if goal.uniform and not found.plan.is_uniform:
+            return False
+        if self.space.errors.of(found.plan) > self.most_squared_error:
+            return False
+        return goal.level.allows(found.plan.training(found.measured.warnings))

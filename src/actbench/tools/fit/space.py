@@ -1,0 +1,296 @@
+"""All that a plan can be made of: settings around the blocks, and the actions on each of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from actbench.tools.fit.chain import Chain, Option
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.costs import Costs
+from actbench.tools.fit.effects import Blocks, Effects
+from actbench.tools.fit.errors import Errors
+from actbench.tools.fit.hull import Point, least_seconds, lower_hull
+from actbench.tools.fit.levels import Level
+from actbench.tools.fit.plan import Action, Around, Plan, training_of
+from actbench.tools.fit.records import Training
+from actbench.tools.fit.solver import least_peak, solve
+
+_MOST_ROWS = 4  # rows of equal blocks whose orders are tried
+_WORTH = 0.005  # share of a step's bytes or seconds that has to be saved outside of blocks
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A plan, with what the costs of its parts add up to: its peak in bytes, and its time in seconds."""
+
+    plan: Plan
+    peak: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is changed around the blocks, and what their options then are.
+
+    Attributes:
+        around: The changes.
+        rest: What is done with the modules outside of the blocks.
+        costs: Costs of the step with these alone.
+        actions: What may be done with a block.
+        chain: The blocks with these options.
+        squared_error: Of the gradient, from outside of the blocks.
+    """
+
+    around: Around
+    rest: Action
+    costs: Costs
+    actions: Sequence[Action]
+    chain: Chain
+    squared_error: float = 0.0
+
+    @cached_property
+    def hulls(self) -> list[tuple[Sequence[Point], int]]:
+        """The lower hull of each kind of block, with their number."""
+        counts = Counter(map(id, self.chain.options))
+        kinds = {id(options): options for options in self.chain.options}
+        return [
+            (lower_hull((each.held, each.seconds) for each in options), counts[key]) for key, options in kinds.items()
+        ]
+
+    @cached_property
+    def quickest(self) -> float:
+        """Seconds of the fastest plan if memory is no limit."""
+        return self.bound(math.inf)
+
+    @cached_property
+    def least_squared_error(self) -> float:
+        """The least squared error of the gradient of a plan."""
+        of_blocks = (min(each.squared_error for each in options) for options in self.chain.options)
+        return self.squared_error + math.fsum(of_blocks)
+
+    def bound(self, limit: float) -> float:
+        """Return seconds that no plan within a limit undercuts."""
+        if max(self.chain.least, self.chain.base + self.chain.top * (not self.chain.options)) > limit:
+            return math.inf
+        pairs = sum(min(each.values(), default=0.0) for each in self.chain.pairs if min(each.values(), default=0.0) < 0)
+        room = limit - self.chain.base - self.chain.top - pairs
+        return self.chain.seconds + least_seconds(self.hulls, room)
+
+    def solved(self, indices: Sequence[int]) -> Solved:
+        """Return the plan of the chosen options."""
+        indices = self._in_rows(indices)
+        actions = tuple(self.actions[index] for index in indices)
+        plan = Plan(self.around, actions if any(actions) else (), self.rest)
+        return Solved(plan, self.chain.peak(indices), self.chain.time(indices))
+
+    def _in_rows(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the same options, those of equal blocks in rows, in the order that needs least.
+
+        Only where the rows need no more: which of equal blocks come first may matter.
+        """
+        places: dict[int, list[int]] = {}
+        for place, options in enumerate(self.chain.options):
+            places.setdefault(id(options), []).append(place)
+        best, peak = tuple(indices), self.chain.peak(indices)
+        taken = [index for index in dict.fromkeys(indices) if indices.count(index) > 1]
+        for order in itertools.permutations(taken if len(taken) <= _MOST_ROWS else taken[:1]):
+            found = list(indices)
+            for alike in places.values():
+                row = sorted((indices[place] for place in alike), key=lambda index: (*order, index).index(index))
+                for place, index in zip(alike, row, strict=True):
+                    found[place] = index
+            if (again := self.chain.peak(found)) <= peak and tuple(found) != best:
+                best, peak = tuple(found), again
+        return best
+
+
+@dataclass
+class Space:
+    """Settings, each with a chain of blocks, and the fastest plan among all of them.
+
+    Attributes:
+        blocks: The blocks of the model.
+        ways: Effects for each way of computing and each number of micro-batches.
+        errors: Of the gradient, where they are limited; a change whose error is unknown is in no plan then.
+        warnings: Of simulations of single choices.
+    """
+
+    blocks: Blocks
+    ways: list[Effects] = field(default_factory=list)
+    errors: Errors = field(default_factory=Errors)
+    warnings: dict[Choice, Sequence[str]] = field(default_factory=dict)
+    _settings: dict[tuple[Level, int], list[Setting]] = field(default_factory=dict, repr=False)
+
+    def settings(self, level: Level) -> list[Setting]:
+        """Return the settings of a level, those first with which a step is fastest if memory is no limit."""
+        key = level, len(self.ways)
+        if key not in self._settings:
+            found = [setting for way in self.ways for setting in self._of(way, level)]
+            self._settings[key] = sorted(found, key=lambda each: (each.quickest, len(each.around)))
+        return self._settings[key]
+
+    def solve(self, level: Level, limit: float, most_squared_error: float = math.inf) -> Solved | None:
+        """Return the fastest plan of a level within a limit; None if there is none."""
+        best: Solved | None = None
+        for setting in self.settings(level):
+            if best is not None and setting.quickest >= best.seconds:
+                break
+            if setting.least_squared_error > most_squared_error:
+                continue
+            if setting.bound(limit) >= (best.seconds if best else math.inf):
+                continue
+            indices = solve(setting.chain, limit, most_squared_error - setting.squared_error)
+            if indices is not None and (best is None or setting.chain.time(indices) < best.seconds):
+                best = setting.solved(indices)
+        return best
+
+    def least(self, level: Level, most_squared_error: float = math.inf) -> Solved | None:
+        """Return the plan of a level with the smallest peak."""
+        found = (
+            each.solved(least_peak(each.chain, most_squared_error - each.squared_error))
+            for each in self.settings(level)
+            if each.least_squared_error <= most_squared_error
+        )
+        return min(found, key=lambda each: (each.peak, each.seconds), default=None)
+
+    def uniform(self, level: Level, limit: float, most_squared_error: float = math.inf) -> Solved | None:
+        """Return the fastest plan that does the same with all blocks."""
+        found = (
+            setting.solved([index] * len(self.blocks.paths))
+            for setting in self.settings(level)
+            for index in range(len(setting.actions))
+        )
+        within = (each for each in found if each.peak <= limit and self.errors.of(each.plan) <= most_squared_error)
+        return min(within, key=lambda each: each.seconds, default=None)
+
+    def know(self, errors: Errors) -> None:
+        """Make plans with these errors from now on."""
+        self.errors = errors
+        self._settings.clear()
+
+    def inexact(self) -> tuple[list[Action], list[Action], list[Choice]]:
+        """Return the actions on blocks, those on the rest and the changes around them that change the gradient."""
+        ways = [(way, action) for way in self.ways for action in way.actions]
+        rests = dict.fromkeys(action for way, action in ways if self._acts_on_rest(way, action))
+        around = dict.fromkeys(choice for way in self.ways for choice in way.around.union(*way.changes))
+        return (
+            [action for action in dict.fromkeys(action for _, action in ways) if self._is_inexact(action)],
+            [action for action in rests if self._is_inexact(action)],
+            [choice for choice in around if self._is_inexact(frozenset({choice}))],
+        )
+
+    def _is_inexact(self, choices: Around) -> bool:
+        training = self._training(choices)
+        return training.gradient != "exact" or training.precision == "other"
+
+    def leave_out(self, plan: Plan, known: Iterable[Plan]) -> None:
+        """Leave out what a plan that cannot be simulated is made of, but for what other plans have.
+
+        If they have all of it, it does not stand together, and its actions are left out.
+        """
+        used = set(itertools.chain.from_iterable(each.actions for each in known))
+        actions = {action for action in plan.actions if action}
+        doubted = actions - used or actions
+        for way in self.ways:
+            way.actions = {action: effect for action, effect in way.actions.items() if action not in doubted}
+            if not doubted:
+                way.changes = {change: costs for change, costs in way.changes.items() if not change <= plan.around}
+        self._settings.clear()
+
+    def _of(self, way: Effects, level: Level) -> Iterator[Setting]:
+        if not level.allows(self._training(way.around)):
+            return
+        allowed = (action for action in way.actions if level.allows(self._training(way.around | action)))
+        actions = [action for action in allowed if math.inf not in self.errors.of_blocks.get(action, ())]
+        options, pairs = self._options(way, actions), self._pairs(way, actions)
+        rests = [action for action in actions if self._acts_on_rest(way, action)]
+        limited = [frozenset[Choice](), *(action for action in rests if not self._acts_as_a_whole(action))]
+        for more, costs in self._combined(way, level):
+            around = way.around.union(more)
+            for rest in limited:
+                changed = costs + of_rest if rest and (of_rest := way.actions[rest].rest) else costs
+                chain, error = self._chain(changed, way.exact, options, pairs), self.errors.outside(around, rest)
+                yield Setting(around, rest, changed, actions, chain, error)
+            for rest in rests:
+                of_rest = way.actions[rest].rest
+                if of_rest and self._acts_as_a_whole(rest):  # not to be limited to the rest: so it is with all blocks
+                    changed, alone = costs + of_rest, self._options(way, [rest])
+                    chain, error = self._chain(changed, way.exact, alone, []), self.errors.outside(around, rest)
+                    yield Setting(around, rest, changed, [rest], chain, error)
+
+    def _acts_on_rest(self, way: Effects, action: Action) -> bool:
+        """Whether an action acts outside of the blocks, and saves enough of a step's bytes or seconds there."""
+        effect = way.actions[action].rest
+        if effect is None or not any(self.blocks.rest.get(choice) for choice in action):
+            return False
+        saved = -(effect.base + effect.top) / way.exact.peak, -effect.around_seconds / way.exact.total_seconds
+        return max(saved) > _WORTH
+
+    def _acts_as_a_whole(self, action: Action) -> bool:
+        return any("" in self.blocks.rest[choice] for choice in action)
+
+    def _training(self, choices: Around) -> Training:
+        return training_of(choices, [text for choice in choices for text in self.warnings.get(choice, ())])
+
+    def _combined(self, way: Effects, level: Level) -> Iterator[tuple[Around, Costs]]:
+        """Yield changes that stand together, at most one of each kind of change, with the costs of a step with them."""
+        changes = [change for change in way.changes if level.allows(self._training(way.around | change))]
+        kinds: dict[object, list[Around]] = {}
+        for change in changes:
+            kinds.setdefault(tuple(sorted({choice.changes for choice in change})), [frozenset()]).append(change)
+        for chosen in itertools.product(*kinds.values()):
+            merged = frozenset().union(*chosen)
+            if all(one.stands_with(two) for one, two in itertools.combinations(merged | way.around, 2)):
+                yield merged, sum((way.changes[each] for each in chosen if each), way.exact)
+
+    def _options(self, way: Effects, actions: Sequence[Action]) -> list[tuple[Option, ...]]:
+        """Return the options of each block; equal blocks share one object, without what changes around them."""
+        shared: dict[object, tuple[Option, ...]] = {}
+        found = []
+        for place in range(len(self.blocks.paths)):
+            options = tuple(self._option(way, action, place) for action in actions)
+            found.append(shared.setdefault(options, options))
+        return found
+
+    def _option(self, way: Effects, action: Action, place: int) -> Option:
+        exact, costs = way.exact, way.actions[action].costs
+        held, forward, backward, seconds = (
+            getattr(exact, name)[place] + getattr(costs, name)[place]
+            for name in ("held", "forward", "backward", "seconds")
+        )
+        error = self.errors.of_blocks[action][place] if action in self.errors.of_blocks else 0.0
+        return Option(round(held), round(forward), round(backward), round(seconds, 9), error)
+
+    def _pairs(self, way: Effects, actions: Sequence[Action]) -> list[Mapping[tuple[int, int], float]]:
+        """Return what a pair of neighbours holds more: the tensor between them, if the first saves what it returns.
+
+        The effect of an action on all blocks has it that the block before does the same.
+        """
+        found: list[Mapping[tuple[int, int], float]] = []
+        for place, output in enumerate(self.blocks.outputs[:-1] / way.parts):
+            keeps = [index for index, each in enumerate(actions) if way.actions[each].keeps_output[place]]
+            frees = [
+                index
+                for index, each in enumerate(actions)
+                if way.actions[each].frees_input[place + 1] and not way.actions[each].keeps_output[place]
+            ]
+            found.append({pair: float(output) for pair in itertools.product(keeps, frees)})
+        return found if any(found) else []
+
+    @staticmethod
+    def _chain(
+        costs: Costs,
+        exact: Costs,
+        options: Sequence[Sequence[Option]],
+        pairs: Sequence[Mapping[tuple[int, int], float]],
+    ) -> Chain:
+        """Return the chain of a setting, in which changes around the blocks change what blocks hold and take, too."""
+        more = costs - exact
+        base, seconds = costs.base + more.held.sum(), costs.around_seconds + more.seconds.sum()
+        least = max(costs.stem, costs.end, costs.update)
+        return Chain(options, pairs, base, costs.top, costs.gradients.tolist(), costs.top_gradients, least, seconds)

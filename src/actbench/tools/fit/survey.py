@@ -1,0 +1,277 @@
+"""Learns what each change does to a step: a survey of single changes, before a plan is made of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from actbench.errors import MeasurementError
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Case
+from actbench.tools.fit import actions
+from actbench.tools.fit.actions import AS_IT_IS
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.choices import Choices
+from actbench.tools.fit.costs import Costs
+from actbench.tools.fit.effects import Blocks, Effects, effect_of
+from actbench.tools.fit.plan import Action, Around, Plan, training_of
+from actbench.tools.fit.space import Space
+
+Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
+"""Simulates the cases of plans and yields each with its outcome; leaves out those for which there is no time."""
+
+_MOST_PARTS = 8  # numbers of micro-batches
+_MOST_WAYS = 4  # of computing, beyond the first
+_LEAST_SHARE = 0.02  # of a step's bytes or seconds; what is smaller is not worth a change
+
+
+@dataclass
+class Survey:
+    """What was learned of a model's step.
+
+    Attributes:
+        exact: The case of the exact step.
+        choices: What may be changed.
+        simulate: Simulates cases.
+        space: What plans are made of, once :meth:`run` has ended.
+        outcomes: Of all cases that were simulated, in order.
+    """
+
+    exact: Case
+    choices: Choices
+    simulate: Simulate
+    space: Space = field(default_factory=lambda: Space(Blocks()))
+    outcomes: dict[Case, Outcome] = field(default_factory=dict)
+    refused: dict[Choice, Outcome] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Simulate the exact step, and each change alone; then combinations that promise to save more for less.
+
+        Raises:
+            MeasurementError: The exact step cannot be simulated.
+        """
+        exact = self._measured({self.exact: Plan()}).get(self.exact)
+        if exact is None:
+            failure = self.outcomes.get(self.exact)
+            why = getattr(failure, "message", "the time was over before it was simulated: give a larger --budget")
+            raise MeasurementError(f"the exact step cannot be simulated: {why}")
+        self.choices = self.choices.suited(self.exact, exact)
+        self.space.blocks = Blocks.of(exact.blocks)
+        self._find_copy()
+        if not self.space.blocks.paths:  # what is done with blocks is then done with the model
+            choices = self.choices
+            self.choices = replace(choices, around=[*choices.around, *choices.of_blocks], of_blocks=())
+        first = self._way(frozenset())
+        if first is None:
+            return
+        if AS_IT_IS in first.actions:
+            self._learn_of(first, self._other_values(first))
+            self._learn_of(first, actions.promising(first))
+            actions.drop(first)
+            self._learn_rest(first)
+        self._cut(first)
+        for around in self._worth_a_look(first):
+            found = self._way(around, among=actions.best(first))
+            if found is not None:
+                self._spread(found, first)
+
+    # -- what is simulated ------------------------------------------------------------------------------------------
+
+    def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+        """Simulate what was not simulated yet, and return the measurements among the outcomes of all."""
+        todo = {case: plan for case, plan in cases.items() if case not in self.outcomes}
+        self.outcomes.update(self.simulate(todo))
+        return {case: found for case in cases if isinstance(found := self.outcomes.get(case), Measurement)}
+
+    def _find_copy(self) -> None:
+        """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
+        model = self.space.blocks.copy_of(self.exact.model)
+        if model is None:
+            return
+        case = self.exact.model_copy(update={"model": model})
+        copy = self._measured({case: Plan()}).get(case)
+        if copy is not None and self.space.blocks.is_told_by(copy.blocks) and copy.blocks is not None:
+            paths = tuple(block.path for block in copy.blocks.blocks)
+            self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
+
+    def _around_case(self, around: Around) -> Case:
+        return Plan(around).case(self.exact, self.space.blocks.whole)
+
+    def _action_case(self, around: Around, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
+        """Return the case of an action on all blocks, of the copy if there is one, and perhaps on the rest of it."""
+        blocks = self.space.blocks
+        places = blocks.part
+        plan = Plan(around, (action,) * len(places.blocks) if action else (), rest)
+        exact = self.exact.model_copy(update={"model": blocks.copy}) if blocks.copy else self.exact
+        return plan.case(exact, places), plan
+
+    # -- one way of computing ---------------------------------------------------------------------------------------
+
+    def _way(self, around: Around, among: Collection[Action] | None = None) -> Effects | None:
+        """Learn what changes do in one way of computing; None if it cannot be simulated."""
+        start = self._measured({self._around_case(around): Plan(around)}).get(self._around_case(around))
+        exact = Costs.of(start) if start is not None else None
+        if exact is None or start is None:
+            self._note(around, self._around_case(around))
+            return None
+        wanted = [each for each in self.choices.around if self._goes_with(each, around) and _matters(each, start)]
+        changes = [frozenset({each}) for each in wanted]
+        looked_at = among
+        if looked_at is None:
+            firsts = {each.kind: each for each in reversed(self.choices.of_blocks)}
+            looked_at = [AS_IT_IS, *(frozenset({each}) for each in firsts.values())]
+        looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
+        told = {self._action_case(around, action)[0]: action for action in looked_at}
+        of_actions = dict(map(partial(self._action_case, around), looked_at))
+        found = self._measured(self._change_cases(around, changes) | of_actions)
+        way = Effects(around, 1, exact, self._changes(around, changes, exact))
+        self._learn(way, told, found)
+        self.space.ways.append(way)
+        return way
+
+    def _change_cases(self, around: Around, changes: Sequence[Around]) -> dict[Case, Plan]:
+        """Return the cases that tell what changes around the blocks do."""
+        return {self._around_case(around | change): Plan(around | change) for change in changes}
+
+    def _changes(self, around: Around, changes: Sequence[Around], exact: Costs) -> dict[Around, Costs]:
+        """Return what each change around the blocks does, from simulated cases."""
+        learned = {}
+        for change in changes:
+            case = self._around_case(around | change)
+            self._note(change, case)
+            outcome = self.outcomes.get(case)
+            costs = Costs.of(outcome) if isinstance(outcome, Measurement) else None
+            if costs is not None:
+                learned[change] = costs - exact
+        return learned
+
+    def _learn(self, way: Effects, told: Mapping[Case, Action], found: Mapping[Case, Measurement]) -> None:
+        """Note the effects of actions."""
+        before = self.outcomes.get(self._action_case(way.around, AS_IT_IS)[0])
+        if not isinstance(before, Measurement):
+            return
+        for case, action in told.items():
+            self._note(action, case)
+            effect = effect_of(before, found[case], self.space.blocks) if case in found else None
+            if effect is not None and (not action or effect.is_felt):
+                way.actions[action] = effect
+
+    def _learn_rest(self, way: Effects) -> None:
+        """Learn what single actions do outside of the blocks, and in which modules."""
+        singles = [action for action in way.actions if len(action) == 1 and not actions.recomputes(action)]
+        told = {action: self._action_case(way.around, action, action) for action in singles}
+        found = self._measured(dict(told.values()))
+        blocks = tuple(f"{path}." for path in self.space.blocks.part.blocks)
+        for action, (case, _) in told.items():
+            costs = Costs.of(found[case]) if case in found else None
+            on_blocks = self.outcomes[self._action_case(way.around, action)[0]]
+            before = Costs.of(on_blocks) if isinstance(on_blocks, Measurement) else None
+            if costs is not None and before is not None:
+                paths = dict.fromkeys(site.path for site in found[case].sites if not site.path.startswith("("))
+                (choice,) = action
+                self.space.blocks.rest[choice] = tuple(path for path in paths if not f"{path}.".startswith(blocks))
+                rest = (costs - before).of_rest()
+                way.actions[action] = replace(way.actions[action], rest=rest)
+
+    def _note(self, change: Around, case: Case) -> None:
+        """Note the warnings of a single change, or why it was refused."""
+        outcome = self.outcomes.get(case)
+        if len(change) == 1 and outcome is not None:
+            (choice,) = change
+            if isinstance(outcome, Measurement):
+                self.space.warnings.setdefault(choice, outcome.warnings)
+            else:
+                self.refused.setdefault(choice, outcome)
+
+    @staticmethod
+    def _goes_with(choice: Choice, around: Around) -> bool:
+        return choice not in around and all(choice.kind != o.kind and choice.stands_with(o) for o in around)
+
+    def _other_values(self, way: Effects) -> list[Action]:
+        """Return the other values of those schemes whose first is near the hull."""
+        kinds = {choice.kind for action in actions.near(way) for choice in action}
+        more = [frozenset({each}) for each in self.choices.of_blocks if each.kind in kinds]
+        return [each for each in more if each not in way.actions]
+
+    def _learn_of(self, way: Effects, more: Sequence[Action]) -> None:
+        told = {self._action_case(way.around, action)[0]: action for action in more}
+        self._learn(way, told, self._measured(dict(self._action_case(way.around, action) for action in more)))
+
+    # -- other ways of computing ------------------------------------------------------------------------------------
+
+    def _cut(self, way: Effects) -> None:
+        """Learn of the same way of computing in micro-batches."""
+        for parts, choice in self.choices.in_parts[:_MOST_PARTS]:
+            if way.exact.held.sum() < _LEAST_SHARE * parts * way.exact.base or not self._goes_with(choice, way.around):
+                continue
+            around = way.around | {choice}
+            case = self._around_case(around)
+            found = self._measured({case: Plan(around)}).get(case)
+            self._note(frozenset({choice}), case)
+            exact = Costs.of(found, parts) if found else None
+            if exact is not None:
+                self._add_parts(way, choice, parts, exact)
+
+    def _spread(self, way: Effects, first: Effects) -> None:
+        """Tell the same of another way of computing, from what micro-batches did in the first."""
+        for cut in [each for each in self.space.ways if each.parts > 1 and len(each.around) == 1]:
+            (choice,) = cut.around
+            if self._goes_with(choice, way.around):
+                slower = cut.exact.total_seconds / first.exact.total_seconds
+                self._add_parts(way, choice, cut.parts, way.exact.cut(cut.parts, slower))
+
+    def _add_parts(self, way: Effects, choice: Choice, parts: int, exact: Costs) -> None:
+        around = way.around | {choice}
+        changes = {
+            each: _in_parts(costs, parts)
+            for each, costs in way.changes.items()
+            if all(self._goes_with(change, around) for change in each)
+        }
+        acting = {each: effect.in_parts(parts) for each, effect in way.actions.items()}
+        self.space.ways.append(Effects(around, parts, exact, changes, acting))
+
+    def _worth_a_look(self, first: Effects) -> list[Around]:
+        """Return the other ways of computing that nothing beats that trains as near to the exact step."""
+        others = self._other_ways()
+        found = self._measured({self._around_case(around): Plan(around) for around in others})
+        needs: dict[Around, tuple[float, float]] = {first.around: (first.exact.total_seconds, first.exact.peak)}
+        for around in others:
+            costs = Costs.of(found[case]) if (case := self._around_case(around)) in found else None
+            if costs is not None:
+                needs[around] = costs.total_seconds, costs.peak
+        return [each for each in needs if each != first.around and not self._is_beaten(each, needs)][:_MOST_WAYS]
+
+    def _is_beaten(self, around: Around, needs: Mapping[Around, tuple[float, float]]) -> bool:
+        seconds, peak = needs[around]
+        return any(
+            other != around
+            and training_of(other).is_as_near(training_of(around))
+            and needs[other][0] <= seconds
+            and needs[other][1] <= peak
+            for other in needs
+        )
+
+    def _other_ways(self) -> list[Around]:
+        """Return the other ways of computing, each alone and those that stand together."""
+        kinds: dict[object, list[Choice]] = {}
+        for choice in self.choices.computing:
+            kinds.setdefault(choice.changes, []).append(choice)
+        several = itertools.product(*([None, *each] for each in kinds.values()))
+        found = [frozenset(choice for choice in each if choice is not None) for each in several]
+        return sorted((each for each in found if each and actions.stand_together(each)), key=len)
+
+
+def _matters(choice: Choice, exact: Measurement) -> bool:
+    """Whether what a choice changes is large enough a part of a step: optimizer state and gradients may not be."""
+    if not {"optimizer", "gradients"}.issuperset(choice.changes):
+        return True
+    state = (exact.optimizer_bytes or 0) + (exact.gradients_bytes or 0)
+    seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
+    return max(state / exact.peak_bytes, seconds) >= _LEAST_SHARE
+
+
+def _in_parts(costs: Costs, parts: int) -> Costs:
+    """Return the effect of a change around the blocks: what grows with the batch is of one micro-batch."""
+    return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)

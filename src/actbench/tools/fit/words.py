@@ -1,0 +1,180 @@
+"""A plan in words: which schemes act on which blocks, as read from its specification."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from actbench.model.spec import SpecPart, parse_spec
+
+_ONLY = "only"
+_NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
+_RANGE = re.compile(r"(.*)\[(\d+)-(\d+)\](.*)")
+_FEW = 2  # paths outside of blocks; more are counted
+
+Group = tuple[str, str]
+"""What stands before and after the number of a block in its path."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model by their paths, in the order of the forward pass; none are known of older records."""
+
+    paths: tuple[str, ...] = ()
+
+    def numbers(self, chosen: Iterable[str]) -> list[str]:
+        """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
+        group = {path: _group_of(path) for path in self.paths}
+        groups = list(dict.fromkeys(group.values()))
+        shared = _shared(before for before, _ in groups)
+        found: dict[Group, list[int]] = {}
+        for path in chosen:
+            found.setdefault(group[path], []).append(_number_of(path))
+        texts = []
+        for (before, after), numbers in found.items():
+            begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
+            texts += [f"{begin}{each}{end}" for each in _ranges(sorted(numbers))]
+        return texts
+
+
+@dataclass(frozen=True)
+class Part:
+    """Schemes, and where they act together.
+
+    Attributes:
+        names: Their specifications without places.
+        blocks: Paths of the blocks; empty if they act on the whole step.
+        others: Patterns of other modules.
+    """
+
+    names: tuple[str, ...]
+    blocks: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def parts_of(spec: str, blocks: Blocks, base: str = "exact") -> list[Part]:
+    """Return what a specification does: with blocks, those that are treated alike together, and then with the rest.
+
+    ``base`` is what every plan has, and is left out.
+    """
+    always = [str(part) for part in parse_spec(base)]
+    found = [part for part in parse_spec(spec) if str(part) not in (*always, "exact")]
+    placed = [(_bare(part), *_places(part, blocks)) for part in found]
+    done: dict[str, list[str]] = {}  # the names of what is done with each block
+    for name, inside, _ in placed:
+        for path in inside:
+            done.setdefault(path, []).append(name)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for path in blocks.paths:
+        if path in done:
+            alike.setdefault(tuple(done[path]), []).append(path)
+    outside: dict[tuple[str, ...], list[str]] = {}
+    for name, inside, others in placed:
+        if others or not inside:
+            outside.setdefault(others, []).append(name)
+    limited = {tuple(names): others for others, names in outside.items() if others}
+    return [
+        *(Part(names, tuple(paths), limited.pop(names, ())) for names, paths in alike.items()),
+        *(Part(names, (), others) for names, others in limited.items()),
+        *(Part((name,)) for name in outside.get((), [])),
+    ]
+
+
+def short(spec: str, blocks: Blocks, base: str = "exact") -> str:
+    """Return a plan for a cell of a table, such as ``checkpoint 0-10, msln 11-31, chunked_loss:8``."""
+    return _joined(spec, base, [_short(part, blocks) for part in parts_of(spec, blocks, base)])
+
+
+def sentence(spec: str, blocks: Blocks, base: str = "exact") -> str:
+    """Return a plan in words, such as ``checkpoint on blocks 0-10, msln on blocks 11-31, chunked_loss:8``."""
+    return _joined(spec, base, [_words(part, blocks) for part in parts_of(spec, blocks, base)])
+
+
+def is_uniform(spec: str, blocks: Blocks) -> bool:
+    """Whether a plan does the same with all blocks."""
+    if not blocks.paths:
+        return f",{_ONLY}=" not in spec
+    inside = [_places(part, blocks)[0] for part in parse_spec(spec)]
+    return all(len(paths) in (0, len(blocks.paths)) for paths in inside)
+
+
+def _joined(spec: str, base: str, texts: Sequence[str]) -> str:
+    return ", ".join(texts) if texts else spec if spec == base else "exact"
+
+
+def _short(part: Part, blocks: Blocks) -> str:
+    numbers = ["all"] if len(part.blocks) == len(blocks.paths) else blocks.numbers(part.blocks)
+    return " ".join(["+".join(part.names), *(numbers if part.blocks else ()), *_others(part)])
+
+
+def _words(part: Part, blocks: Blocks) -> str:
+    first, *more = part.names
+    names = f"{first} with {_and(more)}" if more else first
+    places = []
+    if part.blocks:
+        several = f"block{'' if len(part.blocks) == 1 else 's'} {_and(blocks.numbers(part.blocks))}"
+        places = ["all blocks" if len(part.blocks) == len(blocks.paths) else several]
+    places += _others(part)
+    return f"{names} on {' and on '.join(places)}" if places else names
+
+
+def _others(part: Part) -> list[str]:
+    """Return the modules outside of blocks: their paths, or how many they are."""
+    if len(part.others) <= _FEW:
+        return [" and ".join(part.others)] if part.others else []
+    return [f"{len(part.others)} modules outside of blocks"]
+
+
+def _and(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
+
+
+def _bare(part: SpecPart) -> str:
+    return str(SpecPart(part.name, part.value, {key: each for key, each in part.options.items() if key != _ONLY}))
+
+
+def _places(part: SpecPart, blocks: Blocks) -> tuple[list[str], tuple[str, ...]]:
+    """Return the blocks that a part is limited to, and other patterns; both are empty if it is not limited."""
+    known, inside, others = set(blocks.paths), list[str](), list[str]()
+    for pattern in filter(None, part.options.get(_ONLY, "").split("/")):
+        paths = _expanded(pattern)
+        if known.issuperset(paths):
+            inside += paths
+        else:
+            others.append(pattern)
+    return inside, tuple(others)
+
+
+def _expanded(pattern: str) -> list[str]:
+    matched = _RANGE.fullmatch(pattern)
+    if matched is None:
+        return [pattern]
+    before, first, last, after = matched.groups()
+    return [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
+
+
+def _group_of(path: str) -> Group:
+    matched = _NUMBERED.fullmatch(path)
+    return (matched[1], matched[3]) if matched else (path, "")
+
+
+def _number_of(path: str) -> int:
+    matched = _NUMBERED.fullmatch(path)
+    return int(matched[2]) if matched else -1
+
+
+def _shared(texts: Iterable[str]) -> str:
+    """Return the names of a path that all texts begin with."""
+    found = [each.split(".") for each in texts]
+    count = next((n for n, names in enumerate(zip(*found, strict=False)) if len(set(names)) > 1), 0)
+    return "".join(f"{name}." for name in found[0][:count]) if found else ""
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Return numbers as texts, those in a row as one; a path without a number has -1, and an empty text."""
+    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
+    texts = (str(first) if first == last else f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
+    return ["" if text == "-1" else text for text in texts]

@@ -1,0 +1,177 @@
+"""Errors of the gradient: squares add over blocks and changes, a small model tells of a large one, no plan has more."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from surveyed import ANY_NUMBER, measured, planner_of, simulate
+
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.errors import ErrorMeter, Errors
+from actbench.tools.fit.fit import fit
+from actbench.tools.fit.levels import ANY
+from actbench.tools.fit.plan import Action, Plan
+from actbench.tools.fit.planner import Planner
+from actbench.tools.fit.records import MARGIN, Asked
+
+ROBERTA = "tiny-roberta@num_hidden_layers=4"
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    planner = planner_of(ROBERTA, ("actnn:L2", "fewbit:2", "checkpoint"), batch_size=16, sequence_length=64)
+    planner.limit_error(ANY_NUMBER)
+    return planner
+
+
+def tight(planner: Planner) -> float:
+    """Return a limit of memory that exact plans can be within, at a price."""
+    least = planner.space.least(ANY, 0.0)
+    assert least is not None
+    return least.peak + 0.3 * (planner.space.ways[0].exact.peak - least.peak)
+
+
+def error_of(plan: Plan, planner: Planner, rows: int = 4) -> float:
+    """Measure a plan's error on the cpu meter; errors of parts were measured with 4 rows, too."""
+    case = plan.case(planner.exact, planner.space.blocks.whole)
+    settings = {"meter": "cpu", "device_profile": None, "gradient_quality": True, "batch_size": rows}
+    found = measured(case.model_copy(update=settings))
+    assert found.gradient_error is not None
+    return found.gradient_error
+
+
+def action_of(planner: Planner, name: str) -> Action:
+    return frozenset(choice for choice in planner.choices.of_blocks if choice.name == name)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("actnn:L2", "", "", ""),
+        ("fewbit:2", "", "checkpoint", "actnn:L2"),
+        ("fewbit:2", "fewbit:2", "actnn:L2", "actnn:L2"),
+        ("checkpoint", "actnn:L2", "fewbit:2", "fewbit:2"),
+    ],
+)
+def test_a_plans_error_is_the_root_of_the_sum_of_squares(planner: Planner, names: tuple[str, ...]) -> None:
+    plan = Plan(actions=tuple(action_of(planner, name) for name in names))
+
+    expected = math.sqrt(planner.space.errors.of(plan))
+
+    assert expected > 0
+    assert error_of(plan, planner) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) -> None:
+    names = ("gact:L2", "randomized:0.5")
+    choices = choices_for(planner.exact, {}, names=names).of_blocks
+    exact = planner.outcomes[planner.exact]
+    assert isinstance(exact, Measurement)
+    meter = ErrorMeter(planner.exact, exact.weights_bytes, planner.space.blocks, simulate)
+    gact, sketched = (frozenset({choice}) for choice in choices)
+    errors = meter.run([gact, sketched], [], [])
+
+    for actions in ((gact,) * 4, (sketched,) * 4, (gact, frozenset(), sketched, gact), (gact, gact, frozenset(), gact)):
+        plan = Plan(actions=actions)
+        assert error_of(plan, planner) == pytest.approx(math.sqrt(errors.of(plan)), rel=0.1)
+
+
+@pytest.mark.parametrize("most", [0.003, 0.01, 0.03, 0.1])
+def test_plans_keep_the_limit_when_they_are_measured(planner: Planner, most: float) -> None:
+    found = planner.space.solve(ANY, tight(planner), (most / MARGIN) ** 2)
+
+    assert found is not None
+    assert error_of(found.plan, planner, rows=planner.exact.batch_size) <= most
+
+
+def test_a_smaller_limit_is_no_faster_and_none_is_exact(planner: Planner) -> None:
+    limit = tight(planner)
+
+    found = [planner.space.solve(ANY, limit, most**2) for most in (0.0, 0.003, 0.01, 0.03, 0.1, math.inf)]
+
+    seconds = [each.seconds for each in found if each is not None]
+    assert len(seconds) == len(found)
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+    first = found[0]
+    assert first is not None
+    assert first.plan.training().is_exact
+
+
+def test_what_is_exact_is_not_measured(planner: Planner) -> None:
+    errors = planner.space.errors
+
+    assert not any(choice.name == "checkpoint" for action in errors.of_blocks for choice in action if len(action) == 1)
+    assert errors.of(Plan(actions=(action_of(planner, "checkpoint"),) * 4)) == 0.0
+    assert all(len(each) == 4 for each in errors.of_blocks.values())
+
+
+def test_changes_without_a_known_error_are_in_no_plan(planner: Planner) -> None:
+    fewbit, start = action_of(planner, "fewbit:2"), planner.space.errors
+    try:
+        planner.space.know(Errors(of_blocks={**start.of_blocks, fewbit: [math.inf] * 4}))
+        found = [planner.space.solve(ANY, share * tight(planner), 1.0) for share in (1.0, 1.2, 1.4)]
+    finally:
+        planner.space.know(start)
+
+    assert all(each is not None and fewbit not in each.plan.actions for each in found)
+
+
+def test_models_that_cannot_be_measured_have_exact_plans_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = planner_of("tiny-roberta", ("fewbit:2", "checkpoint"), batch_size=2, sequence_length=16)
+    kept = planner.simulate
+    planner.simulate = lambda plans: kept({case: plan for case, plan in plans.items() if case.meter == "simulated"})
+    planner.limit_error(0.1)
+
+    assert planner.space.errors.measured_on == ""
+    assert any("fewbit:2" in text for text in planner.space.errors.remarks())
+    found = planner.space.solve(ANY, ANY_NUMBER, planner.most_squared_error)
+    assert found is not None
+    assert found.plan.training().is_exact
+    assert planner.space.least(ANY, planner.most_squared_error) is not None
+
+
+@pytest.mark.slow
+def test_blocks_that_differ_are_measured_a_few_in_a_row() -> None:
+    model = "resnet18-cifar"
+    planner = planner_of(model, ("actnn:L2",), batch_size=8)
+    planner.limit_error(ANY_NUMBER)
+    errors = planner.space.errors
+    actnn = action_of(planner, "actnn:L2")
+    whole = Plan(actions=(actnn,) * len(planner.space.blocks.paths))
+
+    stand_in = Case(
+        model=model, batch_size=4, meter="cpu", scheme=whole.case(planner.exact, planner.space.blocks.whole).scheme
+    )
+    found = measured(stand_in)
+
+    assert isinstance(found, Measurement)
+    assert found.gradient_error == pytest.approx(math.sqrt(errors.of(whole)), rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path: Path) -> None:
+    case = Case(
+        model=ROBERTA, batch_size=16, sequence_length=64, device_profile="a100-80gb", memory_limit_bytes=15 * 2**20
+    )
+    asked = Asked(max_gradient_error=0.02)
+
+    first = fit(case, asked=asked, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+    assert first.path is not None
+    lines = first.path.read_text()
+    again = fit(case, asked=asked, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+
+    assert again.simulated == 0
+    assert first.path.read_text() == lines
+    assert '"meter":"cpu"' in lines
+    assert any("measured on the CPU" in text for text in again.kept)
+    errors = [each.record.gradient_error for each in again.found.tried]
+    assert all(error is not None and MARGIN * error <= 0.02 for error in errors)
+    assert again.found.exact.record.gradient_error == 0
+    without = fit(case, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+    assert len(without.found.tried) >= len(again.found.tried)

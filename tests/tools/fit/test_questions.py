@@ -1,0 +1,188 @@
+"""How long a sequence, how large a batch, which card and how many of them: what is printed was simulated."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+import actbench
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.scheme import build
+from actbench.simulator import profiles
+from actbench.tools.fit.growing import LARGEST, Search
+from actbench.tools.fit.sharding import ways
+
+STEP = ("fit", "tiny-llama", "-b", "2", "--sequence-length", "64", "--budget", "600", "--code", "0")
+ON_4090 = (*STEP, "--device-profile", "rtx-4090")
+AMONG = [word for name in ("checkpoint", "chunked_loss:8") for word in ("--scheme", name)]
+
+
+def search(need: Callable[[int], int | None], limit: int) -> tuple[Search, list[int]]:
+    """Return a search among sizes that need bytes; sizes that need None cannot be simulated."""
+    asked: list[int] = []
+
+    def simulate(sizes: Iterable[int]) -> Mapping[int, tuple[Case, Measurement | Failure]]:
+        found = {}
+        for size in sizes:
+            asked.append(size)
+            needs = need(size)
+            refused = Failure(reason="unsupported", message="too long")
+            measured = Measurement(weights_bytes=1, activation_bytes=0, peak_bytes=needs or 0)
+            found[size] = Case(model="x", batch_size=size), refused if needs is None else measured
+        return found
+
+    return Search(simulate, limit), asked
+
+
+@given(
+    start=st.integers(1, 5000),
+    fixed=st.integers(1, 10**6),
+    each=st.integers(1, 10**4),
+    square=st.integers(0, 20),
+    step=st.sampled_from([1, 512, 1 << 20]),
+    limit=st.integers(1, 10**9),
+)
+@example(start=1, fixed=1, each=1, square=0, step=1, limit=LARGEST + 2)
+def test_the_largest_size_fits_and_one_more_does_not(start, fixed, each, square, step, limit) -> None:
+    def need(size: int) -> int:
+        return -(-(fixed + each * size + square * size * size) // step) * step
+
+    found, asked = search(need, limit)
+    largest = found.run(start)
+
+    assert largest == 0 or need(largest) <= limit
+    assert largest == LARGEST or need(largest + 1) > limit
+    assert largest + 1 in found.known or largest == LARGEST
+    assert len(asked) <= 120
+
+
+def test_a_size_that_cannot_be_simulated_is_the_end() -> None:
+    found, _ = search(lambda size: None if size > 512 else size, 10**9)
+
+    assert found.run(64) == 512
+    assert isinstance(found.known[513][1], Failure)
+
+
+def test_a_search_whose_time_is_over_ends() -> None:
+    found = Search(lambda sizes: {}, 10)
+
+    assert found.run(64) == 0
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def simulated(case: Case, **changes: object) -> Measurement:
+    found = actbench.measure(case.model_copy(update=changes))
+    assert isinstance(found, Measurement)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flag", "column", "limit"),
+    [("--longest-sequence", "sequence_length", 40 << 20), ("--largest-batch", "batch_size", 60 << 20)],
+)
+def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, tmp_path, flag, column, limit) -> None:
+    table = tmp_path / "t.csv"
+    ended = cli(
+        *ON_4090, *AMONG, "--exact", flag, "--memory-limit", f"{limit}B", "-o", tmp_path, "--export-csv", table,
+        "--export-json", tmp_path / "t.json",
+    )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    (row,) = rows_of(table)
+    (record,) = json.loads((tmp_path / "t.json").read_text())
+    case = Case.model_validate(record["case"])
+    assert str(getattr(case, column)) == row[column]
+    assert case.scheme == row["scheme"]
+    size = int(row[column])
+    assert simulated(case).fits
+    assert not simulated(case, **{column: size + 1}).fits
+    exact = case.model_copy(update={"scheme": "exact"})
+    assert not simulated(exact).fits  # the plan is what lets it be as long
+    assert f"{size + 1:,} do not" in ended.err
+
+
+def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
+    ended = cli(*ON_4090, "-s", "checkpoint", "--exact", "--longest-sequence", "--memory-limit", "1MiB", "-o", tmp_path)
+
+    assert ended.status == 1
+    assert "not even 1 of the tokens fits in 1.00 MiB" in ended.err
+
+
+def test_cards_are_listed_the_smallest_first_and_each_was_simulated(cli, tmp_path) -> None:
+    table = tmp_path / "t.csv"
+    words = ("fit", "tiny-llama", "-b", "256", "--sequence-length", "2048", *STEP[6:], *AMONG, "--exact")
+    ended = cli(*words, "--which-card", "-o", tmp_path, "--export-csv", table, "--export-json", tmp_path / "t.json")
+
+    assert ended.status == 0, ended.err
+    rows = rows_of(table)
+    memory = [int(row["memory_bytes"]) for row in rows]
+    assert memory == sorted(memory)
+    assert {row["device"] for row in rows} == {each.name for each in profiles.profiles() if each.rates}
+    assert all(int(row["need_bytes"]) <= int(row["memory_bytes"]) for row in rows)
+    small, large = rows[0], rows[-1]
+    assert small["scheme"] != "exact"  # which does not fit there
+    assert large["scheme"] == "exact"
+    assert f"the smallest card: {small['device']}" in ended.err
+    records = [Case.model_validate(record["case"]) for record in json.loads((tmp_path / "t.json").read_text())]
+    assert [case.device_profile for case in records] == [row["device"] for row in rows]
+    assert simulated(records[0]).fits
+
+
+def test_ways_to_spread_are_found_by_what_schemes_say_and_take_all_processes() -> None:
+    found = ways(16, 8)
+
+    assert {"fsdp:16", "fsdp:16,mixed=bf16", "zero1:16", "ddp:16", "tp:8+zero1:2", "tp:2+fsdp:8"} <= set(found)
+    assert not any("tp:16" in way for way in found)  # more than a machine has
+    assert all(build(way).spec == way for way in found)
+
+
+def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, tmp_path) -> None:
+    table = tmp_path / "t.csv"
+    words = (
+        "fit",
+        "tiny-gpt2@n_embd=512,n_layer=4",
+        "-b",
+        "1",
+        "--sequence-length",
+        "16",
+        "--device-profile",
+        "rtx-4090",
+    )
+    ended = cli(
+        *words, "--exact", "-s", "checkpoint", "--memory-limit", "100MiB", "--processes", "2", "--processes", "8",
+        "--code", "0", "-o", tmp_path, "--export-csv", table,
+    )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    rows = rows_of(table)
+    assert {row["processes"] for row in rows} == {"8"}
+    assert all(int(row["need_bytes"]) <= 100 << 20 for row in rows)
+    assert "nothing fits on 2 processes" in ended.err
+    speeds = [float(row["samples_per_second"]) for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "naming"),
+    [
+        ((*STEP,), "--which-card finds one"),
+        ((*ON_4090, "--which-card", "--largest-batch"), "--largest-batch and --which-card: ask one at a time"),
+        ((*ON_4090, "--longest-sequence", "--measure"), "--measure: not with --longest-sequence"),
+        ((*STEP, "--which-card", "--memory-limit", "8GiB"), "each card has its own memory"),
+        ((*ON_4090, "--processes", "1"), "--processes 1: give a whole number from 2"),
+    ],
+)
+def test_questions_that_cannot_be_are_refused_before_anything_is_simulated(cli, tmp_path, words, naming) -> None:
+    cli.refused(*words, "--output", tmp_path / "none", naming=naming)
+
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,72 @@
+"""The page of tables that have curves: their rows as points, the answer above, and code to paste."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from actbench.report.exporting import Exported
+from actbench.report.tables import Curve, Table
+from actbench.report.tables.values import Column
+from actbench.tools.html import library
+from actbench.tools.html.export import HTML
+from actbench.tools.html.frontier import curves_of_tables
+from actbench.units import GIB
+
+COLUMNS: tuple[Column[Any], ...] = (
+    Column("plan", "Plan", "text", str),
+    Column("need", "Need", "bytes", int),
+    Column("took", "Step", "seconds", float),
+)
+
+
+def table(name: str, *rows: tuple[str, int, float], limit: int | None = 4 * GIB) -> Table:
+    curve = Curve(f"{name} gradients", "model on card", "plan", "took", "need", limit)
+    filled = [dict(zip(("plan", "need", "took"), row, strict=True)) for row in rows]
+    return Table(f"Frontier, {name}", COLUMNS, filled, lead=(f"{name} <b>first</b>",), curve=curve)
+
+
+EXACT = table("exact", ("exact", 8 * GIB, 1.0), ("checkpoint 0-3", 4 * GIB, 1.3))
+OTHER = table("any", ("gact", 3 * GIB, 1.2))
+
+
+def test_tables_of_one_chart_are_drawn_together_with_the_limit() -> None:
+    (group,) = curves_of_tables([EXACT, OTHER, Table("t", COLUMNS, [])]).groups
+
+    (picture,) = group.pictures
+    values = picture.spec["data"]["values"]
+    assert group.name == "model on card"
+    assert [(row["kind"], row["scheme"], row["drawn"], row["drawn_time"]) for row in values] == [
+        ("any gradients", "gact", 3.0, 1.2),
+        ("exact gradients", "exact", 8.0, 1.0),
+        ("exact gradients", "checkpoint 0-3", 4.0, 1.3),
+    ]
+    assert "limit 4.00 GiB" in json.dumps(picture.spec["layer"])
+
+
+def test_without_a_limit_there_is_no_line() -> None:
+    (group,) = curves_of_tables([table("exact", ("a", 1, 1.0), limit=None)]).groups
+
+    assert "limit" not in json.dumps(group.pictures[0].spec["layer"])
+
+
+def test_a_page_has_the_answer_first_and_the_code_as_text() -> None:
+    first = Table("What fits", COLUMNS, EXACT.rows, lead=("checkpoint <i>fits</i>",), code=(("a loop", "x < y\n"),))
+
+    page = "".join(HTML.text(Exported([first, EXACT], "What fits", [], lambda text: None)))
+
+    visible = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.DOTALL)
+    assert visible.index("checkpoint &lt;i&gt;fits") < visible.index("<table")
+    assert visible.count('class="lead"') == 2
+    assert "<summary>a loop</summary><pre>x &lt; y" in visible
+    assert ('id="charts"' in visible) == library.is_installed()
+
+
+@pytest.mark.skipif(not library.is_installed(), reason="vl-convert is not installed")
+def test_the_chart_can_be_drawn() -> None:
+    (group,) = curves_of_tables([EXACT, OTHER]).groups
+
+    assert library.image(group.pictures, "png").startswith(b"\x89PNG")
