@@ -30,6 +30,7 @@ from actbench.model.data import Data
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.copies import FromCopies
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.planner import Found, Goal, Planner
@@ -149,7 +150,7 @@ def cells(name: str, case: Case, output: Path) -> Iterator[Cell]:
         # at a fixed micro-batch, and in the types of the model: what is compared is what is done with blocks
         fixed = replace(choices, computing=(), in_parts=())
         for micro_batch, some in (("fixed", fixed), ("free", replace(choices, computing=()))):
-            planner = Planner(case, some, run)
+            planner = FromCopies(case, some, run)
             planner.run()
             peak = planner.outcomes[case].peak_bytes  # type: ignore[union-attr]
             goals = [Goal(level, int(share * peak)) for level in (EXACT, ANY) for share in SHARES]

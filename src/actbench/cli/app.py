@@ -24,7 +24,10 @@ PANELS = {
         "--batch-size --sequence-length --image-size --dtype --autocast --optimizer --task --attention --weights "
         "--trust-remote-code --seed --module"
     ),
-    "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
+    "Which schemes": (
+        "--scheme --base --cumulative --gelu-bits --activation-bits --linear --max-slowdown --max-gradient-error "
+        "--exact"
+    ),
     "How it is measured": (
         "--meter --device-profile --memory-limit --gpus --max-batch --longest-sequence --largest-batch --which-card "
         "--processes --require-fit --measure --device --steps --seconds --raise-oom --time-by --timeline "

@@ -34,8 +34,6 @@ class ChannelsLast(Scheme):
     card: ClassVar[Card] = Card(
         summary="weights and images with their channels last in memory, which half types convolve faster",
         rank=3,  # before other layers copy a weight
-        quickens=True,
-        of_operators=("convolution", "convolution_backward"),
     )
     changes: ClassVar[tuple[Change, ...]] = ("memory format",)
     gradient: ClassVar[Gradient] = "exact"  # kernels of another memory format only round differently

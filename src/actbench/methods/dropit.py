@@ -61,7 +61,6 @@ class DropIT(Scheme):
         summary="inputs of linear layers and convolutions without their small elements",
         paper="Chen et al. 2022, arXiv 2202.13808",
         variants=(":0.25", ":0.1"),
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 

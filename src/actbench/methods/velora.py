@@ -130,7 +130,6 @@ class VeLoRA(Scheme):
                 source="documentation of PEFT",
             ),
         ),
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 

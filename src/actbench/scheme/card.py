@@ -20,8 +20,6 @@ class Card:
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first; a function
             of the batch size if they depend on it. A scheme without variants is not tried.
-        quickens: Whether it may make a step faster, so that it is worth trying even if everything fits.
-        of_operators: Operators of torch that alone it may make faster; empty for any.
         libraries: Modules that whoever runs many cases may import once, and not in the process of each.
         keeps_updates: Whether the same gradients give bit for bit the same updates as without the scheme; None if this
             follows from whether it changes the optimizer.
@@ -34,8 +32,6 @@ class Card:
     published: tuple[Published, ...] = ()
     rank: int = 10
     variants: tuple[str, ...] | Callable[[int], tuple[str, ...]] = ("",)
-    quickens: bool = False
-    of_operators: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     keeps_updates: bool | None = None
     draws_alike: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -14,10 +15,13 @@ from typing import Any
 
 import pytest
 
+from actbench.model.records import Case
 from actbench.report import store
 from actbench.run import local, runner
+from actbench.simulator import profiles
 from actbench.tools.fit import simulations
-from actbench.tools.fit.records import FitRecord
+from actbench.tools.fit.records import FitRecord, Training
+from actbench.tools.fit.shortlist import fitted, without_limit
 
 HERE = str(Path(__file__).parent)
 AMONG = [word for name in ("checkpoint", "gact:L2", "chunked_loss:8") for word in ("--scheme", name)]
@@ -63,6 +67,7 @@ def records_below(folder: Path) -> tuple[FitRecord, ...]:
         ((*STEP, "--max-slowdown", "0.9"), "--max-slowdown"),
         ((*STEP, "--scheme", "checkpont"), "did you mean 'checkpoint'"),
         ((*STEP, "--scheme", "checkpoint+gact:L2"), "name them one by one"),
+        ((*STEP, "--scheme", "checkpoint,only=model.layers.0"), "fit chooses the blocks itself; leave only= out"),
         ((*STEP, "--scheme", "fsdp:8"), "a fit is of one process, and fsdp:8 spreads it over 8"),
         ((*STEP, "--scheme", "tp:2"), "a fit is of one process, and tp:2 spreads it over 2"),
         ((*STEP, "--base", "lra:16"), "--base: scheme 'lra:16': there is no scheme"),
@@ -153,6 +158,29 @@ def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     assert all("lora:16" in record.case.scheme for record in records_below(tmp_path))
     assert "Every plan has lora:16, and so has the exact step." in ended.out
     assert "adapters" not in ended.out
+
+
+def test_a_later_fit_takes_no_plans_from_an_earlier_one(cli, log, fake, tmp_path) -> None:
+    words = (*STEP, *AMONG, "--scheme", "lora:16", "-o", tmp_path)
+
+    def plans(limit: int, base: str) -> dict[Case, Training]:
+        (found,) = [
+            each
+            for each in fitted(records_below(tmp_path))
+            if (each.limit_bytes, each.case.scheme) == (limit * fake.GIB, base)
+        ]
+        return {without_limit(each.record.case): each.training for each in found.tried}
+
+    assert cli(*words, "--memory-limit", "6GiB").status == 0
+    first = plans(6, "exact")
+    assert cli(*words, "--memory-limit", "4GiB").status == 0
+    second = plans(4, "exact")
+    assert cli(*words, "--memory-limit", "4GiB", "--base", "lora:16").status == 0
+
+    assert len(first) > 3
+    assert plans(6, "exact") == first
+    assert plans(4, "exact") == second
+    assert {each.trained for each in plans(4, "lora:16").values()} == {"all"}
 
 
 def test_quiet_leaves_out_progress(cli, log, tmp_path) -> None:
@@ -307,8 +335,12 @@ def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fak
     assert "What fits" not in ended.out
 
 
-def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path) -> None:
+def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path, monkeypatch) -> None:
     words = [word if word != "rtx-4090" else "rtx-4060" for word in STEP]
+
+    larger = profiles.get("rtx-3080-10gb")
+    unrated = dataclasses.replace(larger, name="unrated", rates=None, memory_bytes=larger.memory_bytes - 1)
+    monkeypatch.setattr(profiles, "profiles", lambda known=profiles.profiles: [unrated, *known()])  # fit refuses it
 
     ended = cli(*words, "--scheme", "chunked_loss:8", "--exact", "-o", tmp_path)
 

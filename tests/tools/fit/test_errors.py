@@ -15,7 +15,7 @@ from actbench.tools.fit.errors import ErrorMeter, Errors
 from actbench.tools.fit.fit import fit
 from actbench.tools.fit.levels import ANY
 from actbench.tools.fit.plan import Action, Plan
-from actbench.tools.fit.planner import Planner
+from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import MARGIN, Asked
 
 ROBERTA = "tiny-roberta@num_hidden_layers=4"
@@ -48,6 +48,7 @@ def action_of(planner: Planner, name: str) -> Action:
     return frozenset(choice for choice in planner.choices.of_blocks if choice.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -81,6 +82,7 @@ def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) ->
         assert error_of(plan, planner) == pytest.approx(math.sqrt(errors.of(plan)), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0.003, 0.01, 0.03, 0.1])
 def test_plans_keep_the_limit_when_they_are_measured(planner: Planner, most: float) -> None:
     found = planner.space.solve(ANY, tight(planner), (most / MARGIN) ** 2)
@@ -89,6 +91,7 @@ def test_plans_keep_the_limit_when_they_are_measured(planner: Planner, most: flo
     assert error_of(found.plan, planner, rows=planner.exact.batch_size) <= most
 
 
+@pytest.mark.slow
 def test_a_smaller_limit_is_no_faster_and_none_is_exact(planner: Planner) -> None:
     limit = tight(planner)
 
@@ -103,6 +106,7 @@ def test_a_smaller_limit_is_no_faster_and_none_is_exact(planner: Planner) -> Non
     assert first.plan.training().is_exact
 
 
+@pytest.mark.slow
 def test_what_is_exact_is_not_measured(planner: Planner) -> None:
     errors = planner.space.errors
 
@@ -111,6 +115,7 @@ def test_what_is_exact_is_not_measured(planner: Planner) -> None:
     assert all(len(each) == 4 for each in errors.of_blocks.values())
 
 
+@pytest.mark.slow
 def test_changes_without_a_known_error_are_in_no_plan(planner: Planner) -> None:
     fewbit, start = action_of(planner, "fewbit:2"), planner.space.errors
     try:
@@ -120,6 +125,24 @@ def test_changes_without_a_known_error_are_in_no_plan(planner: Planner) -> None:
         planner.space.know(start)
 
     assert all(each is not None and fewbit not in each.plan.actions for each in found)
+
+
+def test_what_was_surveyed_and_dropped_has_an_unknown_error() -> None:
+    planner = planner_of("tiny-roberta", ("fewbit:2",), batch_size=2, sequence_length=16)
+    fewbit = action_of(planner, "fewbit:2")
+    (way,) = planner.space.ways
+    del way.actions[fewbit]
+    (surveyed,) = (each for each in planner.found if set(each.plan.actions) == {fewbit} and not each.plan.rest)
+    planner.found[:] = [surveyed]
+    goal = Goal(ANY, surveyed.need)
+    assert planner.fastest(goal) is surveyed
+
+    planner.limit_error(ANY_NUMBER)
+    assert planner.space.errors.of(Plan()) == 0.0
+    assert planner.space.errors.of(surveyed.plan) == planner.space.errors.outside([], fewbit) == math.inf
+    assert planner.space.errors.outside(fewbit, frozenset()) == math.inf
+    planner.most_squared_error = 1.0
+    assert planner.fastest(goal) is None
 
 
 def test_models_that_cannot_be_measured_have_exact_plans_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,8 @@ def test_a_plan_of_blocks_alone_converts_a_model(own):
         ({"device_profile": "rtx-4091"}, actbench.UsageError, "did you mean rtx-4090"),
         ({"device_profile": "cuda-16gib"}, actbench.UsageError, "no time can be estimated"),
         ({"memory_limit": "24"}, actbench.UsageError, "not an amount of memory"),
+        ({"schemes": ["gact:L2,only=model.layers.0"]}, actbench.UsageError, "leave only= out"),
+        ({"schemes": ["checkpoint,every=2"]}, actbench.UsageError, "leave every= out"),
         ({"schemes": ["checkpont"]}, actbench.SpecError, "checkpoint"),
         ({"batch_sizes": 2}, ValueError, "batch_sizes"),
     ],

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
+import madeup
 import pytest
 from hypothesis import example, given, strategies as st
 
 import actbench
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.scheme import build
 from actbench.simulator import profiles
-from actbench.tools.fit.growing import LARGEST, Search
+from actbench.tools.fit.choices import Choices
+from actbench.tools.fit.fitting import Fitting, Means
+from actbench.tools.fit.growing import LARGEST, Grower, Largest, Search
+from actbench.tools.fit.levels import EXACT
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Planner
+from actbench.tools.fit.records import Asked
 from actbench.tools.fit.sharding import ways
 
 STEP = ("fit", "tiny-llama", "-b", "2", "--sequence-length", "64", "--budget", "600", "--code", "0")
@@ -86,11 +94,69 @@ def simulated(case: Case, **changes: object) -> Measurement:
     return found
 
 
+def test_a_size_that_is_too_slow_does_not_count() -> None:
+    case = Case(model="x", batch_size=1)
+    found = Search(lambda sizes: {size: (case, taken(size)) for size in sizes}, 1 << 20, is_up_to_300)
+
+    assert found.run(64) == 300
+    assert 301 in found.known
+
+
+def is_up_to_300(size: int, measured: Measurement) -> bool:
+    return size <= 300
+
+
+def taken(bytes_held: int, seconds: float = 1.0) -> Measurement:
+    return madeup.measured((1, 1, 2, bytes_held), seconds, 0.0, 1 << 20)
+
+
+class Made:
+    """Stands in for a Fitting: recomputed steps hold half as much, and their slowdown grows with the sequence."""
+
+    means = Means(schemes=["checkpoint"])
+
+    def planner(self, case: Case, asked: Asked, choices: Choices) -> Planner:
+        return Planner(case, choices, self.simulations(case, asked))
+
+    def simulations(self, case: Case, asked: Asked) -> Callable[[Mapping[Case, Plan]], Iterator[tuple[Case, Outcome]]]:
+        def simulate(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+            for each in plans:
+                size, again = each.sequence_length or 0, "checkpoint" in each.scheme
+                yield each, taken(size if again else 2 * size, size * (1 + size / 1000) if again else size)
+
+        return simulate
+
+
+def grown(limit: int) -> Largest:
+    case = Case(model="x", batch_size=1, sequence_length=64, device_profile="rtx-4090", memory_limit_bytes=limit)
+    made = cast("Fitting", Made())
+    found = Grower(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").largest(EXACT)
+    assert found is not None
+    return found
+
+
+def test_the_largest_size_is_fast_enough_there() -> None:
+    found = grown(900)
+
+    assert (found.size, found.case.scheme) == (500, "checkpoint")
+    assert found.slowdown <= 1.5
+    assert "times the exact step's time" in found.why_no_more
+
+
+def test_what_is_faster_at_the_largest_size_grows_on() -> None:
+    found = grown(10_003)
+
+    assert (found.size, found.case.scheme) == (5_000, "exact")
+    assert found.beyond_bytes is not None
+    assert found.beyond_bytes > 10_003
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flag", "column", "limit"),
-    [("--longest-sequence", "sequence_length", 40 << 20), ("--largest-batch", "batch_size", 60 << 20)],
+    ("flag", "column"), [("--longest-sequence", "sequence_length"), ("--largest-batch", "batch_size")]
 )
-def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, tmp_path, flag, column, limit) -> None:
+def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, tmp_path, flag, column) -> None:
+    limit = 160 << 20  # blocks of the allocator have up to 20 MiB: within two of them, plans fit by chance
     table = tmp_path / "t.csv"
     ended = cli(
         *ON_4090, *AMONG, "--exact", flag, "--memory-limit", f"{limit}B", "-o", tmp_path, "--export-csv", table,
@@ -111,6 +177,7 @@ def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, t
     assert f"{size + 1:,} do not" in ended.err
 
 
+@pytest.mark.slow
 def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
     ended = cli(*ON_4090, "-s", "checkpoint", "--exact", "--longest-sequence", "--memory-limit", "1MiB", "-o", tmp_path)
 
@@ -118,6 +185,7 @@ def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
     assert "not even 1 of the tokens fits in 1.00 MiB" in ended.err
 
 
+@pytest.mark.slow
 def test_cards_are_listed_the_smallest_first_and_each_was_simulated(cli, tmp_path) -> None:
     table = tmp_path / "t.csv"
     words = ("fit", "tiny-llama", "-b", "256", "--sequence-length", "2048", *STEP[6:], *AMONG, "--exact")
@@ -146,6 +214,7 @@ def test_ways_to_spread_are_found_by_what_schemes_say_and_take_all_processes() -
     assert all(build(way).spec == way for way in found)
 
 
+@pytest.mark.slow
 def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, tmp_path) -> None:
     table = tmp_path / "t.csv"
     words = (
@@ -179,6 +248,8 @@ def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, t
         ((*ON_4090, "--which-card", "--largest-batch"), "--largest-batch and --which-card: ask one at a time"),
         ((*ON_4090, "--longest-sequence", "--measure"), "--measure: not with --longest-sequence"),
         ((*STEP, "--which-card", "--memory-limit", "8GiB"), "each card has its own memory"),
+        ((*STEP, "--which-card", "--max-gradient-error", "0.1"), "--max-gradient-error: not with --which-card"),
+        ((*ON_4090, "--largest-batch", "--max-gradient-error", "0"), "--max-gradient-error: not with --largest-batch"),
         ((*ON_4090, "--processes", "1"), "--processes 1: give a whole number from 2"),
     ],
 )

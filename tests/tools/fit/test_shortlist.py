@@ -10,9 +10,12 @@ from madeup import GIB, measured
 
 from actbench.machine import now, provenance
 from actbench.model.blocks import BlockReading, BlockReadings
+from actbench.model.meters import MeterName
 from actbench.model.records import Case
 from actbench.report import render, store
-from actbench.tools.fit.records import Asked, FitRecord, Fitted, Training, fitted
+from actbench.tools.fit.pieces import pieces_of
+from actbench.tools.fit.records import Asked, FitRecord, Training
+from actbench.tools.fit.shortlist import Fitted, fitted
 from actbench.tools.fit.tables import fit_tables, tables_of
 from actbench.tools.fit.words import Blocks, is_uniform, sentence, short
 
@@ -149,9 +152,22 @@ def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titl
             ["lora:16, checkpoint: 60.00 GiB of 100.00 GiB, 1.10 of "],
         ),
         ((SLOW,), 200, ["Nothing fits within 2 times the exact step's time; offload fits and takes 2.5 times: 50.00 "]),
+        (
+            (OVER, ("lora:16", 3.0, 60, ADAPTERS)),
+            200,
+            ["Nothing fits within 2 times the exact step's time; lora:16 fits and takes 3 times: 60.00 GiB "],
+        ),
         ((OVER,), 200, ["No plan that was simulated fits in 100.00 GiB; gact:L2 needs least of them, 150.00 GiB."]),
     ],
-    ids=["exact", "exact gradients and any", "updates and adapters", "adapters", "too slow", "nothing"],
+    ids=[
+        "exact",
+        "exact gradients and any",
+        "updates and adapters",
+        "adapters",
+        "too slow",
+        "adapters too slow",
+        "nothing",
+    ],
 )
 def test_the_answer_in_at_most_three_sentences(plans: Sequence[Plan], exact: int, lead: Sequence[str]) -> None:
     told = tables_of(found(*plans, exact=exact), "What fits")[0].lead
@@ -176,6 +192,45 @@ def test_uniform_plans_are_compared_with() -> None:
 
     (note,) = (note for note in tables_of(what, "t")[0].notes if note.startswith("With the same for all blocks"))
     assert "exact gradients the fastest that fits is offload all: 1.50 of the exact step's time" in note
+
+
+def record_of(scheme: str, limit: int, need: int, meter: MeterName = "simulated") -> FitRecord:
+    """Return the record of a plan within a limit and with a need, both in GiB, of a fit in 100 GiB."""
+    case = Case(model="tiny-llama", batch_size=1, scheme=scheme, optimizer="adamw", meter=meter)
+    return FitRecord(
+        recipe="m",
+        case=case.model_copy(update={"memory_limit_bytes": limit * GIB}),
+        outcome=measured([0, 0, 0, need * GIB], 1.0, 0.0, limit * GIB),
+        asked=Asked(optimizer="adamw", limit_bytes=LIMIT),
+        recorded_at=now(),
+        **provenance("actbench fit tiny-llama"),
+    )
+
+
+def test_a_plan_that_fits_into_a_simulated_budget_has_the_need_that_it_has_there() -> None:
+    records = [record_of("exact", 100, 200), record_of("checkpoint", 95, 92), record_of("checkpoint", 88, 90)]
+
+    (found,) = fitted(records)
+
+    assert [each.need_bytes // GIB for each in found.tried if each.record.case.scheme == "checkpoint"] == [92]
+
+
+def test_what_is_printed_has_the_limit_that_was_asked_for() -> None:
+    (found,) = fitted([record_of("exact", 100, 200), record_of("checkpoint", 88, 90)])
+
+    command = pieces_of(found.shortlist())[-1][1]
+
+    assert "-s checkpoint" in command
+    assert f"--memory-limit {LIMIT}B" in command
+
+
+def test_what_was_measured_stands_beside_its_simulation_within_another_limit() -> None:
+    on_device = record_of("checkpoint", 100, 91, "cpu")
+    (found,) = fitted([record_of("exact", 100, 200), record_of("checkpoint", 88, 90), on_device])
+
+    (pairs,) = (table for table in tables_of(found, "t") if table.title.startswith("Measured"))
+
+    assert [(row["scheme"], row["meter"]) for row in pairs.rows] == [("checkpoint", "simulated"), ("checkpoint", "cpu")]
 
 
 STAGES = Blocks(tuple(f"layer{stage}.{place}" for stage, count in ((1, 3), (2, 4)) for place in range(count)))

@@ -138,6 +138,8 @@ class Selective(RecomputedBlocks):
     Attributes:
         policy: compute_intensive saves every such result; half saves those of every second product and every fused
             attention, as torchtitan does.
+        keep: Operators whose results are saved in place of what the policy names: linear, bmm, softmax, convolution,
+            attention.
         every: Recompute the first of each ``every`` blocks; 1 recomputes all.
         blocks: Names of the classes of the blocks, for a model whose blocks actbench neither knows nor finds. It finds
             neighbouring modules of one class that hold several layers.

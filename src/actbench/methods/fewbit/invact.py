@@ -43,7 +43,6 @@ class InvAct(Scheme):
             Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
             Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
         ),
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     gradient: ClassVar[Gradient] = "exact"  # up to the inversion of an output of its type

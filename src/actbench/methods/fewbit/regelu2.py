@@ -48,7 +48,6 @@ class ReGELU2(Scheme):
         summary="GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs",
         paper="Yang et al. 2024, arXiv 2406.16282",
         published=(Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),),
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     functions: ClassVar[tuple[str, ...]] = GUISES["gelu"]

@@ -80,7 +80,6 @@ class FewBit(Scheme):
             Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
         ),
         variants=(":4", ":2"),  # four bits are nearly exact
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 

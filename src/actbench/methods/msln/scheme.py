@@ -35,7 +35,6 @@ class MemorySharingNorms(Scheme):
     card: ClassVar[Card] = Card(
         summary="layer and RMS norms keep their output, which linear layers keep too, and not their input",
         paper="Yang et al. 2024, arXiv 2406.16282",
-        quickens=True,
     )
     gradient: ClassVar[Gradient] = "exact"
 

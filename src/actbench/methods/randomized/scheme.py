@@ -59,7 +59,6 @@ class Randomized(Scheme):
             ),
         ),
         variants=(":0.5", ":0.2"),
-        quickens=True,
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"

@@ -11,9 +11,7 @@ from actbench.scheme.base import SAVED_TENSORS
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.effects import Effects
 from actbench.tools.fit.hull import Point, near_hull
-from actbench.tools.fit.plan import Action, training_of
-
-AS_IT_IS: Action = frozenset()
+from actbench.tools.fit.plan import AS_IT_IS, Action, training_of
 
 _MOST_ACTIONS = 10  # that a plan is made of
 _MOST_COMPOUNDS = 10  # that are simulated

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actbench.tools.fit.records import Fitted, Tried
+from actbench.tools.fit.records import Tried
+from actbench.tools.fit.shortlist import Fitted
 from actbench.units import format_bytes
 
 
@@ -43,9 +44,9 @@ def _told(tried: Tried, found: Fitted) -> str:
 
 
 def _nearest(found: Fitted) -> str:
-    limit, nearest = format_bytes(found.limit_bytes), found.nearest() or found.nearest(adapters=True)
-    first = nearest[0]
-    if found.fits(first):
+    limit, fits = format_bytes(found.limit_bytes), [each for each in found.tried if found.fits(each)]
+    if fits:
+        first = fits[0]
         return (
             f"Nothing fits within {found.max_slowdown:g} times the exact step's time; {first.words} fits and takes "
             f"{first.slowdown:.3g} times: {format_bytes(first.need_bytes)} of {limit}."

@@ -61,7 +61,15 @@ class QuestionFlags:
         ),
     ] = None
 
-    def check(self, *, measure: bool, device_profile: str | None, memory_limit: str | None, base: str) -> None:
+    def check(
+        self,
+        *,
+        measure: bool,
+        device_profile: str | None,
+        memory_limit: str | None,
+        base: str,
+        max_gradient_error: float | None,
+    ) -> None:
         """Check flags beside each other.
 
         Raises:
@@ -72,6 +80,10 @@ class QuestionFlags:
             raise UsageError(f"{' and '.join(asked)}: ask one at a time")
         if asked and measure:
             raise UsageError(f"--measure: not with {asked[0]}; measure the plan that it finds by 'actbench measure'")
+        if asked and max_gradient_error is not None:
+            raise UsageError(
+                f"--max-gradient-error: not with {asked[0]}, which does not measure errors of the gradient"
+            )
         if self.processes and base != "exact":
             raise UsageError(f"--base {base}: not with --processes, where the ways to share a model out are the base")
         if self.which_card and memory_limit is not None:

@@ -10,7 +10,7 @@ from actbench import scheme as schemes
 from actbench.errors import SpecError
 from actbench.model.gradient import Gradient
 from actbench.model.records import Optimizer
-from actbench.scheme.base import GRADIENTS, STEPS, Change, Scheme
+from actbench.scheme.base import GRADIENTS, Change, Scheme
 from actbench.scheme.facets import LowPrecision
 from actbench.tools.fit.records import Training
 
@@ -67,18 +67,8 @@ class Choice:
         return GRADIENTS in self._claims
 
     @property
-    def steps_within_backward(self) -> bool:
-        """Whether the optimizer steps while the backward pass runs."""
-        return self.takes_gradients and STEPS in self._claims
-
-    @property
     def _claims(self) -> tuple[str, ...]:
         return () if self.scheme is None else self.scheme.claims
-
-    @property
-    def quickens(self) -> bool:
-        """Whether it may make a step faster, even if no memory must be saved."""
-        return self.scheme is not None and self.scheme.card.quickens
 
     @property
     def training(self) -> Training:

@@ -85,7 +85,8 @@ def choices_for(
     equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose.
 
     Raises:
-        UsageError: A name is of no scheme, or of one that spreads the model over processes.
+        UsageError: A name is of no scheme, or of one that spreads the model over processes, or it says on which blocks
+            a scheme acts.
     """
     specs = names
     if specs is None:
@@ -94,6 +95,7 @@ def choices_for(
     found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
     if names is not None:
         _refuse_spread(found)
+        _refuse_places(found)
     elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
         found = [choice for choice in found if not choice.scales_loss]
     if exact.dtype not in (None, "float32") or exact.autocast is not None:  # chosen; another cast does nothing
@@ -128,3 +130,18 @@ def _refuse_spread(choices: Sequence[Choice]) -> None:
                 )
     except ConversionError as error:
         raise UsageError(str(error)) from None
+
+
+def _refuse_places(choices: Sequence[Choice]) -> None:
+    """Refuse what says on which blocks it acts: a plan says so itself."""
+    for choice in choices:
+        if choice.scheme is None or _OF_BLOCKS.isdisjoint(choice.changes):
+            continue
+        period = choice.scheme.facet(Periodic)
+        said = [
+            f"{name}="
+            for name, given in (("only", choice.scheme.only), ("every", period and period.blocks > 1))
+            if given
+        ]
+        if said:
+            raise UsageError(f"--scheme {choice.name}: fit chooses the blocks itself; leave {' and '.join(said)} out")

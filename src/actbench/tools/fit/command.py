@@ -150,7 +150,13 @@ def fit(
     actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
     """
     machines = nodes.chosen
-    questions.check(measure=measure, device_profile=flags.device_profile, memory_limit=flags.memory_limit, base=base)
+    questions.check(
+        measure=measure,
+        device_profile=flags.device_profile,
+        memory_limit=flags.memory_limit,
+        base=base,
+        max_gradient_error=max_gradient_error,
+    )
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case, asked = _asked(model, flags, max_slowdown, exact)

@@ -12,7 +12,7 @@ from actbench.model.modelspecs import is_function
 from actbench.model.records import Case, Failure
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.effects import Blocks
-from actbench.tools.fit.plan import Action, Plan
+from actbench.tools.fit.plan import Action, Plan, training_of
 from actbench.workload import load_workload
 from actbench.workload.names import parse_model_name, with_changes
 
@@ -36,6 +36,7 @@ class Errors:
         base: Of what every plan has.
         measured_on: The model and the batch; empty if nothing was measured.
         unknown: Why errors are unknown, by the changes that have them.
+        known: Whether errors were measured: what is inexact and not among them is then unknown, not exact.
     """
 
     of_blocks: Mapping[Action, Sequence[float]] = field(default_factory=dict)
@@ -44,15 +45,26 @@ class Errors:
     base: float = 0.0
     measured_on: str = ""
     unknown: Mapping[str, str] = field(default_factory=dict)
+    known: bool = False
 
     def outside(self, around: Iterable[Choice], rest: Action) -> float:
         """Return the square of the error that comes from outside of the blocks."""
-        return self.base + self.of_rest.get(rest, 0.0) + sum(self.around.get(choice, 0.0) for choice in around)
+        of_around = (self.around.get(each, self._unmeasured(frozenset({each}))) for each in around)
+        return self.base + self.of_rest.get(rest, self._unmeasured(rest)) + math.fsum(of_around)
 
     def of(self, plan: Plan) -> float:
         """Return the square of a plan's error: the sum of those of its parts."""
-        of_blocks = (self.of_blocks[a][place] for place, a in enumerate(plan.actions) if a in self.of_blocks)
+        of_blocks = (
+            self.of_blocks[action][place] if action in self.of_blocks else self._unmeasured(action)
+            for place, action in enumerate(plan.actions)
+        )
         return self.outside(plan.around, plan.rest) + math.fsum(of_blocks)
+
+    def _unmeasured(self, choices: Action) -> float:
+        """Return the square of the error of what was not measured: a survey drops changes, whose plans remain."""
+        training = training_of(choices)
+        is_exact = training.gradient == "exact" and training.precision == "same"
+        return math.inf if self.known and not is_exact else 0.0
 
     def remarks(self) -> list[str]:
         """Return sentences about where the errors come from, and which are unknown."""
@@ -92,7 +104,7 @@ class ErrorMeter:
             else:
                 of_rest[rest] = self._of(Plan(rest=rest))
         of_around = {choice: self._of(Plan(frozenset({choice}))) for choice in around}
-        return Errors(of_blocks, of_rest, of_around, self._base, self._about(), self._unknown)
+        return Errors(of_blocks, of_rest, of_around, self._base, self._about(), self._unknown, known=True)
 
     def _of_blocks(self, action: Action) -> Sequence[float]:
         """Return the squares of the errors of an action on each block of the planned model.

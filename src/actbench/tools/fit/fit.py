@@ -17,7 +17,8 @@ from actbench.tools.fit import ondevice
 from actbench.tools.fit.fitting import BUDGET_SECONDS, Fitting, Means, checked, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, LEVELS
 from actbench.tools.fit.planner import Planner
-from actbench.tools.fit.records import Asked, FitRecord, Fitted, Tried, fitted
+from actbench.tools.fit.records import Asked, FitRecord, Tried
+from actbench.tools.fit.shortlist import Fitted, fitted
 
 
 @dataclass(frozen=True)
@@ -104,24 +105,28 @@ def fit(
     progress = progress or Progress()
     means = Means(output, command, schemes, jobs, budget_seconds, timeout_seconds, progress, machines)
     choices = choices_of(case, asked, profile, schemes)
+    levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{case.model}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices)
-        planner.run()
+        planner.begin()
+        if asked.max_gradient_error is None:
+            planner.answer(limit, levels)  # before the time may end
+        planner.look_further()
         if asked.max_gradient_error is not None:
             planner.limit_error(asked.max_gradient_error)
-        planner.answer(limit, (EXACT,) if asked.exact else LEVELS)
+        planner.answer(limit, levels)
         planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
         whole = [tried for tried in planner.outcomes if tried.model == case.model]
         result = _result(planner, made.records(whole), made)
         if meter is not None:
-            chosen = [each.record for each in result.choices[: ondevice.MOST]]
+            chosen = result.choices[: ondevice.MOST]
             measured = ondevice.measure(
                 chosen, meter, made.store, command=command, timeout_seconds=timeout_seconds, progress=progress
             )
             records = made.records([*whole, *measured])
-            result = replace(result, records=records, found=fitted(records)[0])
+            result = replace(result, records=records, found=_found(records))
     return result
 
 
@@ -133,12 +138,18 @@ def _note_errors(planner: Planner, store: Store[FitRecord]) -> None:
             store.append(record.model_copy(update={"gradient_error": error}))
 
 
+def _found(records: Sequence[FitRecord]) -> Fitted:
+    """Return the plans of the last request."""
+    (found,) = fitted(record.model_copy(update={"earlier": ()}) for record in records)
+    return found
+
+
 def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> Fit:
-    (found,) = fitted(records)
+    found = _found(records)
     refused = failures(((each.name, each.name, outcome) for each, outcome in planner.refused.items()), ", ".join)
     need, limit = min(each.need_bytes for each in found.tried), found.limit_bytes
     has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).memory_bytes
-    large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
+    large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.memory_bytes >= need]
     least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name
     is_over = any(run.over for run in made.runs)
     return Fit(

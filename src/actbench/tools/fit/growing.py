@@ -41,8 +41,9 @@ class Largest:
         case: The case of the fastest plan found at the size, or of what needs least at 1.
         measured: Its simulation.
         exact_seconds: Estimated time of the exact step at this size.
-        beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there.
-        why_no_more: Why it cannot be.
+        beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there, or if
+            it is too slow there.
+        why_no_more: Why it cannot be, or how slow it is.
     """
 
     level: Level
@@ -57,6 +58,11 @@ class Largest:
     def need(self) -> int:
         """Bytes of the device that it needs."""
         return needed_bytes(self.measured)
+
+    @property
+    def slowdown(self) -> float:
+        """Its time over the exact step's at this size."""
+        return (step_seconds_of(self.measured) or math.inf) / self.exact_seconds
 
 
 @dataclass
@@ -75,6 +81,7 @@ class Grower:
     asked: Asked
     axis: Axis
     _planners: dict[int, Planner] = field(default_factory=dict, repr=False)
+    _exact: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
     def limit(self) -> int:
@@ -135,8 +142,11 @@ class Grower:
                 low = limit
         return enough.plan
 
-    def _grown(self, level: Level, plan: Plan, size: int) -> Largest | None:
-        """Return the largest size at which a plan fits, by simulations of it at several; None if none can be had."""
+    def _grown(self, level: Level, plan: Plan, size: int, *more: int) -> Largest | None:
+        """Return the largest size at which a plan fits, by simulations of it at several; None if none can be had.
+
+        The first are at a surveyed size and at ``more``.
+        """
         places = self._planners[size].space.blocks.whole
 
         def simulated(sizes: Iterable[int]) -> dict[int, Tried]:
@@ -144,22 +154,42 @@ class Grower:
             found = self.made.simulations(self.case, self.asked)(cases)
             return {getattr(case, self.axis): (case, outcome) for case, outcome in found}
 
-        search = Search(simulated, self.limit)
-        fits = search.run(size)
+        search = Search(simulated, self.limit, self._is_fast)
+        fits = search.run(size, *more)
         case, outcome = search.known.get(fits or 1, (self.case, None))
         if not isinstance(outcome, Measurement):
             return None
         _, beyond = search.known.get(fits + 1, (None, None))
-        more = needed_bytes(beyond) if isinstance(beyond, Measurement) else None
-        return Largest(level, fits, case, outcome, self._exact_seconds(fits or 1), more, getattr(beyond, "message", ""))
+        grown = Largest(level, fits, case, outcome, self._exact_seconds(fits or 1))
+        if not isinstance(beyond, Measurement):
+            return replace(grown, why_no_more=getattr(beyond, "message", ""))
+        if (need := needed_bytes(beyond)) > self.limit:
+            return replace(grown, beyond_bytes=need)
+        slowdown = self._slowdown(fits + 1, beyond)
+        return replace(grown, why_no_more=f"{slowdown:.3g} times the exact step's time" if slowdown else "")
+
+    def _is_fast(self, size: int, measured: Measurement) -> bool:
+        slowdown = self._slowdown(size, measured)
+        return slowdown is not None and slowdown <= self.asked.max_slowdown
+
+    def _slowdown(self, size: int, measured: Measurement) -> float | None:
+        """Return a plan's time over the exact step's at a size; None if there was no time to simulate that."""
+        seconds, exact = step_seconds_of(measured), self._exact_seconds(size)
+        return seconds / exact if seconds and math.isfinite(exact) else None
 
     def _exact_seconds(self, size: int) -> float:
-        exact = self._at(size)
-        (outcome,) = dict(self.made.simulations(self.case, self.asked)({exact: Plan()})).values() or (None,)
-        return (step_seconds_of(outcome) if isinstance(outcome, Measurement) else None) or math.nan
+        if size not in self._exact:
+            exact = self._at(size)
+            (outcome,) = dict(self.made.simulations(self.case, self.asked)({exact: Plan()})).values() or (None,)
+            found = step_seconds_of(outcome) if isinstance(outcome, Measurement) else None
+            self._exact[size] = found or math.nan
+        return self._exact[size]
 
     def _quickened(self, best: Largest) -> Largest:
-        """Return the fastest plan at the largest size, if that size was surveyed."""
+        """Return the fastest plan at the largest size, if that size was surveyed; it may fit at more, too.
+
+        The allocator loses other bytes of it than of the plan whose tensors need least.
+        """
         planner = self._planners.get(best.size)
         if planner is None:
             return best
@@ -168,6 +198,9 @@ class Grower:
         fastest = planner.fastest(goal)
         if fastest is None or fastest.seconds >= (step_seconds_of(best.measured) or math.inf):
             return best
+        grown = self._grown(best.level, fastest.plan, best.size, best.size + 1)
+        if grown is not None and grown.size > best.size:
+            return grown
         return replace(best, case=fastest.case, measured=fastest.measured)
 
 
@@ -177,18 +210,24 @@ class Search:
     Args:
         simulate: Simulates sizes; leaves out those for which there is no time.
         limit: Bytes that a step may use.
+        is_fast: Whether a size within the limit is fast enough; it does not count as fitting otherwise.
 
     Attributes:
         known: The simulations, by size.
     """
 
-    def __init__(self, simulate: Callable[[Iterable[int]], Mapping[int, Tried]], limit: int) -> None:
-        self._simulate, self._limit = simulate, limit
+    def __init__(
+        self,
+        simulate: Callable[[Iterable[int]], Mapping[int, Tried]],
+        limit: int,
+        is_fast: Callable[[int, Measurement], bool] = lambda size, measured: True,
+    ) -> None:
+        self._simulate, self._limit, self._is_fast = simulate, limit, is_fast
         self.known: dict[int, Tried] = {}
 
-    def run(self, start: int) -> int:
+    def run(self, *start: int) -> int:
         """Return the largest size that fits; 0 if not even 1 does. Neighbours are simulated side by side."""
-        is_in_time = self._ask(start)
+        is_in_time = self._ask(*start)
         while is_in_time and not self._fits() and self._least() > 1:
             is_in_time = self._ask(self._least() // 2)
         turn = 0
@@ -203,9 +242,12 @@ class Search:
         return len(self.known) > known
 
     def _need(self, size: int) -> float:
-        """Return the bytes that a size needs; infinite if it cannot be simulated."""
+        """Return the bytes that a size needs; infinite if it cannot be simulated, or is too slow."""
         _, outcome = self.known[size]
-        return needed_bytes(outcome) if isinstance(outcome, Measurement) else math.inf
+        if not isinstance(outcome, Measurement):
+            return math.inf
+        need = needed_bytes(outcome)
+        return need if need > self._limit or self._is_fast(size, outcome) else math.inf
 
     def _fits(self) -> int:
         return max((size for size in self.known if self._need(size) <= self._limit), default=0)

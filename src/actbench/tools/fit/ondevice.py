@@ -19,7 +19,7 @@ from actbench.run import runner
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
 from actbench.simulator.profiles import DeviceProfile
-from actbench.tools.fit.records import FitRecord
+from actbench.tools.fit.records import FitRecord, Tried
 
 MOST = 3
 """Most plans to measure."""
@@ -77,7 +77,7 @@ class _AsFits:
     """Stores records of measured cases in a file of fits."""
 
     store: Store[FitRecord]
-    simulated: dict[Case, FitRecord]
+    simulated: dict[Case, Tried]
     path: None = None
 
     def done(self, case: Data) -> bool:
@@ -92,15 +92,16 @@ class _AsFits:
         """Return the record that counts for a case."""
         return self.store.find(case)
 
-    def append(self, record: MeasuredRecord) -> None:
+    def append(self, record: MeasuredRecord | FitRecord) -> None:
         """Store a record with the request of the fit and how its plan changes training."""
-        beside = self.simulated[record.case]
+        beside = self.simulated[record.case].record
         fields = {name: getattr(record, name) for name in Record.model_fields}
-        self.store.append(FitRecord(**fields, asked=beside.asked, training=beside.training))
+        made = FitRecord(**fields, asked=beside.asked, training=beside.training)
+        self.store.append(made.after(self.store.find(record.case)))
 
 
 def measure(
-    chosen: Sequence[FitRecord],
+    chosen: Sequence[Tried],
     meter: MeterName,
     store: Store[FitRecord],
     *,
@@ -110,19 +111,26 @@ def measure(
 ) -> tuple[Case, ...]:
     """Measure simulated plans that the store has no measurement of, and return the measured cases.
 
+    They are measured with all memory that was asked for.
+
     Raises:
         MeasurementError: The processes cannot be started.
         StoreError: A record cannot be stored.
     """
-    simulated = {record.case.model_copy(update={"meter": meter}): record for record in chosen}
+    simulated = {plan.case.model_copy(update={"meter": meter}): plan for plan in chosen}
+    fits = _AsFits(store, simulated)
     if simulated:
         runner.run_plan(
             [Planned(case) for case in simulated],
-            _AsFits(store, simulated),
-            recipe=chosen[0].recipe,
+            fits,
+            recipe=chosen[0].record.recipe,
             command=command,
             timeout_seconds=timeout_seconds,
             retry_failed=True,  # another program may have used the memory
             progress=progress,
         )
+    for case, plan in simulated.items():
+        record = store.find(case)
+        if record is not None and record.asked != plan.record.asked:  # measured for another request
+            fits.append(record)
     return tuple(simulated)

@@ -10,7 +10,7 @@ from actbench.tools.fit.records import Tried
 
 def pieces_of(chosen: Sequence[Tried]) -> tuple[tuple[str, str], ...]:
     """Return the pieces of code of plans, each with its heading."""
-    return tuple(pair for plan in chosen for pair in _pasted(plan, code_for(plan.record.case, plan.measured)))
+    return tuple(pair for plan in chosen for pair in _pasted(plan, code_for(plan.case, plan.measured)))
 
 
 def _pasted(plan: Tried, code: Code) -> Iterator[tuple[str, str]]:

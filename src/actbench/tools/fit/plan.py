@@ -19,6 +19,8 @@ Around = frozenset[Choice]
 Action = frozenset[Choice]
 """Choices that act on one block together; empty to leave it as it is."""
 
+AS_IT_IS: Action = frozenset()
+
 _NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
 
 

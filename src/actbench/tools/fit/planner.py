@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure
+from actbench.model.records import Case, Failure, FailureReason
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
@@ -23,6 +23,7 @@ BUDGETS = 20
 """Of a frontier."""
 
 _ROOM = 0.01  # share of the least peak that the smallest budget of a frontier has more: the allocator loses some
+_BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
 _ENOUGH = 0.002  # share of a limit that may be left unused before a plan is corrected
 
 
@@ -103,10 +104,17 @@ class Planner(Survey):
         goals = [Goal(level, limit) for level in levels]
         goals += [Goal(level, limit, uniform=True) for level in levels if level in (EXACT, ANY)]
         self.pursue(goals)
+        least = [solved for level in levels if (solved := self._least(level, goals, limit)) is not None]
+        self._simulate_plans((solved, limit) for solved in least)
         if not any(self.fastest(goal) for goal in goals):
-            least = [solved for level in levels if (solved := self.space.least(level, self.most_squared_error))]
-            self._simulate_plans((solved, limit) for solved in least)
-            self.knows_least = all(self._known(solved.plan, limit) is not None for solved in least)
+            self.knows_least = bool(least) and all(self._known(solved.plan, limit) is not None for solved in least)
+
+    def _least(self, level: Level, goals: Sequence[Goal], limit: int) -> Solved | None:
+        """Return the plan of a level that needs least: if none of it fits but this one may, or if none fits at all."""
+        least = self.space.least(level, self.most_squared_error)
+        if least is None or self.fastest(Goal(level, limit)) is not None:
+            return None
+        return least if least.peak <= limit or not any(map(self.fastest, goals)) else None
 
     def frontiers(self, levels: Sequence[Level], max_slowdown: float = math.inf) -> None:
         """Simulate the fastest plans at budgets between the least that is possible and what the exact step needs.
@@ -132,8 +140,8 @@ class Planner(Survey):
             still_open: dict[Goal, float] = {}
             for goal, solved in asked.items():
                 off = self._off(goal, solved)
-                if self._has_failed(solved.plan, goal.limit):
-                    self.space.leave_out(solved.plan, (each.plan for each in self.found))
+                if self._is_refused(solved.plan, goal.limit):
+                    self.space.leave_out(solved.plan, [each.plan for each in self.found])
                     still_open[goal] = open_goals[goal]
                 elif off is not None:
                     still_open[goal] = off
@@ -176,9 +184,11 @@ class Planner(Survey):
                 return each
         return None
 
-    def _has_failed(self, plan: Plan, limit: int) -> bool:
+    def _is_refused(self, plan: Plan, limit: int) -> bool:
+        """Whether a plan cannot be simulated, and not only was not in time."""
         case = plan.case(self.exact, self.space.blocks.whole).model_copy(update={"memory_limit_bytes": limit})
-        return isinstance(self.outcomes.get(case), Failure)
+        outcome = self.outcomes.get(case)
+        return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
 
     def _simulate_plans(self, wanted: Iterable[tuple[Solved, int]]) -> None:
         cases: dict[Case, tuple[Solved, int]] = {}

@@ -93,12 +93,17 @@ def _size_columns(axis: Axis) -> tuple[Column[tuple[str, Largest]], ...]:
         Column("need_bytes", "Need", "bytes", lambda row: row[1].need),
         Column("beyond_bytes", "Need at one more", "bytes", lambda row: row[1].beyond_bytes),
         Column("estimated_step_seconds", "Step (est.)", "seconds", seconds),
-        Column("slowdown", "Slowdown (est.)", "ratio", lambda row: (seconds(row) or 0.0) / row[1].exact_seconds),
+        Column("slowdown", "Slowdown (est.)", "ratio", lambda row: row[1].slowdown),
     )
 
 
 def _about(name: str, grown: Largest, unit: str, limit: int) -> str:
     """Return the sentence of one way of training."""
+    if not grown.size and grown.need <= limit:
+        return (
+            f"{name}: not even 1 of the {unit} is fast enough: {grown.case.scheme} takes {grown.slowdown:.3g} times "
+            "the exact step's time"
+        )
     if not grown.size:
         return (
             f"{name}: not even 1 of the {unit} fits in {format_bytes(limit)}: {grown.case.scheme} needs "
@@ -123,7 +128,7 @@ def _answer(made: Fitting, tables: tuple[Table, ...], chosen: list[Tried], remar
     told += [f"results: {made.path}"] if made.path else []
     if any(run.over for run in made.runs):
         told.append("the time of --budget ended before all was simulated; the same command goes on from there")
-    records = tuple(dict.fromkeys(each.record for each in chosen))
+    records = tuple({each.record.case: each.record for each in chosen}.values())
     return Answer(tables, records, tuple(chosen), (*remarks, *told), bool(chosen))
 
 

@@ -63,14 +63,14 @@ class Simulations:
             mine = self._make_record(case, plans[case], record.outcome, known)
             # Another fit may have asked for something else, or for another model, of which this one was a copy.
             if not mine.of_copy and (record.of_copy or record.asked != mine.asked):
-                self._store.append(mine)
+                self._store.append(mine.after(record))
             yield case, record.outcome
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs, more=True)
             self._planned += todo
             with closing(self._simulator(todo, self._in_time)) as told:
                 for case, outcome, origin in told:
-                    record = self._make_record(case, plans[case], outcome, origin)
+                    record = self._make_record(case, plans[case], outcome, origin).after(self._store.find(case))
                     self._store.append(record)
                     self._progress.finished(case, outcome)
                     self.simulated += not record.of_copy

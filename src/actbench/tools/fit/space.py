@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from actbench.tools.fit.chain import Chain, Option
 from actbench.tools.fit.choice import Choice
@@ -16,7 +16,7 @@ from actbench.tools.fit.effects import Blocks, Effects
 from actbench.tools.fit.errors import Errors
 from actbench.tools.fit.hull import Point, least_seconds, lower_hull
 from actbench.tools.fit.levels import Level
-from actbench.tools.fit.plan import Action, Around, Plan, training_of
+from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.solver import least_peak, solve
 
@@ -53,7 +53,7 @@ class Setting:
     chain: Chain
     squared_error: float = 0.0
 
-    @cached_property
+    @functools.cached_property
     def hulls(self) -> list[tuple[Sequence[Point], int]]:
         """The lower hull of each kind of block, with their number."""
         counts = Counter(map(id, self.chain.options))
@@ -62,12 +62,12 @@ class Setting:
             (lower_hull((each.held, each.seconds) for each in options), counts[key]) for key, options in kinds.items()
         ]
 
-    @cached_property
+    @functools.cached_property
     def quickest(self) -> float:
         """Seconds of the fastest plan if memory is no limit."""
         return self.bound(math.inf)
 
-    @cached_property
+    @functools.cached_property
     def least_squared_error(self) -> float:
         """The least squared error of the gradient of a plan."""
         of_blocks = (min(each.squared_error for each in options) for options in self.chain.options)
@@ -124,6 +124,7 @@ class Space:
     ways: list[Effects] = field(default_factory=list)
     errors: Errors = field(default_factory=Errors)
     warnings: dict[Choice, Sequence[str]] = field(default_factory=dict)
+    _left_out: dict[tuple[Around, Action], set[Action]] = field(default_factory=dict, repr=False)
     _settings: dict[tuple[Level, int], list[Setting]] = field(default_factory=dict, repr=False)
 
     def settings(self, level: Level) -> list[Setting]:
@@ -189,17 +190,14 @@ class Space:
         return training.gradient != "exact" or training.precision == "other"
 
     def leave_out(self, plan: Plan, known: Iterable[Plan]) -> None:
-        """Leave out what a plan that cannot be simulated is made of, but for what other plans have.
+        """Make no more plans like one that is refused, with the same around its blocks.
 
-        If they have all of it, it does not stand together, and its actions are left out.
+        Its actions are left out there, but for those that other plans have there; or the setting, if it has none.
         """
-        used = set(itertools.chain.from_iterable(each.actions for each in known))
+        setting = plan.around, plan.rest
+        used = set(itertools.chain.from_iterable(each.actions for each in known if (each.around, each.rest) == setting))
         actions = {action for action in plan.actions if action}
-        doubted = actions - used or actions
-        for way in self.ways:
-            way.actions = {action: effect for action, effect in way.actions.items() if action not in doubted}
-            if not doubted:
-                way.changes = {change: costs for change, costs in way.changes.items() if not change <= plan.around}
+        self._left_out.setdefault(setting, set()).update(actions - used or actions or {frozenset()})
         self._settings.clear()
 
     def _of(self, way: Effects, level: Level) -> Iterator[Setting]:
@@ -207,21 +205,20 @@ class Space:
             return
         allowed = (action for action in way.actions if level.allows(self._training(way.around | action)))
         actions = [action for action in allowed if math.inf not in self.errors.of_blocks.get(action, ())]
-        options, pairs = self._options(way, actions), self._pairs(way, actions)
-        rests = [action for action in actions if self._acts_on_rest(way, action)]
-        limited = [frozenset[Choice](), *(action for action in rests if not self._acts_as_a_whole(action))]
+        options = functools.cache(lambda acting: (self._options(way, acting), self._pairs(way, acting)))
+        rests = [AS_IT_IS, *(action for action in actions if self._acts_on_rest(way, action))]
         for more, costs in self._combined(way, level):
             around = way.around.union(more)
-            for rest in limited:
-                changed = costs + of_rest if rest and (of_rest := way.actions[rest].rest) else costs
-                chain, error = self._chain(changed, way.exact, options, pairs), self.errors.outside(around, rest)
-                yield Setting(around, rest, changed, actions, chain, error)
             for rest in rests:
-                of_rest = way.actions[rest].rest
-                if of_rest and self._acts_as_a_whole(rest):  # not to be limited to the rest: so it is with all blocks
-                    changed, alone = costs + of_rest, self._options(way, [rest])
-                    chain, error = self._chain(changed, way.exact, alone, []), self.errors.outside(around, rest)
-                    yield Setting(around, rest, changed, [rest], chain, error)
+                of_rest = way.actions[rest].rest if rest else None
+                # what cannot be limited to the rest is done with all blocks, too
+                possible = [rest] if rest and self._acts_as_a_whole(rest) else actions
+                left_out = self._left_out.get((around, rest), set[Action]())
+                acting = tuple(action for action in possible if action not in left_out)
+                if acting or not (self.blocks.paths or left_out):
+                    changed, error = costs + of_rest if of_rest else costs, self.errors.outside(around, rest)
+                    chain = self._chain(changed, way.exact, *options(acting))
+                    yield Setting(around, rest, changed, acting, chain, error)
 
     def _acts_on_rest(self, way: Effects, action: Action) -> bool:
         """Whether an action acts outside of the blocks, and saves enough of a step's bytes or seconds there."""

@@ -10,13 +10,14 @@ from functools import partial
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
+from actbench.report.advice import needed_bytes
 from actbench.tools.fit import actions
-from actbench.tools.fit.actions import AS_IT_IS
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.effects import Blocks, Effects, effect_of
-from actbench.tools.fit.plan import Action, Around, Plan, training_of
+from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
+from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
 
 Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
@@ -47,6 +48,15 @@ class Survey:
     refused: dict[Choice, Outcome] = field(default_factory=dict)
 
     def run(self) -> None:
+        """Learn all: :meth:`begin`, then :meth:`look_further`.
+
+        Raises:
+            MeasurementError: The exact step cannot be simulated.
+        """
+        self.begin()
+        self.look_further()
+
+    def begin(self) -> None:
         """Simulate the exact step, and each change alone; then combinations that promise to save more for less.
 
         Raises:
@@ -66,12 +76,18 @@ class Survey:
         first = self._way(frozenset())
         if first is None:
             return
-        if AS_IT_IS in first.actions:
+        if self.space.blocks.paths:
             self._learn_of(first, self._other_values(first))
             self._learn_of(first, actions.promising(first))
             actions.drop(first)
             self._learn_rest(first)
         self._cut(first)
+
+    def look_further(self) -> None:
+        """Learn the same of other ways of computing: other precisions, memory formats, adapters."""
+        first = self.space.ways[0] if self.space.ways else None
+        if first is None:
+            return
         for around in self._worth_a_look(first):
             found = self._way(around, among=actions.best(first))
             if found is not None:
@@ -110,7 +126,7 @@ class Survey:
     # -- one way of computing ---------------------------------------------------------------------------------------
 
     def _way(self, around: Around, among: Collection[Action] | None = None) -> Effects | None:
-        """Learn what changes do in one way of computing; None if it cannot be simulated."""
+        """Learn what changes do in one way of computing; None if that cannot be simulated."""
         start = self._measured({self._around_case(around): Plan(around)}).get(self._around_case(around))
         exact = Costs.of(start) if start is not None else None
         if exact is None or start is None:
@@ -128,6 +144,8 @@ class Survey:
         found = self._measured(self._change_cases(around, changes) | of_actions)
         way = Effects(around, 1, exact, self._changes(around, changes, exact))
         self._learn(way, told, found)
+        if self.space.blocks.paths and AS_IT_IS not in way.actions:
+            return None  # time ended, or the copy cannot do what the model can: nothing is known of its blocks
         self.space.ways.append(way)
         return way
 
@@ -172,7 +190,7 @@ class Survey:
                 paths = dict.fromkeys(site.path for site in found[case].sites if not site.path.startswith("("))
                 (choice,) = action
                 self.space.blocks.rest[choice] = tuple(path for path in paths if not f"{path}.".startswith(blocks))
-                rest = (costs - before).of_rest()
+                rest = (costs - before).of_rest().at(self.space.blocks.places)
                 way.actions[action] = replace(way.actions[action], rest=rest)
 
     def _note(self, change: Around, case: Case) -> None:
@@ -236,21 +254,25 @@ class Survey:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
         others = self._other_ways()
         found = self._measured({self._around_case(around): Plan(around) for around in others})
-        needs: dict[Around, tuple[float, float]] = {first.around: (first.exact.total_seconds, first.exact.peak)}
-        for around in others:
-            costs = Costs.of(found[case]) if (case := self._around_case(around)) in found else None
-            if costs is not None:
-                needs[around] = costs.total_seconds, costs.peak
+        mine = self._measured({self._around_case(first.around): Plan(first.around)})
+        needs = {
+            around: (seconds, needed_bytes(measured))
+            for around in (first.around, *others)
+            if (measured := (mine | found).get(self._around_case(around))) is not None
+            and (seconds := step_seconds_of(measured)) is not None
+        }
         return [each for each in needs if each != first.around and not self._is_beaten(each, needs)][:_MOST_WAYS]
 
-    def _is_beaten(self, around: Around, needs: Mapping[Around, tuple[float, float]]) -> bool:
-        seconds, peak = needs[around]
+    @staticmethod
+    def _is_beaten(around: Around, needs: Mapping[Around, tuple[float, int]]) -> bool:
+        """Whether another way that trains as near is as fast and as small; of equal ways the first is kept."""
+        places = list(needs)
         return any(
-            other != around
-            and training_of(other).is_as_near(training_of(around))
-            and needs[other][0] <= seconds
-            and needs[other][1] <= peak
+            training_of(other).is_as_near(training_of(around))
+            and all(one <= two for one, two in zip(needs[other], needs[around], strict=True))
+            and (needs[other] != needs[around] or places.index(other) < places.index(around))
             for other in needs
+            if other != around
         )
 
     def _other_ways(self) -> list[Around]:

@@ -15,7 +15,8 @@ from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
 from actbench.tools.fit.answer import answer
-from actbench.tools.fit.records import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
+from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
+from actbench.tools.fit.shortlist import Fitted, fitted, simulated, without_limit
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
@@ -85,11 +86,11 @@ def _warnings(rows: Sequence[Tried]) -> list[str]:
 
 def _pairs(found: Fitted) -> list[_Row]:
     """Return two rows for each measured plan: the simulation, and below it the measurement."""
-    tried = {each.record.case: each for each in found.tried}
+    tried = {without_limit(each.record.case): each for each in found.tried}
     return [
         row
         for record in found.on_device
-        if (beside := tried.get(simulated(record.case))) is not None
+        if (beside := tried.get(without_limit(simulated(record.case)))) is not None
         for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
     ]
 

@@ -1,0 +1,123 @@
+"""Plans when simulations are missing: time ended, one took too long, or a combination is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+from surveyed import simulate
+
+from actbench.errors import MeasurementError
+from actbench.model.measured import Outcome
+from actbench.model.records import Case, Failure, FailureReason
+from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.levels import EXACT, LEVELS
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Goal, Planner
+
+SCHEMES = ("checkpoint", "msln", "pure", "lora:4", "accumulate:2")
+LIMIT = 10**12
+
+
+class Simulated:
+    """Simulates each case once for all tests."""
+
+    def __init__(self) -> None:
+        self.known: dict[Case, Outcome] = {}
+
+    def __call__(self, plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, plan in plans.items():
+            if case not in self.known:
+                self.known.update(simulate({case: plan}))
+            yield case, self.known[case]
+
+
+SIMULATED = Simulated()
+
+
+def planner(model: str, simulates: object) -> Planner:
+    case = Case(
+        model=model,
+        sequence_length=128,
+        batch_size=8,
+        meter="simulated",
+        device_profile="a100-80gb",
+        memory_limit_bytes=LIMIT,
+        gradient_quality=False,
+    )
+    return Planner(case, choices_for(case, {}, names=SCHEMES), simulates)  # type: ignore[arg-type]
+
+
+def after(count: int, seen: list[Case]) -> object:
+    """Return what simulates ``count`` cases, and nothing more."""
+
+    def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, outcome in SIMULATED(plans):
+            if len(seen) >= count:
+                return
+            seen.append(case)
+            yield case, outcome
+
+    return simulates
+
+
+def test_time_may_end_after_any_simulation() -> None:
+    whole = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
+    whole.begin()
+    whole.answer(LIMIT, LEVELS)
+    whole.look_further()
+    whole.answer(LIMIT, LEVELS)
+    needed = len(whole.outcomes)
+    assert needed > 15
+
+    for count in range(needed):
+        seen: list[Case] = []
+        stopped = planner("tiny-llama@num_hidden_layers=8", after(count, seen))
+        if count == 0:
+            with pytest.raises(MeasurementError, match="give a larger --budget"):
+                stopped.run()
+            continue
+        stopped.begin()
+        stopped.answer(1, LEVELS)  # nothing fits
+        stopped.look_further()
+        stopped.answer(1, LEVELS)
+        stopped.frontiers(LEVELS[:2])
+        assert len(seen) == count
+
+
+def failing(reason: FailureReason, failed: list[Case]) -> object:
+    """Return what fails at the first plan that does not do the same with all blocks."""
+
+    def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, plan in plans.items():
+            if case in failed or (not failed and not plan.is_uniform):
+                failed.append(case)
+                yield case, Failure(reason=reason, message="made up")
+            else:
+                yield from SIMULATED({case: plan})
+
+    return simulates
+
+
+@pytest.mark.parametrize("reason", ["timeout", "nothing-converted"])
+def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None:
+    failed: list[Case] = []
+    made = planner("tiny-llama@num_hidden_layers=4", failing(reason, failed))
+    made.run()
+    exact, least = made.space.solve(EXACT, LIMIT), made.space.least(EXACT)
+    assert exact is not None
+    assert least is not None
+    between = Goal(EXACT, round((exact.peak + least.peak) / 2))
+
+    made.pursue([between])
+
+    assert failed
+    found = made.fastest(Goal(EXACT, LIMIT))
+    assert found is not None
+    after_it = made.space.least(EXACT)
+    assert after_it is not None
+    if reason == "timeout":
+        assert after_it.peak == least.peak  # nothing was left out
+    else:
+        assert made.fastest(between) is not None  # by another plan
+        assert any("checkpoint" in choice.name for choice in after_it.plan.choices)
