@@ -89,6 +89,8 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path)
         shutil.copy(quickstart, tmp_path / name)
     for name in ("results", "results-of-main"):
         shutil.copytree(ROOT / "results", tmp_path / name)
+        for fits in (tmp_path / name / "fit").rglob("*.fit.jsonl"):
+            fits.rename(fits.with_name("another.fit.jsonl"))  # no made-up fit goes on from one of this machine
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(_models, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
