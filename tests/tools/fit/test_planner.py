@@ -67,6 +67,17 @@ MODELS: dict[str, dict[str, int]] = {
 SCHEMES = ("checkpoint", "actnn:L2")
 BLOCKS = 3  # of which every plan is simulated; what is done with the others is left as it is
 QUICK = ("tiny-bert@num_hidden_layers=2",)
+WHOLE = (
+    *QUICK,
+    "tiny-llama@num_hidden_layers=2",
+    "tiny-llama@num_hidden_layers=3",
+    "tiny-llama@num_hidden_layers=3,hidden_size=128",
+    "tiny-llama@num_hidden_layers=2,vocab_size=4096",
+    "tiny-gpt2@n_layer=2",
+    "tiny-gpt2@n_layer=3",
+    "mamba-130m@num_hidden_layers=3,hidden_size=64,vocab_size=512",
+)
+"""Of which all plans are simulated."""
 
 
 @functools.cache
@@ -94,7 +105,7 @@ def seconds_of(found: Measurement) -> float:
 
 
 def kinds() -> list[Any]:
-    return [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in MODELS]
+    return [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in WHOLE]
 
 
 @pytest.mark.parametrize("model", kinds())
@@ -146,15 +157,7 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
         pytest.param("tiny-gpt2@n_layer=3", 0.005, marks=pytest.mark.slow),
         pytest.param("tiny-vit@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
         pytest.param("tiny-roberta@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-t5@num_layers=2", 0.005, marks=pytest.mark.slow),
-        pytest.param(
-            "resnet-cifar",
-            0.02,
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.xfail(strict=True, reason="backward peaks of changed blocks count what they return twice"),
-            ],
-        ),
+        pytest.param("resnet-cifar", 0.02, marks=pytest.mark.slow),
         pytest.param("squeezenet1_1", 0.02, marks=pytest.mark.slow),
     ],
 )
@@ -164,17 +167,6 @@ def test_predictions_are_near_the_whole_simulation(model: str, within: float) ->
     for plan in some_plans(planner, 6):
         found, (peak, seconds) = simulated(plan, planner), predicted(plan, planner)
         assert peak == pytest.approx(found.peak_bytes, rel=within), plan.case(planner.exact, planner.space.blocks.whole)
-        assert seconds_of(found) <= 1.01 * seconds
-
-
-@pytest.mark.slow
-def test_predictions_from_a_copy_are_near_the_whole_simulation() -> None:
-    planner = planner_of("tiny-llama@num_hidden_layers=12", (*SCHEMES, "chunked_loss:4"), batch_size=16, **TEXT)
-    assert planner.space.blocks.copy is not None
-
-    for plan in some_plans(planner, 10):
-        found, (peak, seconds) = simulated(plan, planner), predicted(plan, planner)
-        assert peak == pytest.approx(found.peak_bytes, rel=0.005)
         assert seconds_of(found) <= 1.01 * seconds
 
 
