@@ -28,7 +28,7 @@ def simulated(scheme, profile):
 
 def test_a_device_holds_nothing_of_the_optimizer_not_even_while_it_steps():
     exact, found = simulated("exact", "v100-16gb"), simulated("optimizer_offload", "v100-16gb")
-    matrix, workspace = 4 * WIDTH * WIDTH, profiles.get("v100-16gb").workspace_bytes
+    matrix, workspace = 4 * WIDTH * WIDTH, get("v100-16gb").workspace_bytes
 
     assert (exact.optimizer_bytes, found.optimizer_bytes) == (2 * matrix, 0)
     assert found.gradients_bytes == exact.gradients_bytes == matrix
