@@ -24,22 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actbench.cli.printing import progress_shown
-from actbench.machine import machine, now, provenance
+from actbench.machine import provenance
 from actbench.measuring.failures import failure_of
 from actbench.model.data import Data
-from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
-from actbench.tools.fit.choices import choices_for
-from actbench.tools.fit.copies import FromCopies
+from actbench.simulator import profiles
+from actbench.tools.fit.fitting import Means, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, Level
-from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.planner import Found, Goal, Planner
-from actbench.tools.fit.records import Asked, FitRecord
-from actbench.tools.fit.simulations import Origin, Simulations, simulator
-from actbench.tools.fit.space import Setting, Solved
-from actbench.tools.fit.tables import FITTED
+from actbench.tools.fit.records import Asked
+from actbench.tools.fit.setting import Setting, Solved
 from actbench.units import format_bytes
-from actbench.workload.optimizers import same_updates
 
 _MOST_BY_HAND = 2
 """Stacks by hand that are simulated for a cell, those that should be fastest."""
@@ -131,37 +126,26 @@ class Cell(NamedTuple):
 
 def cells(name: str, case: Case, output: Path) -> Iterator[Cell]:
     """Plan one model, and yield its cells; both micro-batches share their simulations."""
-    asked = Asked(scheme=case.scheme)
-
-    def make_record(tried: Case, plan: Plan, outcome: Outcome, origin: Origin) -> FitRecord:
-        if isinstance(outcome, Measurement):
-            outcome = outcome.model_copy(update={"sites": outcome.sites if tried.model != case.model else ()})
-        said = {"recipe": name, "asked": asked, "training": plan.training(), "recorded_at": now()}
-        return FitRecord(case=tried, outcome=outcome, of_copy=tried.model != case.model, **said, **origin)
-
-    choices = choices_for(case, dict.fromkeys(same_updates(case.optimizer), True))
-    jobs = machine().cores
-    with (
-        progress_shown("; the same command goes on from there") as progress,
-        FITTED.opened(name, output, of_any_machine=False) as store,
-        simulator(None, jobs=jobs, timeout_seconds=900, command="benchmarks/plans.py", progress=progress) as simulates,
-    ):
-        run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=None)
-        # at a fixed micro-batch, and in the types of the model: what is compared is what is done with blocks
-        fixed = replace(choices, computing=(), in_parts=())
-        for micro_batch, some in (("fixed", fixed), ("free", replace(choices, computing=()))):
-            planner = FromCopies(case, some, run)
-            planner.run()
-            peak = planner.outcomes[case].peak_bytes  # type: ignore[union-attr]
-            goals = [Goal(level, int(share * peak)) for level in (EXACT, ANY) for share in SHARES]
-            planner.pursue([*goals, *(replace(goal, uniform=True) for goal in goals)])
-            found = [(goal, planner.fastest(goal)) for goal in goals]  # before what is put together by hand
-            hand = {level: by_hand(planner, level) if some is fixed else [] for level in (EXACT, ANY)}
-            for goal, plan in found:
-                uniform = planner.fastest(replace(goal, uniform=True))
-                near = [each for each in hand[goal.level] if each.peak <= goal.limit][:_MOST_BY_HAND]
-                best = planner.simulated(near, goal.limit)  # what counts is the whole simulation
-                yield Cell(name, goal.limit / peak, goal.limit, micro_batch, goal.level, plan, uniform, best)
+    asked = Asked()
+    choices = choices_of(case, asked, profiles.get(case.device_profile or ""), None)
+    with progress_shown("; the same command goes on from there") as progress:
+        means = Means(output, "benchmarks/plans.py", budget_seconds=None, timeout_seconds=900, progress=progress)
+        with fitting(name, case, choices, means) as made:
+            # at a fixed micro-batch, and in the types of the model: what is compared is what is done with blocks
+            fixed = replace(choices, computing=(), in_parts=())
+            for micro_batch, some in (("fixed", fixed), ("free", replace(choices, computing=()))):
+                planner = made.planner(case, asked, some)
+                planner.run()
+                peak = planner.outcomes[case].peak_bytes  # type: ignore[union-attr]
+                goals = [Goal(level, int(share * peak)) for level in (EXACT, ANY) for share in SHARES]
+                planner.pursue([*goals, *(replace(goal, uniform=True) for goal in goals)])
+                found = [(goal, planner.fastest(goal)) for goal in goals]  # before what is put together by hand
+                hand = {level: by_hand(planner, level) if some is fixed else [] for level in (EXACT, ANY)}
+                for goal, plan in found:
+                    uniform = planner.fastest(replace(goal, uniform=True))
+                    near = [each for each in hand[goal.level] if each.peak <= goal.limit][:_MOST_BY_HAND]
+                    best = planner.simulated(near, goal.limit)  # what counts is the whole simulation
+                    yield Cell(name, goal.limit / peak, goal.limit, micro_batch, goal.level, plan, uniform, best)
 
 
 def by_hand(planner: Planner, level: Level) -> list[Solved]:
