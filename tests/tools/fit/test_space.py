@@ -21,8 +21,9 @@ from actbench.tools.fit.errors import Errors
 from actbench.tools.fit.hull import least_seconds, lower_hull, near_hull
 from actbench.tools.fit.levels import ANY, EXACT
 from actbench.tools.fit.plan import Places, Plan, ranges
+from actbench.tools.fit.setting import Setting
 from actbench.tools.fit.solver import solve
-from actbench.tools.fit.space import Setting, Space
+from actbench.tools.fit.space import Space
 
 
 def choice(spec: str) -> Choice:

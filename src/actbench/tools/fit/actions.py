@@ -69,7 +69,7 @@ def recomputes(action: Action) -> bool:
 
 def stand_together(choices: Iterable[Choice]) -> bool:
     """Whether choices can be made together, as far as their schemes say."""
-    return all(one.kind != two.kind and one.stands_with(two) for one, two in itertools.combinations(choices, 2))
+    return all(one.stands_with(two) for one, two in itertools.combinations(choices, 2))
 
 
 def _packs(action: Action) -> bool:

@@ -51,7 +51,7 @@ def _nearest(found: Fitted) -> str:
             f"Nothing fits within {found.max_slowdown:g} times the exact step's time; {first.words} fits and takes "
             f"{first.slowdown:.3g} times: {format_bytes(first.need_bytes)} of {limit}."
         )
-    least = min(found.tried, key=lambda each: each.need_bytes)
+    least = found.least
     return (
         f"No plan that was simulated fits in {limit}; {least.words} needs least of them, "
         f"{format_bytes(least.need_bytes)}."
@@ -73,7 +73,7 @@ def impossible(fitted: Fitted, *, knows_least: bool, least_profile: str | None, 
         )
     if not knows_least:
         return "the time of --budget ended before what needs least was simulated: give a larger --budget"
-    least = min(fitted.tried, key=lambda each: each.need_bytes)
+    least = fitted.least
     remedies = [_smaller(least, limit)]
     card = f"--device-profile {least_profile}, the smallest card that would do"
     remedies += [card] if least_profile else []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from actbench import scheme as schemes
-from actbench.errors import IdleError
-from actbench.measuring import bench, inspection
+from actbench.measuring import bench
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.model.records import Case
 from actbench.scheme.facets import Spread
@@ -37,11 +36,6 @@ class Session(bench.Session):
 
     def _refuse_idle(self) -> None:
         seen = self._trace(self.setup)
-        if seen is None:
-            return
-        try:
-            _, self.unreached = inspection.inspect(seen, seen, self.setup)
-        except IdleError as idle:
-            if not self.case.find_largest_batch:
-                raise
-            self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # the scheme may act at the largest
+        if seen is not None:
+            self._inspect(seen, seen)
+            self.sites = self.setup.sites  # what the exact model saves there is not known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.simulator import profiles
@@ -75,7 +75,7 @@ class Cards:
         exact = self.case.model_copy(update=settings)
         cases = {each.case.model_copy(update=settings): each.plan for found in chosen.values() for each in found}
         outcomes = dict(self.made.simulations(exact, self.asked)({exact: Plan(), **cases}))
-        seconds = _seconds(outcomes.get(exact))
+        seconds = step_seconds_of(outcomes.get(exact))
         if seconds is None:
             return
         fastest = float("inf")
@@ -90,31 +90,25 @@ class Cards:
         """Return the fastest simulated plans that a card has memory and types for."""
         fits = [
             each
-            for each in planner.found
-            if each.need <= card.memory_bytes
-            and level.allows(each.plan.training(each.measured.warnings))
-            and (card.has_tensor_float or not any(choice.needs_bfloat16 for choice in each.plan.choices))
+            for each in planner.reaching(Goal(level, card.memory_bytes))
+            if card.has_tensor_float or not any(choice.needs_bfloat16 for choice in each.plan.choices)
         ]
-        return sorted(fits, key=lambda each: each.seconds)[:_TRIED]
+        return fits[:_TRIED]
 
     def _fitting(
         self,
         found: Sequence[Found],
         settings: Mapping[str, object],
-        outcomes: Mapping[Case, object],
+        outcomes: Mapping[Case, Outcome],
         card: DeviceProfile,
         exact_seconds: float,
     ) -> Iterator[Tried]:
         for each in found:
             case = each.case.model_copy(update=settings)
             outcome, record = outcomes.get(case), self.made.store.find(case)
-            seconds = _seconds(outcome)
+            seconds = step_seconds_of(outcome)
             if not isinstance(outcome, Measurement) or record is None or seconds is None:
                 continue
             is_enough = seconds <= self.asked.max_slowdown * exact_seconds
             if needed_bytes(outcome) <= card.memory_bytes and is_enough:
                 yield Tried(record, outcome, seconds, exact_seconds)
-
-
-def _seconds(outcome: object) -> float | None:
-    return step_seconds_of(outcome) if isinstance(outcome, Measurement) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Choice:
     same_updates: bool = True
 
     def __hash__(self) -> int:
-        return hash(self.name)  # stacks are compared millions of times, and schemes have many fields
+        return hash(self.name)  # sets of choices are compared often, and schemes have many fields
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -92,11 +93,16 @@ class Choice:
             return not ("optimizer" in self.changes and "optimizer" in other.changes)
         if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
             return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
-        try:
-            schemes.build(f"{self.name}+{other.name}")
-        except SpecError:
-            return False
-        return True
+        return _is_buildable(f"{self.name}+{other.name}")
+
+
+@functools.cache  # a plan's parts are compared in pairs, the same ones for each setting
+def _is_buildable(spec: str) -> bool:
+    try:
+        schemes.build(spec)
+    except SpecError:
+        return False
+    return True
 
 
 def _gradient(scheme: Scheme, warnings: Sequence[str]) -> Gradient:

@@ -23,6 +23,7 @@ _SMALL_BYTES = 256 * 2**20  # of weights, which need no narrower model
 _COPIES = 8  # of weights that a step with its exact gradient may need, in a larger type
 
 Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
+"""Simulates or measures the cases of plans and yields each with its outcome, but those for which there is no time."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ class Errors:
 
     def _unmeasured(self, choices: Action) -> float:
         """Return the square of the error of what was not measured: a survey drops changes, whose plans remain."""
-        training = training_of(choices)
-        is_exact = training.gradient == "exact" and training.precision == "same"
-        return math.inf if self.known and not is_exact else 0.0
+        return math.inf if self.known and not training_of(choices).has_exact_gradient else 0.0
 
     def remarks(self) -> list[str]:
         """Return sentences about where the errors come from, and which are unknown."""

@@ -147,7 +147,7 @@ def _found(records: Sequence[FitRecord]) -> Fitted:
 def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> Fit:
     found = _found(records)
     refused = failures(((each.name, each.name, outcome) for each, outcome in planner.refused.items()), ", ".join)
-    need, limit = min(each.need_bytes for each in found.tried), found.limit_bytes
+    need, limit = found.least.need_bytes, found.limit_bytes
     has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).memory_bytes
     large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.memory_bytes >= need]
     least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name

@@ -84,8 +84,15 @@ class Fitting:
 
     def planner(self, case: Case, asked: Asked, choices: Choices | None = None) -> Planner:
         """Return a planner of the case of an exact step, which has simulated nothing yet."""
-        choices = choices or choices_of(case, asked, profiles.get(case.device_profile or ""), self.means.schemes)
-        return FromCopies(case, choices, self.simulations(case, asked))
+        return FromCopies(case, choices or self.choices(case, asked), self.simulations(case, asked))
+
+    def choices(self, case: Case, asked: Asked) -> Choices:
+        """Return what may be changed in the case of an exact step."""
+        return choices_of(case, asked, profiles.get(case.device_profile or ""), self.means.schemes)
+
+    def simulated(self, case: Case, exact: Case, asked: Asked) -> Outcome | None:
+        """Return the outcome of a case without a plan, such as that of an exact step; None if time is over."""
+        return next((outcome for _, outcome in self.simulations(exact, asked)({case: Plan()})), None)
 
     def simulations(self, case: Case, asked: Asked) -> Simulations:
         """Return what gives outcomes of cases that differ from that of an exact step by their plans."""

@@ -10,8 +10,7 @@ from typing import Literal
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
-from actbench.simulator import profiles
-from actbench.tools.fit.fitting import Fitting, choices_of
+from actbench.tools.fit.fitting import Fitting
 from actbench.tools.fit.levels import Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.planner import Goal, Planner
@@ -23,7 +22,7 @@ Axis = Literal["sequence_length", "batch_size"]
 LARGEST = 1 << 22
 """No size beyond it is tried."""
 
-Tried = tuple[Case, Outcome]
+Simulated = tuple[Case, Outcome]
 
 _SURVEYS = 3  # of one level; a plan that needs least of short samples may not need least of long ones
 _STRIDE = 16  # times as large a size may be tried after one that fits
@@ -111,7 +110,7 @@ class Grower:
     def _surveyed(self, size: int) -> Planner:
         if size not in self._planners:
             case = self._at(size)
-            choices = choices_of(case, self.asked, profiles.get(case.device_profile or ""), self.made.means.schemes)
+            choices = self.made.choices(case, self.asked)
             if self.axis == "batch_size":
                 choices = replace(choices, in_parts=())  # in micro-batches any batch fits of which one row does
             planner = self.made.planner(case, self.asked, choices)
@@ -126,11 +125,10 @@ class Grower:
         """Return the plan that needs least of those that are fast enough; None if none is."""
         space = planner.space
         least = space.least(level, planner.most_squared_error)
-        exact = next(each for each in planner.found if each.case == planner.exact)
-        seconds = self.asked.max_slowdown * exact.seconds
+        seconds = self.asked.max_slowdown * planner.exact_step.seconds
         if least is None or least.seconds <= seconds:
             return least.plan if least else None
-        enough, low, high = None, least.peak, max(float(exact.need), least.peak)
+        enough, low, high = None, least.peak, max(float(planner.exact_step.need), least.peak)
         while enough is None or high - low > _PRECISION * least.peak:
             limit = (low + high) / 2 if enough else high
             solved = space.solve(level, limit, planner.most_squared_error)
@@ -149,7 +147,7 @@ class Grower:
         """
         places = self._planners[size].space.blocks.whole
 
-        def simulated(sizes: Iterable[int]) -> dict[int, Tried]:
+        def simulated(sizes: Iterable[int]) -> dict[int, Simulated]:
             cases = {plan.case(self._at(each), places): plan for each in sizes}
             found = self.made.simulations(self.case, self.asked)(cases)
             return {getattr(case, self.axis): (case, outcome) for case, outcome in found}
@@ -179,10 +177,7 @@ class Grower:
 
     def _exact_seconds(self, size: int) -> float:
         if size not in self._exact:
-            exact = self._at(size)
-            (outcome,) = dict(self.made.simulations(self.case, self.asked)({exact: Plan()})).values() or (None,)
-            found = step_seconds_of(outcome) if isinstance(outcome, Measurement) else None
-            self._exact[size] = found or math.nan
+            self._exact[size] = step_seconds_of(self.made.simulated(self._at(size), self.case, self.asked)) or math.nan
         return self._exact[size]
 
     def _quickened(self, best: Largest) -> Largest:
@@ -218,12 +213,12 @@ class Search:
 
     def __init__(
         self,
-        simulate: Callable[[Iterable[int]], Mapping[int, Tried]],
+        simulate: Callable[[Iterable[int]], Mapping[int, Simulated]],
         limit: int,
         is_fast: Callable[[int, Measurement], bool] = lambda size, measured: True,
     ) -> None:
         self._simulate, self._limit, self._is_fast = simulate, limit, is_fast
-        self.known: dict[int, Tried] = {}
+        self.known: dict[int, Simulated] = {}
 
     def run(self, *start: int) -> int:
         """Return the largest size that fits; 0 if not even 1 does. Neighbours are simulated side by side."""

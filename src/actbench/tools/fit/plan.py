@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from actbench import scheme as schemes
 from actbench.model.gradient import GRADIENTS
 from actbench.model.records import Case
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.records import Training
+from actbench.tools.fit.words import NUMBERED, rows_of
 
 Around = frozenset[Choice]
 """Choices that act on a whole step: micro-batches, the loss, optimizer, precision, adapters."""
@@ -20,8 +19,6 @@ Action = frozenset[Choice]
 """Choices that act on one block together; empty to leave it as it is."""
 
 AS_IT_IS: Action = frozenset()
-
-_NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
 
 
 @dataclass(frozen=True)
@@ -95,19 +92,15 @@ def ranges(paths: Iterable[str]) -> tuple[str, ...]:
     found: dict[tuple[str, str], list[int]] = {}
     others = []
     for path in paths:
-        if matched := _NUMBERED.fullmatch(path):
+        if matched := NUMBERED.fullmatch(path):
             found.setdefault((matched[1], matched[3]), []).append(int(matched[2]))
         else:
             others.append(path)
     return tuple(others) + tuple(
-        f"{before}{numbers}{after}" for (before, after), each in found.items() for numbers in _in_rows(sorted(each))
+        f"{before}{first if first == last else f'[{first}-{last}]'}{after}"
+        for (before, after), numbers in found.items()
+        for first, last in rows_of(sorted(numbers))
     )
-
-
-def _in_rows(numbers: Sequence[int]) -> Iterable[str]:
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    return (str(first) if first == last else f"[{first}-{last}]" for first, last in zip(starts, ends, strict=True))
 
 
 def training_of(choices: Iterable[Choice], warnings: Sequence[str] = ()) -> Training:

@@ -178,12 +178,11 @@ def fit(
     )
     found = result.found
     fitting = [*found.shortlist(), *found.shortlist(adapters=True)]
-    least = min(found.tried, key=lambda each: each.need_bytes)
     return FitResult(
         tuple(map(_planned, fitting)),
         _planned(found.exact),
         found.limit_bytes,
-        _planned(least),
+        _planned(found.least),
         result.is_over,
         result.path,
         found,

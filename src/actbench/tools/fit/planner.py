@@ -15,7 +15,7 @@ from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import MARGIN, step_seconds_of
-from actbench.tools.fit.space import Solved
+from actbench.tools.fit.setting import Solved
 from actbench.tools.fit.survey import Survey
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
@@ -94,10 +94,19 @@ class Planner(Survey):
         self.space.know(meter.run(*self.space.inexact()))
         self.most_squared_error = (most / MARGIN) ** 2
 
+    @property
+    def exact_step(self) -> Found:
+        """The exact step, once it was simulated."""
+        return next(each for each in self.found if each.case == self.exact)
+
+    def reaching(self, goal: Goal) -> list[Found]:
+        """Return the simulated plans that reach a goal, the fastest first."""
+        reach = (each for each in self.found if each.need <= goal.limit and self._is_of(each, goal))
+        return sorted(reach, key=lambda each: (each.seconds, len(each.plan.choices), each.need))
+
     def fastest(self, goal: Goal) -> Found | None:
         """Return the fastest simulated plan that reaches a goal."""
-        reach = (each for each in self.found if each.need <= goal.limit and self._is_of(each, goal))
-        return min(reach, key=lambda each: (each.seconds, len(each.plan.choices), each.need), default=None)
+        return next(iter(self.reaching(goal)), None)
 
     def answer(self, limit: int, levels: Sequence[Level]) -> None:
         """Simulate the fastest plans within a limit, and what does the same with all blocks; or what needs least."""
@@ -122,7 +131,7 @@ class Planner(Survey):
         A plan for a smaller budget that turns out to be faster is that of the larger one, too: no curve can rise. What
         takes more than ``max_slowdown`` times as long as the exact step is left out.
         """
-        exact = next(each for each in self.found if each.case == self.exact)
+        exact = self.exact_step
         goals = []
         for level in levels:
             least = self.space.least(level, self.most_squared_error)
@@ -186,16 +195,17 @@ class Planner(Survey):
 
     def _is_refused(self, plan: Plan, limit: int) -> bool:
         """Whether a plan cannot be simulated, and not only was not in time."""
-        case = plan.case(self.exact, self.space.blocks.whole).model_copy(update={"memory_limit_bytes": limit})
-        outcome = self.outcomes.get(case)
+        outcome = self.outcomes.get(self._case_of(plan, limit))
         return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
+
+    def _case_of(self, plan: Plan, limit: int) -> Case:
+        return plan.case(self.exact, self.space.blocks.whole).model_copy(update={"memory_limit_bytes": limit})
 
     def _simulate_plans(self, wanted: Iterable[tuple[Solved, int]]) -> None:
         cases: dict[Case, tuple[Solved, int]] = {}
         for solved, limit in wanted:
             if self._known(solved.plan, limit) is None:
-                case = solved.plan.case(self.exact, self.space.blocks.whole)
-                cases[case.model_copy(update={"memory_limit_bytes": limit})] = solved, limit
+                cases[self._case_of(solved.plan, limit)] = solved, limit
         self._predicted.update((case, solved) for case, (solved, _) in cases.items())
         self._measured({case: solved.plan for case, (solved, _) in cases.items()})
 

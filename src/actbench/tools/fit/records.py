@@ -40,6 +40,11 @@ class Training(Data):
         """Whether training equals the exact step's, to rounding."""
         return self == Training()
 
+    @property
+    def has_exact_gradient(self) -> bool:
+        """Whether the gradient equals the exact step's, to rounding of the case's own types."""
+        return self.gradient == "exact" and self.precision == "same"
+
     def is_as_near(self, other: Training) -> bool:
         """Whether it trains the same parameters as ``other``, and is nowhere further from the exact step."""
         return self.trained == other.trained and all(
@@ -126,9 +131,9 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
         yield self.model_copy(update={"earlier": ()})
 
 
-def step_seconds_of(measured: Measurement) -> float | None:
-    """Return the estimated seconds of a step; None if the simulated device has no known rates."""
-    return None if measured.estimated is None else measured.estimated.step_seconds
+def step_seconds_of(outcome: Measurement | Failure | None) -> float | None:
+    """Return the estimated seconds of a step; None if it failed, or the simulated device has no known rates."""
+    return outcome.estimated.step_seconds if isinstance(outcome, Measurement) and outcome.estimated else None
 
 
 MARGIN: Final = 1.1

@@ -18,9 +18,10 @@ from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.copies import COPIES
 from actbench.tools.fit.effects import Blocks
-from actbench.tools.fit.fitting import Fitting, choices_of
+from actbench.tools.fit.fitting import Fitting
 from actbench.tools.fit.levels import Level
 from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Goal
 from actbench.tools.fit.records import Asked, Tried, step_seconds_of
 from actbench.workload.names import with_blocks
 
@@ -170,7 +171,7 @@ class Shardings:
     def _blocks(self) -> int:
         """Return how many blocks the model has; 0 if copies do not tell about it."""
         if self._count is None:
-            (outcome,) = dict(self.made.simulations(self.case, self.asked)({self.case: Plan()})).values() or (None,)
+            outcome = self.made.simulated(self.case, self.case, self.asked)
             read = outcome.blocks if isinstance(outcome, Measurement) else None
             blocks = Blocks.of(read)
             self._count = len(blocks.paths) if blocks.copy_of(self.case.model) else 0
@@ -184,8 +185,7 @@ class Shardings:
     # -- of the whole model -----------------------------------------------------------------------------------------
 
     def _choices(self, base: Case) -> Choices:
-        choices = choices_of(base, self.asked, profiles.get(base.device_profile or ""), self.made.means.schemes)
-        return replace(choices, computing=())  # the way says in which type is computed
+        return replace(self.made.choices(base, self.asked), computing=())  # the way says in which type is computed
 
     def _planned(self, way: str, processes: int, levels: Sequence[Level]) -> Iterator[Sharded]:
         """Yield the fastest plan of each level with a way, unless one nearer to the exact step is as fast."""
@@ -194,22 +194,17 @@ class Shardings:
         planner.run()
         planner.simulate = self.made.simulations(base, self.asked)  # plans have a time of their own
         planner.answer(base.memory_limit_bytes or 0, levels)
-        exact = next(each for each in planner.found if each.case == base)
+        exact, limit = planner.exact_step, base.memory_limit_bytes or 0
         self.least = min(self.least, *((float(each.need), each.case.scheme) for each in planner.found))
-        if all(each.need > (base.memory_limit_bytes or 0) for each in planner.found):
+        if all(each.need > limit for each in planner.found):
             self.knows_least = self.knows_least and planner.knows_least
         fastest = math.inf
         for level in levels:
-            fits = [
-                each
-                for each in planner.found
-                if each.need <= (base.memory_limit_bytes or 0)
-                and level.allows(each.plan.training(each.measured.warnings))
-                and each.seconds <= self.asked.max_slowdown * exact.seconds
-            ]
-            best = min(fits, key=lambda each: each.seconds, default=None)
-            record = self.made.store.find(best.case) if best is not None else None
-            if best is not None and record is not None and best.seconds < fastest:
+            best = planner.fastest(Goal(level, limit))
+            if best is None or best.seconds > self.asked.max_slowdown * exact.seconds:
+                continue
+            record = self.made.store.find(best.case)
+            if record is not None and best.seconds < fastest:
                 fastest = best.seconds
                 yield Sharded(way, processes, Tried(record, best.measured, best.seconds, exact.seconds))
 
@@ -224,5 +219,5 @@ def _of_all(told: Sequence[tuple[float, float]], count: int) -> tuple[float, flo
 
 
 def _need_and_seconds(outcome: Outcome | None) -> tuple[float, float] | None:
-    seconds = step_seconds_of(outcome) if isinstance(outcome, Measurement) else None
+    seconds = step_seconds_of(outcome)
     return (float(needed_bytes(outcome)), seconds) if isinstance(outcome, Measurement) and seconds else None

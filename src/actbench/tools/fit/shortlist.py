@@ -43,6 +43,11 @@ class Fitted:
         """Memory that a step may use."""
         return self.exact.record.asked.limit_bytes or self.exact.measured.memory_limit_bytes or 0
 
+    @property
+    def least(self) -> Tried:
+        """The plan that needs least."""
+        return min(self.tried, key=lambda each: each.need_bytes)
+
     def fits(self, tried: Tried) -> bool:
         """Whether a plan needs no more than the limit."""
         return tried.need_bytes <= self.limit_bytes
@@ -122,7 +127,7 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
 
 
 def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
-    seconds = _seconds(exact)
+    seconds = step_seconds_of(exact.outcome)
     if seconds is None:
         return None
     on_device = tuple(record for record in records if record.case.meter != "simulated")
@@ -130,7 +135,7 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
     blocks = Blocks(tuple(block.path for block in read.blocks) if read else ())
     least: dict[Case, Tried] = {}  # a plan that was simulated for several budgets needs least with the smallest
     for record in (record for record in records if _is_right(record, exact)):
-        if isinstance(record.outcome, Measurement) and (time := _seconds(record)) is not None:
+        if isinstance(record.outcome, Measurement) and (time := step_seconds_of(record.outcome)) is not None:
             asked = record.model_copy(update={"asked": exact.asked})  # the last request may not have tried it again
             tried, plan = Tried(asked, record.outcome, time, seconds, blocks), without_limit(record.case)
             if plan not in least or _excess(tried) < _excess(least[plan]):
@@ -159,7 +164,3 @@ def simulated(case: Case) -> Case:
 def without_limit(case: Case) -> Case:
     """Return a case without a memory limit: a plan is the same at all budgets."""
     return case.model_copy(update={"memory_limit_bytes": None})
-
-
-def _seconds(record: FitRecord) -> float | None:
-    return step_seconds_of(record.outcome) if isinstance(record.outcome, Measurement) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,99 +13,13 @@ from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.effects import Blocks, Effects
 from actbench.tools.fit.errors import Errors
-from actbench.tools.fit.hull import Point, least_seconds, lower_hull
 from actbench.tools.fit.levels import Level
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import Training
+from actbench.tools.fit.setting import Setting, Solved
 from actbench.tools.fit.solver import least_peak, solve
 
-_MOST_ROWS = 4  # rows of equal blocks whose orders are tried
 _WORTH = 0.005  # share of a step's bytes or seconds that has to be saved outside of blocks
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A plan, with what the costs of its parts add up to: its peak in bytes, and its time in seconds."""
-
-    plan: Plan
-    peak: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is changed around the blocks, and what their options then are.
-
-    Attributes:
-        around: The changes.
-        rest: What is done with the modules outside of the blocks.
-        costs: Costs of the step with these alone.
-        actions: What may be done with a block.
-        chain: The blocks with these options.
-        squared_error: Of the gradient, from outside of the blocks.
-    """
-
-    around: Around
-    rest: Action
-    costs: Costs
-    actions: Sequence[Action]
-    chain: Chain
-    squared_error: float = 0.0
-
-    @functools.cached_property
-    def hulls(self) -> list[tuple[Sequence[Point], int]]:
-        """The lower hull of each kind of block, with their number."""
-        counts = Counter(map(id, self.chain.options))
-        kinds = {id(options): options for options in self.chain.options}
-        return [
-            (lower_hull((each.held, each.seconds) for each in options), counts[key]) for key, options in kinds.items()
-        ]
-
-    @functools.cached_property
-    def quickest(self) -> float:
-        """Seconds of the fastest plan if memory is no limit."""
-        return self.bound(math.inf)
-
-    @functools.cached_property
-    def least_squared_error(self) -> float:
-        """The least squared error of the gradient of a plan."""
-        of_blocks = (min(each.squared_error for each in options) for options in self.chain.options)
-        return self.squared_error + math.fsum(of_blocks)
-
-    def bound(self, limit: float) -> float:
-        """Return seconds that no plan within a limit undercuts."""
-        if max(self.chain.least, self.chain.base + self.chain.top * (not self.chain.options)) > limit:
-            return math.inf
-        pairs = sum(min(each.values(), default=0.0) for each in self.chain.pairs if min(each.values(), default=0.0) < 0)
-        room = limit - self.chain.base - self.chain.top - pairs
-        return self.chain.seconds + least_seconds(self.hulls, room)
-
-    def solved(self, indices: Sequence[int]) -> Solved:
-        """Return the plan of the chosen options."""
-        indices = self._in_rows(indices)
-        actions = tuple(self.actions[index] for index in indices)
-        plan = Plan(self.around, actions if any(actions) else (), self.rest)
-        return Solved(plan, self.chain.peak(indices), self.chain.time(indices))
-
-    def _in_rows(self, indices: Sequence[int]) -> Sequence[int]:
-        """Return the same options, those of equal blocks in rows, in the order that needs least.
-
-        Only where the rows need no more: which of equal blocks come first may matter.
-        """
-        places: dict[int, list[int]] = {}
-        for place, options in enumerate(self.chain.options):
-            places.setdefault(id(options), []).append(place)
-        best, peak = tuple(indices), self.chain.peak(indices)
-        taken = [index for index in dict.fromkeys(indices) if indices.count(index) > 1]
-        for order in itertools.permutations(taken if len(taken) <= _MOST_ROWS else taken[:1]):
-            found = list(indices)
-            for alike in places.values():
-                row = sorted((indices[place] for place in alike), key=lambda index: (*order, index).index(index))
-                for place, index in zip(alike, row, strict=True):
-                    found[place] = index
-            if (again := self.chain.peak(found)) <= peak and tuple(found) != best:
-                best, peak = tuple(found), again
-        return best
 
 
 @dataclass
@@ -126,6 +39,7 @@ class Space:
     warnings: dict[Choice, Sequence[str]] = field(default_factory=dict)
     _left_out: dict[tuple[Around, Action], set[Action]] = field(default_factory=dict, repr=False)
     _settings: dict[tuple[Level, int], list[Setting]] = field(default_factory=dict, repr=False)
+    _solved: dict[tuple[Level, int, float, float], Solved | None] = field(default_factory=dict, repr=False)
 
     def settings(self, level: Level) -> list[Setting]:
         """Return the settings of a level, those first with which a step is fastest if memory is no limit."""
@@ -137,6 +51,12 @@ class Space:
 
     def solve(self, level: Level, limit: float, most_squared_error: float = math.inf) -> Solved | None:
         """Return the fastest plan of a level within a limit; None if there is none."""
+        key = level, len(self.ways), limit, most_squared_error
+        if key not in self._solved:  # a planner asks again when it corrects a plan, and when it has looked further
+            self._solved[key] = self._fastest(level, limit, most_squared_error)
+        return self._solved[key]
+
+    def _fastest(self, level: Level, limit: float, most_squared_error: float) -> Solved | None:
         best: Solved | None = None
         for setting in self.settings(level):
             if best is not None and setting.quickest >= best.seconds:
@@ -172,7 +92,7 @@ class Space:
     def know(self, errors: Errors) -> None:
         """Make plans with these errors from now on."""
         self.errors = errors
-        self._settings.clear()
+        self._forget()
 
     def inexact(self) -> tuple[list[Action], list[Action], list[Choice]]:
         """Return the actions on blocks, those on the rest and the changes around them that change the gradient."""
@@ -186,8 +106,7 @@ class Space:
         )
 
     def _is_inexact(self, choices: Around) -> bool:
-        training = self._training(choices)
-        return training.gradient != "exact" or training.precision == "other"
+        return not self._training(choices).has_exact_gradient
 
     def leave_out(self, plan: Plan, known: Iterable[Plan]) -> None:
         """Make no more plans like one that is refused, with the same around its blocks.
@@ -198,7 +117,11 @@ class Space:
         used = set(itertools.chain.from_iterable(each.actions for each in known if (each.around, each.rest) == setting))
         actions = {action for action in plan.actions if action}
         self._left_out.setdefault(setting, set()).update(actions - used or actions or {frozenset()})
+        self._forget()
+
+    def _forget(self) -> None:
         self._settings.clear()
+        self._solved.clear()
 
     def _of(self, way: Effects, level: Level) -> Iterator[Setting]:
         if not level.allows(self._training(way.around)):

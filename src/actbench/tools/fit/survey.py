@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,12 +16,10 @@ from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.effects import Blocks, Effects, effect_of
+from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
-
-Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
-"""Simulates the cases of plans and yields each with its outcome; leaves out those for which there is no time."""
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
@@ -77,8 +75,8 @@ class Survey:
         if first is None:
             return
         if self.space.blocks.paths:
-            self._learn_of(first, self._other_values(first))
-            self._learn_of(first, actions.promising(first))
+            self._learn(first, self._other_values(first))
+            self._learn(first, actions.promising(first))
             actions.drop(first)
             self._learn_rest(first)
         self._cut(first)
@@ -139,11 +137,9 @@ class Survey:
             firsts = {each.kind: each for each in reversed(self.choices.of_blocks)}
             looked_at = [AS_IT_IS, *(frozenset({each}) for each in firsts.values())]
         looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
-        told = {self._action_case(around, action)[0]: action for action in looked_at}
-        of_actions = dict(map(partial(self._action_case, around), looked_at))
-        found = self._measured(self._change_cases(around, changes) | of_actions)
+        self._measured(self._change_cases(around, changes) | dict(map(partial(self._action_case, around), looked_at)))
         way = Effects(around, 1, exact, self._changes(around, changes, exact))
-        self._learn(way, told, found)
+        self._learn(way, looked_at)
         if self.space.blocks.paths and AS_IT_IS not in way.actions:
             return None  # time ended, or the copy cannot do what the model can: nothing is known of its blocks
         self.space.ways.append(way)
@@ -165,12 +161,14 @@ class Survey:
                 learned[change] = costs - exact
         return learned
 
-    def _learn(self, way: Effects, told: Mapping[Case, Action], found: Mapping[Case, Measurement]) -> None:
-        """Note the effects of actions."""
+    def _learn(self, way: Effects, more: Iterable[Action]) -> None:
+        """Simulate actions where that was not done, and note their effects."""
+        told = {action: self._action_case(way.around, action) for action in more}
+        found = self._measured(dict(told.values()))
         before = self.outcomes.get(self._action_case(way.around, AS_IT_IS)[0])
         if not isinstance(before, Measurement):
             return
-        for case, action in told.items():
+        for action, (case, _) in told.items():
             self._note(action, case)
             effect = effect_of(before, found[case], self.space.blocks) if case in found else None
             if effect is not None and (not action or effect.is_felt):
@@ -205,17 +203,13 @@ class Survey:
 
     @staticmethod
     def _goes_with(choice: Choice, around: Around) -> bool:
-        return choice not in around and all(choice.kind != o.kind and choice.stands_with(o) for o in around)
+        return all(choice.stands_with(other) for other in around)
 
     def _other_values(self, way: Effects) -> list[Action]:
         """Return the other values of those schemes whose first is near the hull."""
         kinds = {choice.kind for action in actions.near(way) for choice in action}
         more = [frozenset({each}) for each in self.choices.of_blocks if each.kind in kinds]
         return [each for each in more if each not in way.actions]
-
-    def _learn_of(self, way: Effects, more: Sequence[Action]) -> None:
-        told = {self._action_case(way.around, action)[0]: action for action in more}
-        self._learn(way, told, self._measured(dict(self._action_case(way.around, action) for action in more)))
 
     # -- other ways of computing ------------------------------------------------------------------------------------
 

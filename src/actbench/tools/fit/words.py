@@ -10,7 +10,9 @@ from itertools import pairwise
 from actbench.model.spec import SpecPart, parse_spec
 
 _ONLY = "only"
-_NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
+NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
+"""The path of a block, around its number."""
+
 _RANGE = re.compile(r"(.*)\[(\d+)-(\d+)\](.*)")
 _FEW = 2  # paths outside of blocks; more are counted
 
@@ -156,12 +158,12 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _group_of(path: str) -> Group:
-    matched = _NUMBERED.fullmatch(path)
+    matched = NUMBERED.fullmatch(path)
     return (matched[1], matched[3]) if matched else (path, "")
 
 
 def _number_of(path: str) -> int:
-    matched = _NUMBERED.fullmatch(path)
+    matched = NUMBERED.fullmatch(path)
     return int(matched[2]) if matched else -1
 
 
@@ -172,9 +174,14 @@ def _shared(texts: Iterable[str]) -> str:
     return "".join(f"{name}." for name in found[0][:count]) if found else ""
 
 
-def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Return numbers as texts, those in a row as one; a path without a number has -1, and an empty text."""
+def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of numbers in a row, from ascending ones."""
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
     ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    texts = (str(first) if first == last else f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
+    return list(zip(starts, ends, strict=True))
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Return numbers as texts, those in a row as one; a path without a number has -1, and an empty text."""
+    texts = (str(first) if first == last else f"{first}-{last}" for first, last in rows_of(numbers))
     return ["" if text == "-1" else text for text in texts]
