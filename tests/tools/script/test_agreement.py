@@ -60,8 +60,8 @@ def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> N
 def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path) -> None:
     """At the peak, in the backward pass of the cross entropy, five blocks of 512 bytes are there more.
 
-    They are the scale, its growth, the norm of the clipped gradients of the step before, the scaled loss and the gradient
-    of the loss, which is a product by the scale.
+    They are the scale, its growth, the norm of the clipped gradients of the step before, the scaled loss and the
+    gradient of the loss, which is a product by the scale.
     """
     words = [str(SCRIPTS / "nanogpt.py"), *NANOGPT.split()]
 
