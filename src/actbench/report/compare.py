@@ -112,12 +112,35 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A case held to a limit.
+
+    Attributes:
+        limit: The limit, as the user wrote it.
+        case: The name of the case; empty if the limit could be checked against no case.
+        broken: How the case breaks the limit; empty if it does not.
+        is_new: Whether the limit says nothing of the case, as the first file has no value to compare with.
+    """
+
+    limit: str
+    case: str
+    broken: str = ""
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
+    """A table with a row for each case of either file, and what came of holding the cases to limits."""
 
     table: Table
-    violations: tuple[str, ...]
+    checks: tuple[Check, ...]
     records: tuple[MeasuredRecord, ...] = ()
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """A sentence for each limit that a case breaks."""
+        broken = (check for check in self.checks if check.broken)
+        return tuple(": ".join(filter(None, (check.limit, check.case, check.broken))) for check in broken)
 
     def as_json(self) -> str:
         """Return the rows, with values under the keys of CSV, and the sentences about broken limits."""
@@ -162,8 +185,8 @@ def compare(
     quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
-    broken = tuple(line for limit in limits for line in _violations(limit, pairs, several))
-    return Comparison(table, broken, tuple(entry.record for entry in entries))
+    checks = tuple(check for limit in limits for check in _checks(limit, pairs, several))
+    return Comparison(table, checks, tuple(entry.record for entry in entries))
 
 
 def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
@@ -211,24 +234,26 @@ def _value(column: Column[Entry], entry: Entry | None) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[str]:
+def _checks(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[Check]:
     column = QUANTITIES[limit.quantity]
     checked = 0
     for pair in pairs:
-        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
-        rows = rows_of(case, pair.either.record.outcome)
-        place = f"{limit.text}: {named(case.model, case.scheme, rows, f'{case.meter}{here}')}"
         value, earlier = _value(column, pair.after), _value(column, pair.before)
-        if value is None and earlier is not None:
+        if value is None and earlier is None:
+            continue
+        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
+        name = named(case.model, case.scheme, rows_of(case, pair.either.record.outcome), f"{case.meter}{here}")
+        checked += 1
+        if value is None:
             why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
-            yield f"{place}: was measured before and is not now ({why})"
-            checked += 1
-        broken = limit.broken_by(earlier, value) if value is not None else None
-        checked += broken is not None
-        if broken:
-            yield f"{place}: {_shown(column, earlier)} before, {_shown(column, value)} now"
+            yield Check(limit.text, name, f"was measured before and is not now ({why})")
+            continue
+        broken = limit.broken_by(earlier, value)
+        checked -= broken is None
+        told = f"{_shown(column, earlier)} before, {_shown(column, value)} now" if broken else ""
+        yield Check(limit.text, name, told, is_new=broken is None)
     if not checked:
-        yield f"{limit.text}: no case of the two files could be checked"
+        yield Check(limit.text, "", "no case of the two files could be checked")
 
 
 def _shown(column: Column[Entry], value: float | None) -> str:
