@@ -19,7 +19,7 @@ from actbench.report import render
 from actbench.report.plain import csv_cell, markdown, plain
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
-from actbench.run.progress import shown
+from actbench.run.display import shown
 from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from actbench.cli.app import command, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
 from actbench.cli.givenschemes import schemes_from
-from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
 from actbench.model.declared import check_model
 from actbench.model.records import Case
@@ -32,6 +32,7 @@ def convert(
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")
     ] = None,
+    progress: ProgressFlags,
     exports: ExportFlags,
 ) -> None:
     """Convert a model: show each place that changes with the bytes it saves before and after, and write the folder.
@@ -63,7 +64,15 @@ def convert(
     request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
     with schemes_from(flags.scheme_flags), Tasks("actbench.tools.convert.workload", PRELOAD) as tasks:
         doing = f"converting {model!r}"
-        answer = call_task(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
+        answer = call_task(
+            tasks,
+            "convert",
+            request,
+            doing=doing,
+            timeout_seconds=timeout,
+            memory_bytes=memory_bytes,
+            flags=progress,
+        )
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     saved = report.bytes_before - report.bytes_after

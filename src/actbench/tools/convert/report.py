@@ -143,8 +143,25 @@ def sites_table(
 
 
 def unreached_table(unreached: Sequence[Unreached]) -> Table:
-    """Return the places that a reader may expect to be converted, and why they are not; alike ones are one row."""
-    return fill("Not converted", UNREACHED, [place for place, _ in folded(unreached)])
+    """Return the places that a reader may expect to be converted, and why they are not.
+
+    Alike ones are one row, and so are many of one kind that are left for one reason.
+    """
+    alike: dict[tuple[str, str], list[tuple[Unreached, int]]] = {}
+    for place, times in folded(unreached):
+        alike.setdefault((place.kind, place.reason), []).append((place, times))
+    shown = [each for rows in alike.values() for each in (_in_one(rows) if len(rows) > _MOST_ALONE else rows)]
+    return fill("Not converted", UNREACHED, [place for place, _ in shown])
+
+
+_MOST_ALONE = 3  # rows that differ in nothing but the module
+
+
+def _in_one(rows: Sequence[tuple[Unreached, int]]) -> list[tuple[Unreached, int]]:
+    """Return one row for all, whose name counts the modules and has the first."""
+    count = sum(times for _, times in rows)
+    first = rows[0][0]
+    return [(first.model_copy(update={"path": f"{count} modules, such as {first.path or '(the model)'}"}), count)]
 
 
 def _times(site: Site, times: int) -> Site:

@@ -11,7 +11,16 @@ from actbench.cli.app import Exit, command, count_option, one_of, option, second
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
+from actbench.cli.printing import (
+    ExportFlags,
+    ProgressFlags,
+    command_line,
+    export,
+    progress_shown,
+    readers,
+    remark,
+    show,
+)
 from actbench.errors import UsageError
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.records import Case, Optimizer
@@ -101,17 +110,13 @@ def fit(
     ] = False,
     show_code: Annotated[int, count_option("--code", "Print the code of the first N plans.", least=0, metavar="N")] = 1,
     jobs: Annotated[
-        int | None,
-        count_option(
-            "--jobs -j",
-            "Cases that are simulated at a time (default: one a core here).",
-        ),
+        int | None, count_option("--jobs -j", "Cases that are simulated at a time (default: one a core here).")
     ] = None,
     budget: Annotated[
         float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
-    quiet: Annotated[bool, option("--quiet", "Show no progress.")] = False,
+    progress: ProgressFlags,
     questions: QuestionFlags,
     nodes: ClusterFlags,
     output: OutputOption = Path("results/fit"),
@@ -163,18 +168,17 @@ def fit(
     asked = asked.model_copy(update={"max_gradient_error": max_gradient_error})
 
     from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.fit import fit as find
-    from actbench.tools.fit.fitting import Means
     from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
-    case = case.model_copy(update={"scheme": _of_all(base)})
-    with schemes_from("--scheme"):
-        schemes = _alone(among)
-    with progress_shown(
-        "; what was simulated is stored, and the same command goes on from there", silent=quiet
-    ) as progress:
-        means = Means(output, command_line(), schemes, jobs, budget, timeout, progress, machines)
+    with progress_shown("; what was simulated is stored, and the same command goes on from there", progress) as told:
+        from actbench.tools.fit.fit import fit as find
+        from actbench.tools.fit.fitting import Means
+
+        case = case.model_copy(update={"scheme": _of_all(base)})
+        with schemes_from("--scheme"):
+            schemes = _alone(among)
+        means = Means(output, command_line(), schemes, jobs, budget, timeout, told, machines)
         answer = questions.answer(case, asked, means)
         if answer is None:
             found = find(
@@ -187,7 +191,7 @@ def fit(
                 jobs=jobs,
                 budget_seconds=budget,
                 timeout_seconds=timeout,
-                progress=progress,
+                progress=told,
                 machines=machines,
             )
     if answer is not None:

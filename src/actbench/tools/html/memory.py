@@ -29,7 +29,7 @@ from actbench.tools.html.pictures import (
     stacked_bars,
     texts_of,
 )
-from actbench.tools.html.timeline import memory_over_step
+from actbench.tools.html.timeline import memory_over_steps
 from actbench.units import format_bytes, format_seconds
 
 KINDS = {
@@ -118,12 +118,12 @@ def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
         frontier.error_beside_memory(wrong, scale) if len(wrong) > 1 else None,
         stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
     ]
-    over_steps = [
-        memory_over_step(name, timeline)
+    timelines = [
+        (name, timeline)
         for record, name in zip(records, _bar_names(records), strict=True)
         for _, timeline in with_timelines([record])
     ]
-    return *(picture for picture in found if picture is not None), *over_steps[:MOST_TIMELINES]
+    return *(picture for picture in found if picture is not None), *memory_over_steps(timelines[:MOST_TIMELINES])
 
 
 def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
