@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from actbench.errors import UsageError
@@ -16,6 +16,7 @@ from actbench.report.sentences import rows_of
 from actbench.report.tables import Table, fill, varying_settings
 from actbench.report.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
 from actbench.report.tables.entries import Entry, join
+from actbench.report.tables.table import with_seeds
 from actbench.report.tables.values import Column, Unit, Value, change, write
 from actbench.units import parse_bytes
 
@@ -190,17 +191,25 @@ def compare(
 
 
 def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
-    def identity(record: MeasuredRecord) -> Case | tuple[Case, str]:
-        return (record.case, record.machine.name) if several else record.case
+    def identity(entry: Entry) -> tuple[Case, str | int, str | None]:
+        return entry.record.case, entry.seeded.seeds, entry.record.machine.name if several else None
 
-    first = {identity(entry.record): entry for entry in join(before)}
-    second = {identity(entry.record): entry for entry in join(after)}
+    first = {identity(entry): entry for entry in join(before)}
+    second = {identity(entry): entry for entry in join(after)}
     added = (Pair(None, entry) for key, entry in second.items() if key not in first)
     return [*(Pair(entry, second.get(key)) for key, entry in first.items()), *added]
 
 
 def _of_either(column: Column[Entry]) -> Column[Pair]:
     return Column(column.key, column.title, column.unit, lambda pair: column.compute(pair.either))
+
+
+def _sides(column: Column[Entry], side: str, letter: str, detail: int) -> Iterator[Column[Pair]]:
+    """Yield the column of a quantity in one file, and that of its deviation over seeds."""
+    value, *spreads = with_seeds(column)
+    yield (shown := _side(value, side, letter, detail))
+    for each in spreads:
+        yield replace(_side(each, side, letter), key=f"{shown.key}_spread", title=each.title, spread_of=shown.key)
 
 
 def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Column[Pair]:
@@ -216,8 +225,8 @@ def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Col
 def _three(column: Column[Entry], detail: int) -> tuple[Column[Pair], ...]:
     """Return three columns of a quantity: in the first file, in the second, and its change."""
     return (
-        _side(column, "before", "A", detail),
-        _side(column, "after", "B", detail),
+        *_sides(column, "before", "A", detail),
+        *_sides(column, "after", "B", detail),
         Column(
             f"{column.key.removesuffix('_bytes')}_change",
             f"{column.title} change",

@@ -29,7 +29,7 @@ _FEW_SPANS = 5
 
 def memory_over_steps(timelines: Sequence[tuple[str, Timeline]]) -> list[Picture]:
     """Return the bytes alive over steps that are compared, each with the name of its row; all have the same axes."""
-    most = max((timeline.peak_bytes for _, timeline in timelines), default=0)
+    most = max((_highest(timeline) for _, timeline in timelines), default=0)
     longest = max((timeline.events for _, timeline in timelines), default=0)
     return [memory_over_step(name, timeline, most, longest) for name, timeline in timelines]
 
@@ -43,12 +43,12 @@ def memory_over_step(name: str, timeline: Timeline, most: int = 0, longest: int 
         most: Bytes that the axis has at least.
         longest: Allocations and frees that the other axis has at least.
     """
-    scale = byte_scale(max(most, timeline.peak_bytes))
+    most, longest = max(most, _highest(timeline)), max(longest, timeline.events)
+    scale = byte_scale(most)
     kinds = [kind for kind in COLOURS if kind in timeline.held_bytes]
     titles = [TITLES[kind] for kind in kinds]
-    ends = {"x": max(longest, timeline.events), "y": max(most, _highest(timeline)) / scale.factor}
-    x = axis("at", "allocations and frees", scale={"nice": False, "domain": [0, ends["x"]]})
-    domain = {"domain": [0, ends["y"]], "nice": True}
+    x = axis("at", "allocations and frees", scale={"nice": False, "domain": [0, longest]})
+    domain = {"domain": [0, most / scale.factor], "nice": True}
     y = {"field": "drawn", "type": "quantitative", "title": f"alive ({scale.unit})", "scale": domain}
     areas = {
         "transform": [
