@@ -72,6 +72,7 @@ class ConversionRequest:
     output: Path | None
     dry_run: bool
     force: bool
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class ConversionReport:
         bytes_after: Bytes that the converted model saves.
         folder: Where the model was written, or None for a dry run.
         built: The class of the model, and its task; None if a function of the user's own does not say.
+        gradient_error: Relative L2 error of the gradient of one batch, if requested.
     """
 
     case: Case
@@ -96,6 +98,7 @@ class ConversionReport:
     built: Built | None
     warnings: tuple[str, ...]
     seconds: float
+    gradient_error: float | None = None
 
 
 SITES: tuple[Column[Site], ...] = (
