@@ -119,7 +119,7 @@ def test_progress_shows_no_hidden_characters(terminal: bool) -> None:
 
     console = Console(file=io.StringIO(), force_terminal=terminal, width=300, color_system=None)
     case = Case(model=EVIL, scheme="exact", batch_size=8)
-    with shown(console) as progress:
+    with shown(console, verbose=not terminal) as progress:
         progress.planned([case], 1)
         progress.started(case)
         progress.message(EVIL)

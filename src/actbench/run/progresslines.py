@@ -104,7 +104,7 @@ class ProgressLines(Progress):
 
     def round_timed(self, case: Case, steps: int) -> None:
         """Note how many steps were timed."""
-        self._note(case, f"{steps} steps timed")
+        self._note(case, f"{steps} step{'s' if steps > 1 else ''} timed")
 
     def measured(self, case: Case, outcome: Outcome) -> None:
         """Tell what was measured."""
@@ -193,7 +193,8 @@ class ProgressLines(Progress):
         more = [f"{len(cases) - _NAMED} more"] if len(cases) > _NAMED else []
         what = f"at work: {'; '.join([*told, *more])}" if told else f"{self._doing} …"
         waits = f"; {len(self._together)} cases end together" if len(self._together) > 1 else ""
-        return f"{what}{waits}; {self._count()} ended{self._times()}"
+        ended = f"; {self._count()} ended" if self._total != 0 else ""  # nobody knows yet how many there are
+        return f"{what}{waits}{ended}{self._times()}"
 
     def _count(self) -> str:
         return str(self._pace.ended) if self._total is None else f"{self._pace.ended}/{self._total}"
