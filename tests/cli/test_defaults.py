@@ -81,7 +81,8 @@ def test_a_script_keeps_its_own_arguments() -> None:
         ("[tool.actbench]\nseed = [1, 2]", "seed takes one value, and not a list"),
         ("[tool.actbench]\nscheme = [{}]", "scheme is no text, number, true, false or list of these"),
         ("[tool]\nactbench = 3", "pyproject.toml, tool.actbench: it is no table of options"),
-        ("[tool.actbench", "pyproject.toml cannot be read: "),
+        ("[tool.actbench", "pyproject.toml is not valid TOML: "),
+        (f"[tool.actbench]\nseed = {'[' * 5000}", "pyproject.toml is not valid TOML: it is nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_by_every_verb_but_doctor(cli: Any, text: str, naming: str) -> None:

@@ -6,7 +6,6 @@ They are put before the options that a user types, which replace them; so the co
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from actbench.cli.app import WrongUsage, app, verbs_of
 from actbench.errors import UsageError, encodable
+from actbench.paths import MOST_BYTES, read_bytes, read_toml
 from actbench.plugins import TOLD_BY
 
 FILE: Final = Path("pyproject.toml")
@@ -88,15 +88,15 @@ def read(variables: Mapping[str, str], file: Path = FILE) -> Defaults:
 def _sections(file: Path, faults: list[str]) -> list[tuple[str | None, str, Mapping[str, Any]]]:
     """Return the tables of a file: whose options they hold, what they are called, and what they hold."""
     try:
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        table = tomllib.loads(text)["tool"]["actbench"] if "actbench" in text else None
-    except KeyError:
+        if b"actbench" not in read_bytes(file, MOST_BYTES):
+            return []
+        tool = read_toml(file, str(file), UsageError).get("tool", {})
+    except OSError:  # there is none, or it is no such file as a user writes
         return []
-    except (OSError, ValueError, TypeError) as error:
-        faults.append(f"{file} cannot be read: {encodable(str(error))}")
+    except UsageError as error:
+        faults.append(encodable(str(error)))
         return []
-    if table is None:
-        return []
+    table = tool.get("actbench", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
         faults.append(f"{file}, tool.actbench: it is no table of options")
         return []
