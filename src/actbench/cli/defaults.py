@@ -105,7 +105,7 @@ def _sections(file: Path, faults: list[str]) -> list[tuple[str | None, str, Mapp
     for verb, inside in table.items():
         if isinstance(inside, dict):
             found.append((verb, f"{file} [tool.actbench.{verb}]", inside))
-    return found
+    return [(verb, place, inside) for verb, place, inside in found if inside]
 
 
 def _options(verb: Any) -> dict[str, Any]:
