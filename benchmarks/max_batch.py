@@ -20,7 +20,7 @@ from typing import Any
 
 from actbench.machine import provenance
 
-COMMAND = ("sweep", "--max-batch")
+COMMAND = ("sweep", "--max-batch", "--verbose")
 _TRIED = re.compile(r"(?P<row>.*): batch (?P<batch>\d+) (?:fits|does not fit)(?: \(after .*\))?")
 _MEASURED = re.compile(r"(?:starts|searches): (?P<row>.*)")
 _ENDED = re.compile(r"\[\d+/\d+\] (?P<row>.*): (?:peak|failed)")

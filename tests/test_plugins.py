@@ -230,7 +230,7 @@ def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
     halved = next(line for line in lines if line.startswith("– Plug-ins: schemes halved, of theirs 1.0"))
     assert "is left out: it is no Scheme whose name is 'halved'" in halved
     assert "ok Plug-ins: kinds mine, of theirs 1.0" in lines
-    assert "ok Plug-ins: exports html, of actbench 0.1.0" in lines
+    assert "ok Plug-ins: exports html, latex, of actbench 0.1.0" in lines
     broken = next(line for line in lines if line.startswith("– Plug-ins: schemes quartered, of theirs 1.0"))
     assert "is left out: it cannot be imported: RuntimeError: broken at import" in broken
     assert broken.endswith("update or remove theirs")

@@ -151,7 +151,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         ended.set_result(None)
         return Handle(ended, lambda: None)
 
-    def converted(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
+    def converted(case: Case, output: Path | None, **_: bool) -> ConversionReport:
         workloads.load_workload(case)
         told = {"sites": (), "unreached": (), "bytes_before": 2, "bytes_after": 1, "warnings": (), "seconds": 1.0}
         return ConversionReport(case=case, folder=output, weights_origin="random", built=None, **told)

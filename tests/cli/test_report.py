@@ -34,6 +34,31 @@ def test_compare_takes_folders_and_files(cli: Any, tmp_path: Path, make_record: 
         assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 2
 
 
+def test_broken_limits_are_errors_of_a_run_and_failures_of_junit(
+    cli: Any, tmp_path: Path, make_record: MakeRecord
+) -> None:
+    before = written(tmp_path / "before.jsonl", make_record(peak_bytes=1000))
+    after = written(tmp_path / "after.jsonl", make_record(peak_bytes=1100))
+    junit = tmp_path / "memory.xml"
+    ended = cli("compare", before, after, "--fail-on", "peak:5%", "--format", "github", "--export-junit", junit)
+
+    told = "tiny, exact, batch 8 (simulated): 1,000 B before, 1.07 KiB now"
+    assert ended.status == 1
+    assert ended.out.splitlines()[-1] == f"::error title=limit broken%3A peak%3A5%25::{told}"
+    assert "limit broken" not in ended.err
+    assert 'message="1,000 B before, 1.07 KiB now"' in junit.read_text()
+    assert cli("compare", before, after, "--fail-on", "peak:20%", "--export-junit", "-").out.endswith("</testsuites>\n")
+
+
+@pytest.mark.parametrize("flags", [("--format", "github"), ("--export-junit", "memory.xml")])
+def test_without_limits_there_is_nothing_to_tell_of_them(
+    cli: Any, tmp_path: Path, make_record: MakeRecord, flags: tuple[str, ...]
+) -> None:
+    file = written(tmp_path / "before.jsonl", make_record())
+
+    cli.refused("compare", file, file, *flags, naming="give --fail-on too")
+
+
 def test_an_empty_folder_is_refused(cli: Any, tmp_path: Path) -> None:
     ended = cli("compare", tmp_path, tmp_path)
 

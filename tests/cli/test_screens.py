@@ -20,6 +20,13 @@ from rich.cells import cell_len
 DATA = Path(__file__).parents[1] / "data"
 RECORDS = DATA / "quickstart-2026-11.jsonl"
 WIDTHS = (80, 100, 120, 200)
+OTHERS = {
+    "fit": ("report", DATA / "fit-llama-2026-11.fit.jsonl", "--title", "What fits"),
+    "compare": ("compare", RECORDS, RECORDS),
+}
+NEVER_LEFT_OUT = {"fit": ("Gradient", "Also", "Fits", "Slowdown", "Need"), "compare": ("Peak change", "Scheme")}
+"""Titles of columns that answer the question of a table, as far as there is anything in them."""
+
 COMMAND = (sys.executable, "-m", "actbench", "report", str(RECORDS), "--title", "Quickstart")
 
 
@@ -88,6 +95,23 @@ def test_a_pipe_gets_the_same_lines_as_a_terminal_of_its_width(piped: Callable[.
     found = [line.rstrip() for line in piped(COLUMNS=str(width)).splitlines()]
 
     assert found == (DATA / "screens" / f"quickstart-{width}.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("width", [*WIDTHS[:-1], None])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pipe_gets_the_columns_that_answer_at_every_width(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, name: str, width: int | None
+) -> None:
+    """None is a pipe of no known width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    text: str = cli(*OTHERS[name]).out
+
+    assert max(map(cell_len, text.splitlines())) <= (width or 120)
+    for title in NEVER_LEFT_OUT[name]:
+        assert all(word in text for word in title.split()), title
+    same_as_snapshot(f"{name}-{width or 'pipe'}", text)
 
 
 @pytest.mark.parametrize("columns", [{}, {"COLUMNS": "0"}, {"COLUMNS": "wide"}])

@@ -14,7 +14,7 @@ def test_a_sweep_says_at_its_start_what_the_results_file_has(cli, tmp_path):
     assert first.status == again.status == 0, first.err
     (file,) = tmp_path.rglob("*.jsonl")
     assert "already" not in first.err
-    assert again.err.startswith(f"2 of 2 rows are already in {file} (--force runs them again)\n")
+    assert f"2 of 2 rows are already in {file} (--force runs them again)\n" in again.err
     assert "0 measured, 0 failed, 2 taken from the results file" in again.err
 
 

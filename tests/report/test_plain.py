@@ -19,7 +19,7 @@ from actbench.report import render
 from actbench.report.plain import csv_cell, markdown, plain
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
-from actbench.run.progress import shown
+from actbench.run.display import shown
 from actbench.tools.html import html as page
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -119,7 +119,7 @@ def test_progress_shows_no_hidden_characters(terminal: bool) -> None:
 
     console = Console(file=io.StringIO(), force_terminal=terminal, width=300, color_system=None)
     case = Case(model=EVIL, scheme="exact", batch_size=8)
-    with shown(console) as progress:
+    with shown(console, verbose=not terminal) as progress:
         progress.planned([case], 1)
         progress.started(case)
         progress.message(EVIL)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -8,8 +9,10 @@ from rich.console import Console
 from actbench.model.data import CaseData, OutcomeData
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
-from actbench.run import progress
-from actbench.run.progress import LiveTable, Progress, shown
+from actbench.run import display, progresslines
+from actbench.run.display import LiveTable, shown
+from actbench.run.progress import Progress
+from actbench.run.progresslines import ProgressLines
 from actbench.units import GIB
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3 * GIB)
@@ -30,30 +33,126 @@ def text_of(progress, height=30):
     return drawn.file.getvalue()
 
 
-def test_without_a_terminal_each_case_that_starts_or_ends_is_one_plain_line():
-    where = console(terminal=False)
+def test_verbose_lines_tell_of_each_case_that_starts_or_ends():
+    where = console(terminal=True)
     first, second = cases(2)
-    with shown(where) as lines:
+    with shown(where, verbose=True) as lines:
         lines.planned([first, second], 1)
         lines.started(first)
         lines.memory_read(first, 3 * GIB)
         lines.finished(first, MEASURED)
         lines.message("a [note]")
+        lines.doing("solving for plans")
         lines.finished(second, FAILED)
     assert where.file.getvalue().splitlines() == [
         "starts: model0, fewbit:3, batch 8 (simulated)",
         "[1/2] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB",
         "a [note]",
+        "solving for plans …",
         "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash",
     ]
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """Return lines of progress, whose clock is ``at``, and a function that returns and forgets what they told."""
+
+    class Clocked(ProgressLines):
+        at = 0.0
+
+        def told(self):
+            text = self._console.file.getvalue()
+            self._console.file.seek(0)
+            self._console.file.truncate()
+            return text.splitlines()
+
+    monkeypatch.setattr(progresslines.time, "monotonic", lambda: Clocked.at)
+    return Clocked(console(terminal=False))
+
+
+def test_of_cases_that_end_within_a_second_the_last_has_a_line(lines):
+    many = cases(400)
+    lines.planned(many)
+    for place, case in enumerate(many):
+        lines.started(case)
+        type(lines).at = place / 16
+        lines.finished(case, MEASURED)
+        lines.tick()
+    told = lines.told()
+    assert len(told) == 25
+    assert told[0].startswith("[1/400] model0, ")
+    type(lines).at += 1
+    lines.tick()
+    assert [line.partition("]")[0] for line in lines.told()] == ["[400/400"]
+    lines.tick()
+    assert lines.told() == []
+
+
+def test_messages_are_no_progress_and_are_all_written(lines):
+    (case,) = cases(1)
+    for text in ("one", "two"):
+        lines.message(text)
+        lines.said(case, text)
+    assert lines.told() == ["one", f"{case.title}: one", "two", f"{case.title}: two"]
+
+
+def test_nothing_is_silent_for_more_than_ten_seconds(lines):
+    first, second, third = cases(3)
+    lines.planned([first, second, third])
+    said = []
+    for now in range(36):
+        type(lines).at = float(now)
+        if now == 12:
+            lines.doing("solving for plans")
+        if now == 25:
+            for case in (first, second, third):
+                lines.started(case)
+        lines.tick()
+        said += [(now, line) for line in lines.told()]
+    assert said == [
+        (10, "getting ready …; 0/3 ended (after 10 s)"),
+        (20, "solving for plans …; 0/3 ended (after 20 s)"),
+        (30, f"at work: {first.title} (5 s); {second.title} (5 s); 1 more; 0/3 ended (after 30 s)"),
+    ]
+
+
+def test_cases_that_end_together_are_told_of_and_waited_for(lines):
+    first, second = (case.model_copy(update={"meter": "cpu", "model": "m"}) for case in cases(2))
+    second = second.model_copy(update={"scheme": "exact"})
+    lines.planned([first, second])
+    lines.grouped([first, second])
+    assert lines.told() == ["2 cases are timed in turns and end together: m, fewbit:3, exact, batch 8 (cpu)"]
+    for case in (first, second):
+        lines.started(case)
+        lines.memory_read(case, GIB)
+    lines.round_timed(first, 4)
+    type(lines).at = 11.0
+    lines.tick()
+    (told,) = lines.told()
+    assert told.startswith(f"at work: {first.title}: 4 steps timed (11 s); {second.title}: waits for its turn (11 s); ")
+    assert told.endswith("2 cases end together; 0/2 ended (after 11 s)")
+
+
+def test_what_waits_to_be_told_is_told_by_the_clock_and_in_the_end():
+    where = console(terminal=False)
+    first, second, third = cases(3)
+    told = ProgressLines(where)
+    with told.ticking(seconds=0.001):
+        told.planned([first, second, third])
+        for case in (first, second):
+            told.finished(case, MEASURED)
+        while "[2/3]" not in where.file.getvalue():
+            time.sleep(0.01)
+        told.finished(third, MEASURED)
+    assert where.file.getvalue().splitlines()[-1].startswith("[3/3]")
 
 
 @pytest.mark.parametrize("as_bar", [True, False])
 def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
     where, many = console(terminal=as_bar), cases(3)
-    with shown(where, as_bar=as_bar) as lines:
+    with shown(where, as_bar=as_bar, verbose=not as_bar) as lines:
         lines.planned(many)
         now = 6.0  # modules are imported
         for case, seconds in zip(many, (3, 21, 170), strict=True):
@@ -64,27 +163,9 @@ def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
     assert ends == ["", " (after 30 s, about 12 s left)", " (after 3m 20s)"]
 
 
-def test_cases_that_are_timed_in_turns_are_told_of_every_ten_seconds(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    where, (case,) = console(terminal=False), cases(1)
-    with shown(where) as lines:
-        lines.planned([case])
-        lines.started(case)
-        for steps in range(1, 6):
-            now += 6
-            lines.round_timed(case, steps)
-
-    _, *told = where.file.getvalue().splitlines()
-    assert [line.partition(": ")[2] for line in told] == [
-        "2 steps timed, in turns with the others (after 12 s)",
-        "4 steps timed, in turns with the others (after 24 s)",
-    ]
-
-
 def test_the_table_tells_what_is_left_by_the_cases_that_ended(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
     first, second, third = cases(3)
     table = LiveTable(console(terminal=True))
     table.planned([first, second, third])
@@ -113,7 +194,7 @@ def test_cases_that_are_planned_later_leave_what_is_known_of_others():
 def test_counting_begins_anew_where_other_cases_are_planned(terminal):
     where = console(terminal=terminal)
     first, second, third = cases(3)
-    with shown(where) as told:
+    with shown(where, verbose=not terminal) as told:
         told.planned([first])
         told.started(first)
         told.finished(first, MEASURED)
@@ -130,7 +211,7 @@ def test_counting_begins_anew_where_other_cases_are_planned(terminal):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_search_promises_no_number_of_cases_and_no_end(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "_WORTH_TELLING_SECONDS", 0.0)
+    monkeypatch.setattr(progresslines, "WORTH_TELLING_SECONDS", 0.0)
     where = console(terminal=terminal)
     first, second = cases(2)
     with shown(where) as told:
@@ -167,7 +248,7 @@ def test_rows_of_the_table_tell_optimizers_apart():
 def test_a_line_names_an_optimizer_that_is_not_the_usual_one():
     where = console(terminal=False)
     usual = cases(1)[0]
-    with shown(where) as told:
+    with shown(where, verbose=True) as told:
         told.started(usual)
         told.started(usual.model_copy(update={"optimizer": "sgd"}))
     first, second = where.file.getvalue().splitlines()
@@ -246,15 +327,15 @@ def test_all_that_is_told_can_be_shown(terminal):
         told.finished(case, MEASURED)
 
 
-def test_without_a_terminal_each_trial_is_a_line_and_nothing_is_promised_of_searches_before_one_has_ended(monkeypatch):
+def test_each_trial_has_a_verbose_line_and_nothing_is_promised_of_searches_before_one_has_ended(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
     where = console(terminal=False)
     first, second = (
         case.model_copy(update={"meter": "cpu", "find_largest_batch": True, "device_profile": None})
         for case in cases(2)
     )
-    with shown(where) as lines:
+    with shown(where, verbose=True) as lines:
         lines.planned([first, second])
         for case in (first, second):
             lines.started(case)
@@ -284,10 +365,10 @@ def test_without_a_terminal_each_trial_is_a_line_and_nothing_is_promised_of_sear
 
 def test_simulated_cases_promise_nothing_of_those_on_a_device(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
     where = console(terminal=False)
     first, second = cases(2)
-    with shown(where) as lines:
+    with shown(where, verbose=True) as lines:
         lines.planned([first, second.model_copy(update={"meter": "cpu"})])
         lines.started(first)
         now = 20.0
@@ -305,7 +386,7 @@ class Cups(OutcomeData):
 
 def test_a_kind_that_says_no_more_has_its_names_in_lines_and_in_the_table():
     where, table, case = console(terminal=False), LiveTable(console(terminal=True)), Brew(name="assam")
-    with shown(where) as lines:
+    with shown(where, verbose=True) as lines:
         for told in (lines, table):
             told.planned([case])
             told.started(case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -12,8 +13,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TextIO, cast
 
 from actbench.caches import keep_compiled_code_private, own_temporary_folder
-from actbench.cli import together
-from actbench.errors import ActbenchError, shortened
+from actbench.cli import defaults, together
+from actbench.errors import ActbenchError, UsageError, shortened
 from actbench.plugins import TOLD_BY, PluginWarning
 from actbench.report.plain import plain
 
@@ -46,14 +47,21 @@ def _find_a_home() -> None:
 
 
 def _run(*, debug: bool) -> None:
+    typed = sys.argv[1:]
     try:
         _find_a_home()
+        sys.argv[1:], remarks = defaults.put_before(typed, os.environ)
+        for text in remarks:
+            print(plain(f"actbench: {shortened(text)}"), file=sys.stderr)
         with _debugging() if debug else nullcontext():
             together.run_launched(sys.argv[1:])
     except (ActbenchError, OSError) as error:
         if debug:
             raise
         print(plain(f"actbench: {shortened(_said(error))}"), file=sys.stderr)
+        if isinstance(error, UsageError) and sys.argv[1:] != typed:
+            whole = shlex.join(["actbench", *sys.argv[1:]])
+            print(plain(f"actbench: with its defaults, that was: {shortened(whole)}"), file=sys.stderr)
         sys.exit(2)
 
 

@@ -35,16 +35,18 @@ PANELS = {
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
-        "--resources --checkpoint-seconds --trust-recipe --dry-run --quiet"
+        "--resources --checkpoint-seconds --trust-recipe --dry-run --probe --quiet --verbose"
     ),
     "What is written": (
-        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
-        "--export-timeline --export-snapshot"
+        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-latex "
+        "--export-curves --export-timeline --export-snapshot"
     ),
 }
 """The names of flags by the title of their panel, in the order of the help page."""
 
-WITHOUT_PANEL = "--help --version --debug --title --fail-on --encoding --distribution --elements"
+WITHOUT_PANEL = (
+    "--help --version --debug --title --fail-on --format --export-junit --encoding --distribution --elements"
+)
 """The other flags, of verbs with few, which write tables: no plug-in's export can have their names."""
 
 _PLACES = {
@@ -65,14 +67,14 @@ def place_of(name: str) -> tuple[int, int]:
 
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
-_WrongUsage: Any = typer.BadParameter.__base__
+WrongUsage: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _shortened() -> Iterator[None]:
     try:
         yield
-    except _WrongUsage as error:
+    except WrongUsage as error:
         vars(error)["message"] = shortened(error.message)
         raise
 
@@ -169,8 +171,18 @@ app = typer.Typer(
     "unchanged, and what holds the memory; or **actbench sweep**, which runs the quickstart recipe, or **actbench "
     "measure resnet50 --scheme checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.\n\n"
     "Memory is measured, by the CUDA allocator or the CPU's, or simulated: the training step runs on fake tensors with "
-    "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.",
+    "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.\n\n"
+    "Options have defaults in **[tool.actbench]** of pyproject.toml and in the environment (ACTBENCH_DEVICE_PROFILE, "
+    "or ACTBENCH_FIT_BUDGET for one verb); **actbench doctor** shows them.",
 )
+
+
+def verbs_of(application: typer.Typer) -> dict[str, Any]:
+    """Return the command of click behind each verb, without those that have verbs of their own."""
+    whole: Any = get_group(application)
+    found = {name: whole.get_command(None, name) for name in whole.list_commands(None)}
+    return {name: verb for name, verb in found.items() if verb is not None and not hasattr(verb, "commands")}
+
 
 Exit = typer.Exit
 Typer = typer.Typer

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from actbench import plugins
 from actbench.caches import user_cache
-from actbench.cli import clusters, together
+from actbench.cli import clusters, defaults, together
 from actbench.cli.app import Exit, Typer, command
 from actbench.cli.printing import console, plain_table
 from actbench.machine import CUPY, available_memory_bytes, machine, version_of
@@ -33,9 +33,10 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Check Python, the libraries, the devices, memory and disk, and the plug-ins."""
+    """Check Python, the libraries, the devices, memory and disk, the defaults of options, and the plug-ins."""
     libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
-    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk(), *_plugins()]
+    here = (_cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk())
+    return [_python(), *libraries, *here, *_defaults(), *_plugins()]
 
 
 def _python() -> Check:
@@ -106,6 +107,14 @@ def _disk() -> Check:
         advice = "set XDG_CACHE_HOME to a folder that can be written; kernels are compiled again in each run until then"
         return Check("Cache folder", "optional", f"{folder} cannot be written", advice)
     return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")
+
+
+def _defaults() -> Iterator[Check]:
+    """Yield each default of an option, with the place where it is written, and what is wrong there."""
+    read = defaults.read(os.environ)
+    yield from (Check("Default", "ok", typed, place) for typed, place in defaults.shown(read))
+    yield from (Check("Default", "missing", why, "correct it, or remove it") for why in read.faults)
+    yield from (Check("Default", "optional", why, "unset it, unless another program reads it") for why in read.unknown)
 
 
 def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import count_option, option
-from actbench.cli.printing import ExportFlags, call_task, export, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, call_task, export, show
 from actbench.model.records import SCHEMA_VERSION, Case
 from actbench.report.tables import Table
 
@@ -32,7 +32,15 @@ class LedgerFlags:
     ] = False
 
 
-def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exact: bool, timeout: float) -> None:
+def list_saved(
+    recipe: Recipe,
+    exports: ExportFlags,
+    flags: LedgerFlags,
+    progress: ProgressFlags,
+    *,
+    exact: bool,
+    timeout: float,
+) -> None:
     """List the saved tensors of each case of a recipe, and write the requested files.
 
     Markdown and HTML have the tables as shown, CSV has all rows in one table, and JSON has the ledgers with their
@@ -46,7 +54,7 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
 
     cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
     doing = f"listing what {recipe.name!r} keeps for backward"
-    listed = list(zip(cases, _ledgers(cases, doing, timeout), strict=True))
+    listed = list(zip(cases, _ledgers(cases, doing, timeout, progress), strict=True))
     tables = [table for case, ledger in listed for table in _tables(case, ledger, flags)]
     lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
     title = f"What is saved for backward: {recipe.name}"
@@ -54,7 +62,7 @@ def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exac
     show(*tables, beside=exports)
 
 
-def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
+def _ledgers(cases: Sequence[Case], doing: str, timeout: float, progress: ProgressFlags) -> list[Ledger]:
     from pydantic import TypeAdapter
 
     from actbench.model.ledger import Ledger
@@ -63,7 +71,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
-        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
+        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout, flags=progress)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 
 

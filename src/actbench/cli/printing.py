@@ -81,6 +81,16 @@ class ResultFlags(ExportFlags):
             raise UsageError(f"--columns: {error}") from None
 
 
+@dataclass(frozen=True)
+class ProgressFlags:
+    """Flags: how much is told of what goes on."""
+
+    quiet: Annotated[bool, option("--quiet -q", "Show no progress.")] = False
+    verbose: Annotated[
+        bool, option("--verbose -v", "Tell of each case that starts or ends, in lines, on a terminal too.")
+    ] = False
+
+
 PIPE_WIDTH = 120
 
 
@@ -117,11 +127,20 @@ def remark(text: str) -> None:
 
 
 def call_task(
-    tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
+    tasks: Tasks,
+    function: str,
+    text: str,
+    *,
+    doing: str,
+    timeout_seconds: float,
+    memory_bytes: int | None = None,
+    flags: ProgressFlags | None = None,
 ) -> str:
     """Call a function in a separate process, return its result, and remark what it printed."""
     try:
-        return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
+        with progress_shown("", flags, as_lines=True) as progress:
+            progress.doing(doing)
+            return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
     finally:
         if tasks.said:
             remark(tasks.said)
@@ -142,17 +161,31 @@ def show(*tables: Table, beside: TableFlags) -> None:
 
 @contextmanager
 def progress_shown(
-    interrupted: str, *, silent: bool = False, as_bar: bool = False, as_lines: bool = False
+    interrupted: str,
+    flags: ProgressFlags | None = None,
+    *,
+    silent: bool = False,
+    as_bar: bool = False,
+    as_lines: bool = False,
 ) -> Iterator[Progress]:
     """Show progress inside the block; if the user interrupts it, exit with status 130 and a remark.
 
-    With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` and ``as_lines`` see
-    :func:`actbench.run.progress.shown`.
-    """
-    from actbench.run.progress import Progress, shown
+    With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` and ``as_lines``
+    see :func:`actbench.run.display.shown`.
 
+    Raises:
+        UsageError: ``--quiet`` and ``--verbose`` are both given.
+    """
+    from actbench.run.display import shown
+    from actbench.run.progress import Progress
+
+    flags = flags or ProgressFlags()
+    if flags.quiet and flags.verbose:
+        raise UsageError("--quiet shows no progress, and --verbose shows more: leave one out")
+    is_shown = not (silent or flags.quiet)
+    made = shown(as_bar=as_bar, as_lines=as_lines, verbose=flags.verbose) if is_shown else nullcontext(Progress())
     try:
-        with nullcontext(Progress()) if silent else shown(as_bar=as_bar, as_lines=as_lines) as progress:
+        with made as progress:
             yield progress
     except KeyboardInterrupt:
         if not silent:

@@ -3,12 +3,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from actbench.cli.app import Exit, argument, command, option, path_named
+from actbench.cli.app import Exit, argument, command, file_option, option, path_named
 from actbench.cli.flags import expanded
-from actbench.cli.printing import ExportFlags, ResultFlags, export, remark, show
+from actbench.cli.printing import ExportFlags, ResultFlags, export, readers, remark, show, write_files
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +95,16 @@ def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: Resul
     export(exports, shown, lambda: json_lines(records), records=records)
 
 
+@dataclass(frozen=True)
+class CompareFlags(ExportFlags):
+    """Files to write a comparison to."""
+
+    export_junit: Annotated[
+        Path | None,
+        file_option("--export-junit", "Write what came of each limit of --fail-on, case by case, as JUnit's XML."),
+    ] = None
+
+
 @command()
 @expanded
 @_no_collector()
@@ -111,7 +122,11 @@ def compare(
             metavar="LIMIT",
         ),
     ] = None,
-    exports: ExportFlags,
+    told_as: Annotated[
+        Literal["text", "github"],
+        option("--format", "How broken limits are told: text, or github, as errors of a run of GitHub Actions."),
+    ] = "text",
+    exports: CompareFlags,
 ) -> None:
     """Compare two results files case by case, or two folders of them; the gate for continuous integration.
 
@@ -124,9 +139,14 @@ def compare(
     actbench compare old.jsonl new.jsonl --fail-on peak:5% --fail-on throughput:10%
 
     actbench compare results-of-main results --html changes.html --export-json changes.json
+
+    actbench compare results-of-main results --fail-on peak:2% --format github --export-junit memory.xml
     """
-    from actbench.report import interned, kinds, store
+    from actbench.report import gates, interned, kinds, store
     from actbench.report.compare import compare as compared, parse_limit
+
+    if not fail_on and (exports.export_junit is not None or told_as == "github"):
+        raise UsageError("--export-junit and --format github tell of limits: give --fail-on too, or leave them out")
 
     limits = [parse_limit(text) for text in fail_on or []]
     first, first_notices = store.read_all(kinds.files_in([before]), interned.UNCOMPARED)
@@ -136,7 +156,12 @@ def compare(
     comparison = compared(first, second, limits)
     show(comparison.table, beside=exports)
     export(exports, [comparison.table], comparison.as_json)
-    for violation in comparison.violations:
-        remark(f"limit broken: {violation}")
+    write_files((exports.export_junit, lambda: gates.junit(comparison)))
+    if told_as == "github":
+        for line in gates.github_lines(comparison):
+            print(line, file=readers(exports))
+    else:
+        for violation in comparison.violations:
+            remark(f"limit broken: {violation}")
     if comparison.violations:
         raise Exit(1)

@@ -20,7 +20,7 @@ from actbench.cli.flags import (
 )
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
-from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
+from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import ModelError, UsageError
 from actbench.machine import find_gpu
@@ -69,6 +69,7 @@ def sweep(
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
+    progress: ProgressFlags,
     output: OutputOption = Path("results"),
     exports: ResultFlags,
 ) -> None:
@@ -104,6 +105,7 @@ def sweep(
             recipe,
             output,
             exports,
+            progress,
             jobs=jobs,
             timeout=timeout,
             force=force,
@@ -126,6 +128,7 @@ def measure(
     time_by: TimeByOption = None,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
+    progress: ProgressFlags,
     output: OutputOption = None,
     exports: ResultFlags,
 ) -> None:
@@ -175,12 +178,14 @@ def measure(
         )
     with schemes_from(flags.scheme_flags):
         if ledger.ledger:
-            list_saved(recipe, exports, ledger, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
+            with_exact = "exact" in (flags.schemes or ["exact"])
+            list_saved(recipe, exports, ledger, progress, exact=with_exact, timeout=timeout)
         else:
             _compare(
                 recipe,
                 output,
                 exports,
+                progress,
                 timeout=timeout,
                 force=True,
                 require_fit=require_fit,
@@ -194,6 +199,7 @@ def _compare(
     recipe: Recipe,
     output: Path | None,
     exports: ResultFlags,
+    flags: ProgressFlags,
     *,
     timeout: float,
     force: bool,
@@ -206,11 +212,12 @@ def _compare(
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.report.render.formats import json_lines
-    from actbench.run import sweep
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
-    with progress_shown(kept) as progress:
+    with progress_shown(kept, flags) as progress:
+        from actbench.run import sweep  # which imports torch, and that may take long
+
         comparison = sweep.run_sweep(
             recipe,
             output,
@@ -232,7 +239,7 @@ def _compare(
     show(*shown, beside=exports)
     show_timelines(records, exports)
     export_timelines(records, timeline)
-    export_snapshots(records, timeline, timeout=timeout)
+    export_snapshots(records, timeline, flags, timeout=timeout)
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.pluggedexports import formats_plugged
-from actbench.cli.printing import ResultFlags, call_task, console, readers, remark, show, write_files
+from actbench.cli.printing import ProgressFlags, ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
 from actbench.leftovers import temporary_folder
 from actbench.model.measured import MeasuredRecord, Measurement
@@ -169,7 +169,9 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
     return as_json if file.suffix == _JSON else drawn
 
 
-def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
+def export_snapshots(
+    records: Sequence[MeasuredRecord], flags: TimelineFlags, progress: ProgressFlags, *, timeout: float
+) -> None:
     """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
     from actbench.measuring.timelines import SnapshotRequest
     from actbench.run.executor import PRELOAD
@@ -186,7 +188,7 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
         for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
             request = SnapshotRequest(case=record.case, path=made).model_dump_json()
             doing = f"recording the allocations of {record.case.name}"
-            call_task(tasks, "write_snapshot", request, doing=doing, timeout_seconds=timeout)
+            call_task(tasks, "write_snapshot", request, doing=doing, timeout_seconds=timeout, flags=progress)
             write_files((file, made.read_bytes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from actbench.errors import UsageError
@@ -16,6 +16,7 @@ from actbench.report.sentences import rows_of
 from actbench.report.tables import Table, fill, varying_settings
 from actbench.report.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
 from actbench.report.tables.entries import Entry, join
+from actbench.report.tables.table import with_seeds
 from actbench.report.tables.values import Column, Unit, Value, change, write
 from actbench.units import parse_bytes
 
@@ -112,12 +113,35 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A case held to a limit.
+
+    Attributes:
+        limit: The limit, as the user wrote it.
+        case: The name of the case; empty if the limit could be checked against no case.
+        broken: How the case breaks the limit; empty if it does not.
+        is_new: Whether the limit says nothing of the case, as the first file has no value to compare with.
+    """
+
+    limit: str
+    case: str
+    broken: str = ""
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
+    """A table with a row for each case of either file, and what came of holding the cases to limits."""
 
     table: Table
-    violations: tuple[str, ...]
+    checks: tuple[Check, ...]
     records: tuple[MeasuredRecord, ...] = ()
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """A sentence for each limit that a case breaks."""
+        broken = (check for check in self.checks if check.broken)
+        return tuple(": ".join(filter(None, (check.limit, check.case, check.broken))) for check in broken)
 
     def as_json(self) -> str:
         """Return the rows, with values under the keys of CSV, and the sentences about broken limits."""
@@ -162,22 +186,30 @@ def compare(
     quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
-    broken = tuple(line for limit in limits for line in _violations(limit, pairs, several))
-    return Comparison(table, broken, tuple(entry.record for entry in entries))
+    checks = tuple(check for limit in limits for check in _checks(limit, pairs, several))
+    return Comparison(table, checks, tuple(entry.record for entry in entries))
 
 
 def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
-    def identity(record: MeasuredRecord) -> Case | tuple[Case, str]:
-        return (record.case, record.machine.name) if several else record.case
+    def identity(entry: Entry) -> tuple[Case, str | int, str | None]:
+        return entry.record.case, entry.seeded.seeds, entry.record.machine.name if several else None
 
-    first = {identity(entry.record): entry for entry in join(before)}
-    second = {identity(entry.record): entry for entry in join(after)}
+    first = {identity(entry): entry for entry in join(before)}
+    second = {identity(entry): entry for entry in join(after)}
     added = (Pair(None, entry) for key, entry in second.items() if key not in first)
     return [*(Pair(entry, second.get(key)) for key, entry in first.items()), *added]
 
 
 def _of_either(column: Column[Entry]) -> Column[Pair]:
     return Column(column.key, column.title, column.unit, lambda pair: column.compute(pair.either))
+
+
+def _sides(column: Column[Entry], side: str, letter: str, detail: int) -> Iterator[Column[Pair]]:
+    """Yield the column of a quantity in one file, and that of its deviation over seeds."""
+    value, *spreads = with_seeds(column)
+    yield (shown := _side(value, side, letter, detail))
+    for each in spreads:
+        yield replace(_side(each, side, letter), key=f"{shown.key}_spread", title=each.title, spread_of=shown.key)
 
 
 def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Column[Pair]:
@@ -193,8 +225,8 @@ def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Col
 def _three(column: Column[Entry], detail: int) -> tuple[Column[Pair], ...]:
     """Return three columns of a quantity: in the first file, in the second, and its change."""
     return (
-        _side(column, "before", "A", detail),
-        _side(column, "after", "B", detail),
+        *_sides(column, "before", "A", detail),
+        *_sides(column, "after", "B", detail),
         Column(
             f"{column.key.removesuffix('_bytes')}_change",
             f"{column.title} change",
@@ -211,24 +243,26 @@ def _value(column: Column[Entry], entry: Entry | None) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[str]:
+def _checks(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[Check]:
     column = QUANTITIES[limit.quantity]
     checked = 0
     for pair in pairs:
-        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
-        rows = rows_of(case, pair.either.record.outcome)
-        place = f"{limit.text}: {named(case.model, case.scheme, rows, f'{case.meter}{here}')}"
         value, earlier = _value(column, pair.after), _value(column, pair.before)
-        if value is None and earlier is not None:
+        if value is None and earlier is None:
+            continue
+        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
+        name = named(case.model, case.scheme, rows_of(case, pair.either.record.outcome), f"{case.meter}{here}")
+        checked += 1
+        if value is None:
             why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
-            yield f"{place}: was measured before and is not now ({why})"
-            checked += 1
-        broken = limit.broken_by(earlier, value) if value is not None else None
-        checked += broken is not None
-        if broken:
-            yield f"{place}: {_shown(column, earlier)} before, {_shown(column, value)} now"
+            yield Check(limit.text, name, f"was measured before and is not now ({why})")
+            continue
+        broken = limit.broken_by(earlier, value)
+        checked -= broken is None
+        told = f"{_shown(column, earlier)} before, {_shown(column, value)} now" if broken else ""
+        yield Check(limit.text, name, told, is_new=broken is None)
     if not checked:
-        yield f"{limit.text}: no case of the two files could be checked"
+        yield Check(limit.text, "", "no case of the two files could be checked")
 
 
 def _shown(column: Column[Entry], value: float | None) -> str:

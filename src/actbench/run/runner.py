@@ -72,6 +72,7 @@ def run_plan(
     todo = pending(plan, store, progress, jobs=jobs, force=force, retry_failed=retry_failed)
     if not todo:
         return Summary(skipped=len({entry.case for entry in plan}))
+    progress.doing("starting the processes that measure")
     work = Work(
         progress,
         command,

@@ -160,6 +160,8 @@ class TimingGroup:
         again beside them if there is room, because only interleaved steps can be compared.
         """
         known, waiting = None if exact is None else _ExactModel(exact), list(cases)
+        if len(waiting) > 1:
+            self.progress.grouped(waiting)
         while waiting:
             turns = _Turns()
             with ExitStack() as held:

@@ -9,7 +9,7 @@ FEW = ("--encoding", "int6", "--encoding", "smaq_simulated", "--distribution", "
 
 def test_rows_exports_and_notes(cli, tmp_path):
     markdown, csv, as_json = (tmp_path / f"table.{ending}" for ending in ("md", "csv", "json"))
-    ended = cli("encodings", *FEW, "--export-markdown", markdown, "--export-csv", csv, "--export-json", as_json)
+    ended = cli("encodings", *FEW, "-v", "--export-markdown", markdown, "--export-csv", csv, "--export-json", as_json)
 
     assert ended.status == 0, ended.err
     rows = [Quality.model_validate(row) for row in json.loads(as_json.read_text())]
@@ -21,7 +21,7 @@ def test_rows_exports_and_notes(cli, tmp_path):
     assert first == f"int:6,,6.5,,{rows[0].snr_db},{rows[1].snr_db}"
     assert second.startswith("smaq_simulated,True,32.0,6.")
     assert "| int:6 |" in markdown.read_text()
-    assert "starts: 4,096 numbers, relu" in ended.err
+    assert "4,096 numbers, relu …" in ended.err
     assert "4096 float32 numbers" in ended.out
     assert f"written: {markdown}, {csv}, {as_json}" in ended.err
     assert "bits are as the authors count them" in ended.out

@@ -47,3 +47,16 @@ def test_a_site_inside_another_is_not_counted_twice() -> None:
     total = converted.sites_table([block, linear, other]).rows[-1]
 
     assert (total["bytes_before"], total["bytes_after"]) == (107, 11)
+
+
+def test_one_reason_of_many_modules_is_one_row_that_counts_them() -> None:
+    names = [f"layer{stage}.{block}.conv{place}" for stage in "abcde" for block in range(4) for place in (1, 2)]
+    many = [Unreached(path=name, kind="Conv2d", reason="not called") for name in names]
+    others = [Unreached(path=name, kind="Linear", reason="not called") for name in ("fc", "head")]
+    rows = converted.unreached_table([*many, *others]).rows
+
+    assert [(row["path"], row["kind"]) for row in rows] == [
+        ("40 modules, such as layera.[0-3].conv1", "Conv2d"),
+        ("fc", "Linear"),
+        ("head", "Linear"),
+    ]

@@ -141,7 +141,7 @@ def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, tra
 
 
 def test_the_largest_batch_of_a_script_is_proved_by_its_own_batches(cli: Any) -> None:
-    limit = ("--max-batch", "--memory-limit", "20GiB", "train.py")
+    limit = ("--verbose", "--max-batch", "--memory-limit", "20GiB", "train.py")
     simulated, real = cli("run", *limit), cli("run", "--meter", "cpu", *limit)
 
     assert "The largest batch that fits is 32." in simulated.out

@@ -253,3 +253,59 @@ def test_what_stays_outside_of_the_model_is_said() -> None:
     with pytest.warns(UserWarning, match="optimizer state stays as it is: wrap the optimizer"):
         session = ConvertedRun(Network(), WithOptimizerState())
     session.check_ran()
+
+
+@pytest.mark.filterwarnings("ignore:randomized.0.5 takes the gradient")
+def test_a_probe_compares_the_gradient_of_one_batch_and_leaves_the_training_as_it_is() -> None:
+    torch.manual_seed(3)
+    probed, alone = Network(), Network()
+    sessions = [open_session(probed, "randomized:0.5", probe=True), open_session(alone, "randomized:0.5")]
+    for model in (probed, alone):
+        torch.manual_seed(5)
+        for _ in range(3):
+            step(model)
+    probe = sessions[0].watch.probe
+
+    assert probe is not None
+    assert probe.error is not None
+    assert 0.01 < probe.error < 5
+    for mine, other in zip(probed.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)  # type: ignore[arg-type]
+    for session in sessions:
+        session.close()
+
+
+def test_a_probe_of_an_exact_gradient_finds_no_error() -> None:
+    model = Network()
+    session = open_session(model, "checkpoint,blocks=Linear", probe=True)
+    step(model)
+    step(model)
+
+    assert session.watch.probe is not None
+    assert session.watch.probe.error == 0.0
+    session.close()
+
+
+def test_a_large_error_is_warned_of_and_logged() -> None:
+    model = Network()
+    callback = SchemeCallback("randomized:0.03", probe=True)
+    callback.begin(model)
+    step(model)
+    with pytest.warns(UserWarning, match="takes the gradient of Network far from the exact one"):
+        step(model)
+
+    assert callback.numbers()["actbench/gradient_error"] > 0.5
+    callback.close()
+
+
+def test_an_error_that_records_have_is_warned_of(tmp_path: Any, monkeypatch: Any, make_record: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    record = make_record("fewbit:1", model="tiny", gradient_error=1.6)
+    (tmp_path / "results" / "box.jsonl").write_text(record.model_dump_json() + "\n")
+    model = Network()
+    model.config = type("Config", (), {"name_or_path": "org/tiny"})()  # type: ignore[assignment]
+    callback = SchemeCallback("fewbit:1")
+    with pytest.warns(UserWarning, match=r"relative error 1\.6 \(measured at batch 8, results/box.jsonl\)"):
+        callback.begin(model)
+    callback.close()

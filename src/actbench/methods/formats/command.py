@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import command, count_option, option
 from actbench.cli.flags import expanded
-from actbench.cli.printing import ExportFlags, export, remark, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, export, progress_shown, show
 from actbench.errors import UsageError
 from actbench.report.tables import Table, fill
 from actbench.report.tables.values import Column
@@ -44,6 +44,7 @@ def encodings(
     distribution: DistributionOption = None,
     elements: Annotated[int, option("--elements", "Numbers of each distribution.", min=64, max=2**30)] = 2**20,
     seed: Annotated[int, count_option("--seed", "Seed of the numbers and of stochastic rounding.", least=0)] = 0,
+    progress: ProgressFlags,
     exports: ExportFlags,
 ) -> None:
     """Compare number formats: really stored bits per element, and signal to noise for several distributions.
@@ -59,13 +60,14 @@ def encodings(
     from actbench.methods.formats.encodings import COMPARED, build, snr_table
 
     chosen = _distributions(distribution)
-    found = snr_table(
-        [build(text) for text in encoding or COMPARED],
-        chosen,
-        seed,
-        elements,
-        begins=lambda name: remark(f"starts: {elements:,} numbers, {name}"),
-    )
+    with progress_shown("", progress, as_lines=True) as told:
+        found = snr_table(
+            [build(text) for text in encoding or COMPARED],
+            chosen,
+            seed,
+            elements,
+            begins=lambda name: told.doing(f"{elements:,} numbers, {name}"),
+        )
     table = _table(found, list(chosen), seed)
     text = json.dumps([row.model_dump(mode="json") for row in found], indent=2) + "\n"
     export(exports, [table], lambda: text)

@@ -87,7 +87,7 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
     yield from _paragraphs(table.lead, options.max_width)
     if table.columns:
         if table.title:
-            yield table.title
+            yield from _paragraphs([table.title], options.max_width)
         shown = fitted(table, options.max_width)
         text, told = shown.text, shown.told
         yield from _grid_lines(replace(text, columns=tuple(map(_unfolded, text.columns))), _BOX.substitute(options))

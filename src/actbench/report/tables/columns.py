@@ -18,7 +18,7 @@ from actbench.report.tables import computed
 from actbench.report.tables.entries import Entry
 from actbench.report.tables.values import Column, SpreadValue, Unit, Value, change, quotient, with_spread
 
-_OF_SCRIPTS = ("task", "attention", "weights", "seed")
+_OF_SCRIPTS = ("task", "attention", "weights")
 """Settings that a script has in its own lines, which no record knows."""
 
 
@@ -118,7 +118,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("device_profile", "Device profile"),
     Column("content", "Content of files", "text", lambda entry: shown_content(entry.record)),
     setting("memory_limit_bytes", "Memory limit", "bytes"),
-    setting("seed", "Seed", "count"),
+    Column("seed", "Seed", "count", lambda entry: None if entry.record.case.script else entry.seeded.seeds),
 )
 
 PROCESSES: Column[Entry] = Column("processes", "Processes", "count", _of("mesh", "size"), detail=1)

@@ -22,6 +22,7 @@ from actbench.report.tables.groups import (
     what_is_built,
     what_is_measured,
 )
+from actbench.report.tables.seeds import Seeded, over_seeds
 from actbench.report.tables.values import SpreadValue, quotient, ratio, step_time, throughput
 
 
@@ -94,6 +95,7 @@ class Entry(NamedTuple):
         pareto: Whether no scheme of the same case saves more at the same speed; None if there is nothing to choose.
         estimated_speed: The estimated throughput of a simulated step over the exact model's.
         estimated_pareto: Like ``pareto``, with estimated speeds.
+        seeded: The record again, with those of all seeds that it is the mean of.
     """
 
     record: MeasuredRecord
@@ -109,6 +111,7 @@ class Entry(NamedTuple):
     pareto: bool | None
     estimated_speed: float | None
     estimated_pareto: bool | None
+    seeded: Seeded
 
     @property
     def estimated_step(self) -> float | None:
@@ -158,15 +161,18 @@ class _Peers:
 
 
 def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
-    """Return an entry for each record, in an order that depends only on the cases.
+    """Return an entry for each record, in an order that depends only on the cases; for several seeds it is one.
 
     Comparable rows are next to each other: the exact model first, then single schemes, then compositions.
     """
+    seeded = over_seeds(records)
+    records = [each.record for each in seeded]
     numbers: dict[Group, int] = {}
     groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
     peers = _peers(records, groups, list(numbers))
     estimates = Estimates((record, peers[group].what) for record, group in zip(records, groups, strict=True))
-    rows = [(records[place], peers[groups[place]]) for place in _order(records, groups, list(numbers))]
+    order = _order(records, groups, list(numbers))
+    rows = [(records[place], peers[groups[place]]) for place in order]
     steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
     speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
     estimated = [quotient(_estimated(peer.exact), _estimated(_measured(record))) for record, peer in rows]
@@ -187,9 +193,10 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
             pareto=pareto,
             estimated_speed=estimated_speed,
             estimated_pareto=estimated_pareto,
+            seeded=seeded[place],
         )
-        for (record, peer), step, speed, pareto, estimated_speed, estimated_pareto, previous in zip(
-            rows, steps, speeds, best, estimated, estimated_best, _previous(rows), strict=True
+        for (record, peer), step, speed, pareto, estimated_speed, estimated_pareto, previous, place in zip(
+            rows, steps, speeds, best, estimated, estimated_best, _previous(rows), order, strict=True
         )
     ]
 

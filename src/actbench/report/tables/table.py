@@ -228,7 +228,13 @@ def report_tables(
 def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
     settings = Settings(entries)
     columns = selected(names, _identity(entries, settings), _results(entries))
-    return fill(title, columns, entries, notes_of(entries, settings), asked=names)
+    return fill(
+        title,
+        [each for column in columns for each in with_seeds(column)],
+        entries,
+        notes_of(entries, settings),
+        asked=names,
+    )
 
 
 def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:
@@ -264,6 +270,17 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
         if grows or column not in VS_PREVIOUS
     ]
     return (*shown, *_diagnostics(entries))
+
+
+_OVER_SEEDS = ("peak_bytes", "activation_bytes", "largest_batch", "gradient_error", "gradient_cosine")
+
+
+def with_seeds(column: Column[Entry]) -> tuple[Column[Entry], ...]:
+    """Return a column, and for some the deviation over the seeds of a row, which is empty for a row of one seed."""
+    if column.key not in _OVER_SEEDS:
+        return (column,)
+    key = column.key
+    return column, Column(f"{key}_spread", "±", column.unit, lambda entry: entry.seeded.spread(key), spread_of=key)
 
 
 def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from actbench.cli.app import command, option, path_named, seconds_option
 from actbench.cli.flags import expanded
-from actbench.cli.printing import ExportFlags, command_line, export, remark, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, progress_shown, remark, show
 from actbench.errors import StoreError, UsageError
 from actbench.machine import find_gpu, machine
 
@@ -36,6 +36,7 @@ def calibrate(
     budget: Annotated[
         float, seconds_option("--budget", "Seconds after which nothing new is measured.", least=1)
     ] = 100.0,
+    progress: ProgressFlags,
     exports: ExportFlags,
 ) -> None:
     """Measure the speed of this machine, and write a device profile that estimates step times for it.
@@ -67,7 +68,8 @@ def calibrate(
     from actbench.tools.calibrate.calibrate import calibrate as measure
     from actbench.tools.calibrate.profile import toml
 
-    found = measure(where, budget_seconds=budget, command=command_line(), progress=remark)
+    with progress_shown("; nothing was written", progress, as_lines=True) as told:
+        found = measure(where, budget_seconds=budget, command=command_line(), progress=told.doing)
     table = calibration_table(found.report)
     files.export({path: toml(found.profile)})
     export(exports, [table], lambda: found.report.model_dump_json(indent=2) + "\n")

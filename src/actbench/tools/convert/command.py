@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from actbench.cli.app import command, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
 from actbench.cli.givenschemes import schemes_from
-from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
 from actbench.model.declared import check_model
 from actbench.model.records import Case
@@ -24,6 +24,10 @@ def convert(
     flags: ModelFlags,
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
+    probe: Annotated[
+        bool,
+        option("--probe", "Compare the gradient of one batch with the exact model's, on this machine's CPU."),
+    ] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
     batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
     timeout: Annotated[
@@ -32,6 +36,7 @@ def convert(
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")
     ] = None,
+    progress: ProgressFlags,
     exports: ExportFlags,
 ) -> None:
     """Convert a model: show each place that changes with the bytes it saves before and after, and write the folder.
@@ -40,11 +45,16 @@ def convert(
     actbench.json, with which actbench.load_converted loads the converted one. The conversion runs in a separate
     process.
 
+    A warning tells of a scheme whose gradient is far from the exact one on this model: by the records of an earlier
+    measure or sweep in the folder results, or by --probe.
+
     Examples:
 
     actbench convert roberta-base --gelu-bits 3 --linear randomized:0.2
 
     actbench convert resnet50 --scheme checkpoint --dry-run
+
+    actbench convert roberta-base --scheme actnn:L3 --dry-run --probe --batch-size 2
 
     actbench convert ./my-model --scheme fewbit:2+randomized:0.1 --output my-model-small
     """
@@ -60,10 +70,18 @@ def convert(
     memory_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     settings = {"weights": "auto", **flags.given(Case.model_fields), "scheme": flags.schemes[0]}
     case = Case(model=model, batch_size=batch_size, **settings)
-    request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
+    request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force, probe)).decode()
     with schemes_from(flags.scheme_flags), Tasks("actbench.tools.convert.workload", PRELOAD) as tasks:
         doing = f"converting {model!r}"
-        answer = call_task(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
+        answer = call_task(
+            tasks,
+            "convert",
+            request,
+            doing=doing,
+            timeout_seconds=timeout,
+            memory_bytes=memory_bytes,
+            flags=progress,
+        )
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     saved = report.bytes_before - report.bytes_after
@@ -71,6 +89,7 @@ def convert(
     if report.unreached:
         show(unreached_table(report.unreached), beside=exports)
     _print_totals(report, readers(exports))
+    _tell_error(report)
     export(exports, [sites_table(report.sites, title, saved)], lambda: _as_json(report))
 
 
@@ -93,6 +112,20 @@ def _print_totals(report: ConversionReport, to: TextIO) -> None:
         remark(f"written to {report.folder} in {format_seconds(report.seconds)}; {loading}")
 
 
+def _tell_error(report: ConversionReport) -> None:
+    """Remark the gradient error that was measured, or warn of one that records have."""
+    from actbench.tools.convert.gradienterrors import Known, recorded, warning
+
+    case, error = report.case, report.gradient_error
+    known = recorded(case.model, case.scheme)
+    if error is not None:
+        known = Known(error, f"one batch of {case.batch_size} on this machine's CPU")
+    if text := warning(case.scheme, case.model, known):
+        remark(f"warning: {text}")
+    elif error is not None:
+        remark(f"relative error of the gradient: {error:.2g}, of one batch of {case.batch_size}; 0 is exact")
+
+
 def _as_json(report: ConversionReport) -> str:
     return json.dumps(
         {
@@ -103,6 +136,7 @@ def _as_json(report: ConversionReport) -> str:
             "activation_bytes_after": report.bytes_after,
             "weights_origin": report.weights_origin,
             "built": report.built.model_dump() if report.built else None,
+            "gradient_error": report.gradient_error,
         },
         indent=2,
     )

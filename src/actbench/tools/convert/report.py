@@ -72,6 +72,7 @@ class ConversionRequest:
     output: Path | None
     dry_run: bool
     force: bool
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class ConversionReport:
         bytes_after: Bytes that the converted model saves.
         folder: Where the model was written, or None for a dry run.
         built: The class of the model, and its task; None if a function of the user's own does not say.
+        gradient_error: Relative L2 error of the gradient of one batch, if requested.
     """
 
     case: Case
@@ -96,6 +98,7 @@ class ConversionReport:
     built: Built | None
     warnings: tuple[str, ...]
     seconds: float
+    gradient_error: float | None = None
 
 
 SITES: tuple[Column[Site], ...] = (
@@ -143,8 +146,25 @@ def sites_table(
 
 
 def unreached_table(unreached: Sequence[Unreached]) -> Table:
-    """Return the places that a reader may expect to be converted, and why they are not; alike ones are one row."""
-    return fill("Not converted", UNREACHED, [place for place, _ in folded(unreached)])
+    """Return the places that a reader may expect to be converted, and why they are not.
+
+    Alike ones are one row, and so are many of one kind that are left for one reason.
+    """
+    alike: dict[tuple[str, str], list[tuple[Unreached, int]]] = {}
+    for place, times in folded(unreached):
+        alike.setdefault((place.kind, place.reason), []).append((place, times))
+    shown = [each for rows in alike.values() for each in (_in_one(rows) if len(rows) > _MOST_ALONE else rows)]
+    return fill("Not converted", UNREACHED, [place for place, _ in shown])
+
+
+_MOST_ALONE = 3  # rows that differ in nothing but the module
+
+
+def _in_one(rows: Sequence[tuple[Unreached, int]]) -> list[tuple[Unreached, int]]:
+    """Return one row for all, whose name counts the modules and has the first."""
+    count = sum(times for _, times in rows)
+    first = rows[0][0]
+    return [(first.model_copy(update={"path": f"{count} modules, such as {first.path or '(the model)'}"}), count)]
 
 
 def _times(site: Site, times: int) -> Site:

@@ -18,13 +18,16 @@ from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.changes import noting
 from actbench.tools.convert.folders import is_replaceable, refuse_other_parameters, save_converted
+from actbench.tools.convert.gradienterrors import probed
 from actbench.tools.convert.model import apply_to_model, mark, refuse_unchanged
 from actbench.tools.convert.report import ConversionReport, ConversionRequest
 from actbench.tools.convert.savedmodel import refuse_taken
 
 
-def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
+def convert_workload(case: Case, output: Path | None, *, force: bool = False, probe: bool = False) -> ConversionReport:
     """Build the model of a case, convert it and write it; without ``output`` no weights are loaded.
+
+    With ``probe`` the gradient of one batch is compared with the exact model's first.
 
     Raises:
         UsageError: The model or the scheme does not exist.
@@ -56,6 +59,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     sites, unreached = inspect(before, after, converted)
     found = replace(converted, sites=sites, unreached=unreached)
     refuse_unchanged(found, scheme)
+    error = probed(case) if probe else None
     model = mark(found, scheme, changes)
     if output is not None:
         with boundary(f"{case.model!r} cannot be written"):
@@ -71,6 +75,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
         built=setup.built,
         warnings=workload.warnings,
         seconds=time.perf_counter() - started,
+        gradient_error=error.error if error else None,
     )
 
 
@@ -80,5 +85,6 @@ def convert(text: str) -> str:
     case = request.case.model_copy(update={"scheme": schemes.build(request.case.scheme).spec})
     model = case.model.removeprefix("hf:").removeprefix("torchvision:")
     folder = request.output or Path(file_name(f"{model}-{case.scheme}"))
-    report = convert_workload(case, None if request.dry_run else folder, force=request.force)
+    output = None if request.dry_run else folder
+    report = convert_workload(case, output, force=request.force, probe=request.probe)
     return TypeAdapter(ConversionReport).dump_json(report).decode()

@@ -11,8 +11,16 @@ from actbench.cli.app import Exit, command, count_option, one_of, option, second
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
-from actbench.errors import UsageError
+from actbench.cli.printing import (
+    ExportFlags,
+    ProgressFlags,
+    command_line,
+    export,
+    progress_shown,
+    readers,
+    remark,
+    show,
+)
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.records import Case, Optimizer
 from actbench.tools.fit.asking import QuestionFlags
@@ -101,17 +109,13 @@ def fit(
     ] = False,
     show_code: Annotated[int, count_option("--code", "Print the code of the first N plans.", least=0, metavar="N")] = 1,
     jobs: Annotated[
-        int | None,
-        count_option(
-            "--jobs -j",
-            "Cases that are simulated at a time (default: one a core here).",
-        ),
+        int | None, count_option("--jobs -j", "Cases that are simulated at a time (default: one a core here).")
     ] = None,
     budget: Annotated[
         float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
-    quiet: Annotated[bool, option("--quiet", "Show no progress.")] = False,
+    progress: ProgressFlags,
     questions: QuestionFlags,
     nodes: ClusterFlags,
     output: OutputOption = Path("results/fit"),
@@ -159,22 +163,20 @@ def fit(
     )
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case, asked = _asked(model, flags, max_slowdown, exact)
-    asked = asked.model_copy(update={"max_gradient_error": max_gradient_error})
-
+    case, asked = _asked(model, flags, max_slowdown, max_gradient_error, exact)
     from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.fit import fit as find
-    from actbench.tools.fit.fitting import Means
     from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
-    case = case.model_copy(update={"scheme": _of_all(base)})
-    with schemes_from("--scheme"):
-        schemes = _alone(among)
-    with progress_shown(
-        "; what was simulated is stored, and the same command goes on from there", silent=quiet
-    ) as progress:
-        means = Means(output, command_line(), schemes, jobs, budget, timeout, progress, machines)
+    with progress_shown("; what was simulated is stored, and the same command goes on from there", progress) as told:
+        from actbench.tools.fit.fit import fit as find
+        from actbench.tools.fit.fitting import Means
+        from actbench.tools.fit.given import alone, of_all
+
+        case = case.model_copy(update={"scheme": of_all(base)})
+        with schemes_from("--scheme"):
+            schemes = alone(among)
+        means = Means(output, command_line(), schemes, jobs, budget, timeout, told, machines)
         answer = questions.answer(case, asked, means)
         if answer is None:
             found = find(
@@ -187,7 +189,7 @@ def fit(
                 jobs=jobs,
                 budget_seconds=budget,
                 timeout_seconds=timeout,
-                progress=progress,
+                progress=told,
                 machines=machines,
             )
     if answer is not None:
@@ -219,7 +221,9 @@ def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
         raise Exit(1)
 
 
-def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tuple[Case, Asked]:
+def _asked(
+    model: str, flags: FitFlags, max_slowdown: float, max_gradient_error: float | None, exact: bool
+) -> tuple[Case, Asked]:
     from actbench.tools.fit.records import Asked
 
     if flags.device_profile is not None:
@@ -230,46 +234,8 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])
     limit = {} if flags.memory_limit is None else {"memory_limit_bytes": parse_bytes(flags.memory_limit)}
     case = Case(**{**given, **limit, "model": model, "optimizer": optimizer})
-    return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
-
-
-def _of_all(base: str) -> str:
-    """Return the schemes that every plan has, in canonical form.
-
-    Raises:
-        SpecError: There is no such scheme, or they do not stand together.
-        UsageError: They spread the model over processes.
-    """
-    from actbench.errors import ConversionError
-    from actbench.scheme import build
-    from actbench.scheme.composed import refuse_spread
-
-    with schemes_from("--base"):
-        scheme = build(base)
-    try:
-        refuse_spread(scheme, f"--base {base}: a fit is of one process", "'actbench sweep' simulates stacks of it")
-    except ConversionError as error:
-        raise UsageError(str(error)) from None
-    return scheme.spec
-
-
-def _alone(among: list[str] | None) -> list[str] | None:
-    """Return the schemes to choose from in canonical form, each once.
-
-    Raises:
-        SpecError: There is no such scheme.
-        UsageError: A specification is a stack of several schemes.
-    """
-    from actbench.scheme import build
-    from actbench.scheme.composed import Composed
-
-    if among is None:
-        return None
-    built = {text: build(text) for text in among}
-    stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
-    if stack is not None:
-        raise UsageError(f"--scheme {stack}: fit combines schemes itself; name them one by one, each with --scheme")
-    return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))
+    asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
+    return case, asked.model_copy(update={"max_gradient_error": max_gradient_error})
 
 
 def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None:

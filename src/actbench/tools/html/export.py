@@ -46,10 +46,10 @@ def _curves(suffix: str, what: Exported) -> Text:
     from actbench.tools.html import library
     from actbench.tools.html.html import html_lines
     from actbench.tools.html.pictures import Beside, Group
-    from actbench.tools.html.timeline import memory_over_step
+    from actbench.tools.html.timeline import memory_over_steps
 
     measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
-    pictures = tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(measured))
+    pictures = tuple(memory_over_steps([(title_of(record), each) for record, each in with_timelines(measured)]))
     if suffix in _PICTURES:
         return library.image(pictures, "png" if suffix == ".png" else "svg")
     if not library.is_installed():

@@ -15,6 +15,7 @@ from actbench.tools.html.pictures import (
     Picture,
     Scale,
     Values,
+    about_limit,
     axis,
     byte_scale,
     colour,
@@ -66,7 +67,8 @@ def memory_against_time(rows: Values, memory: Scale, limit: int | None) -> Pictu
             "tooltip": tooltip(scheme="scheme", peak_text="peak", seconds_text="step", meter="meter"),
         },
     }
-    rules = limit_line("y", limit, memory) if limit and any(not row["fits"] for row in rows) else []
+    most = max(row["peak_bytes"] for row in rows)
+    rules = limit_line("y", limit, most, memory) if any(not row["fits"] for row in rows) else []
     about = "Lower left is better. Faded: another row needs less memory and less time." + (
         " Hollow: the time is estimated." if "estimated" in sources else ""
     )
@@ -101,7 +103,8 @@ def _curves(drawn: Sequence[tuple[Curve, Table]]) -> Picture:
         for row in table.rows
     ]
     limit = next((curve.limit_bytes for curve, _ in drawn if curve.limit_bytes), None)
-    memory, time = byte_scale(max(row["bytes"] for row in rows)), second_scale(max(row["seconds"] for row in rows))
+    most = max(row["bytes"] for row in rows)
+    memory, time = byte_scale(most), second_scale(max(row["seconds"] for row in rows))
     values = [
         {**row, "drawn_time": row["seconds"] / time.factor, "drawn": row["bytes"] / memory.factor} for row in rows
     ]
@@ -119,8 +122,11 @@ def _curves(drawn: Sequence[tuple[Curve, Table]]) -> Picture:
             "tooltip": tooltip(scheme="plan", bytes_text="needs", seconds_text="step", kind="with"),
         },
     }
-    rules = limit_line("y", limit, memory) if limit else []
-    about = "Each point is a plan that no other undercuts in both; what is below the line fits. Times are estimated."
+    rules = limit_line("y", limit, most, memory)
+    fits = "what is below the line fits" if rules else "all of them fit" if limit else "there is no limit"
+    about = (
+        f"Each point is a plan that no other undercuts in both; {fits}. Times are estimated.{about_limit(limit, most)}"
+    )
     return Picture("Memory against time", about, spec(values, [*rules, line, points]), is_wide=True)
 
 

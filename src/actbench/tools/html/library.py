@@ -51,7 +51,7 @@ _SCALE = 2
 """Pixels of a PNG for one pixel of the chart."""
 
 _INK, _DIM, _LINE = "#1f2328", "#5f6770", "#e8ebee"
-_COLOURS = {"ink": _INK, "dim": _DIM, "accent": "#4c78a8"}
+_PARAMS = {"ink": _INK, "dim": _DIM, "accent": "#4c78a8", "label_limit": 0.42 * _WIDTH}
 _CONFIG = {
     "background": "white",
     "view": {"stroke": None},
@@ -80,7 +80,7 @@ def image(pictures: Sequence[Picture], kind: Format) -> bytes:
     spec = {
         "$schema": SCHEMA,
         "config": _CONFIG,
-        "params": [{"name": name, "value": value} for name, value in _COLOURS.items()],
+        "params": [{"name": name, "value": value} for name, value in _PARAMS.items()],
         "vconcat": [_placed(picture) for picture in pictures],
         "resolve": {"scale": {"color": "independent", "x": "independent", "y": "independent"}},
         "spacing": 40,

@@ -10,12 +10,13 @@ from typing import Any
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.report.advice import over_limit_bytes
 from actbench.report.plain import plain
+from actbench.report.render.formats import PLUS_MINUS
 from actbench.report.sentences import rows_of
 from actbench.report.tables.computed import step_time_of
 from actbench.report.tables.entries import Entry, join
 from actbench.report.tables.groups import group_of, unbeaten, what_is_measured
 from actbench.report.tables.step import with_timelines
-from actbench.report.tables.values import write
+from actbench.report.tables.values import Unit, write
 from actbench.tools.html import frontier
 from actbench.tools.html.pictures import (
     Beside,
@@ -29,7 +30,7 @@ from actbench.tools.html.pictures import (
     stacked_bars,
     texts_of,
 )
-from actbench.tools.html.timeline import memory_over_step
+from actbench.tools.html.timeline import memory_over_steps
 from actbench.units import format_bytes, format_seconds
 
 KINDS = {
@@ -50,24 +51,25 @@ MOST_TIMELINES = 12
 def beside_measured(records: Sequence[MeasuredRecord]) -> Beside:
     """Return charts and details of the rows of :func:`actbench.report.tables.results_table`."""
     entries = join(records)
-    return beside(groups_of(entries), entries, lambda entry: _details(entry.record))
+    return beside(groups_of(entries), entries, _details)
 
 
-def _details(record: MeasuredRecord) -> Details:
-    time = step_time_of(record)
-    return Details(texts_of(record), is_estimated=time is not None and time.is_estimated)
+def _details(entry: Entry) -> Details:
+    time = step_time_of(entry.record)
+    seeds = {"Seeds": f"{entry.seeded.seeds}; numbers are means"} if entry.seeded.of else {}
+    return Details({**texts_of(entry.record), **seeds}, is_estimated=time is not None and time.is_estimated)
 
 
 def groups_of(entries: Sequence[Entry]) -> Iterator[Group]:
     """Yield a group of charts for each model, batch and device; only rows within a group can be compared."""
-    found: dict[Any, list[MeasuredRecord]] = {}
+    found: dict[Any, list[Entry]] = {}
     for entry in entries:
         if entry.measured is not None:
-            found.setdefault(_comparable(entry.record), []).append(entry.record)
-    names = [_names(records) for records in found.values()]
+            found.setdefault((_comparable(entry.record), entry.seeded.seeds), []).append(entry)
+    names = [_names([entry.record for entry in rows]) for rows in found.values()]
     counts = [Counter(same) for same in zip(*names, strict=True)]
-    for place, records in enumerate(found.values()):
-        yield Group(_title(names[place], counts, place), _pictures(records), _remarks(records))
+    for place, rows in enumerate(found.values()):
+        yield Group(_title(names[place], counts, place), _pictures(rows), _remarks([entry.record for entry in rows]))
 
 
 def _device(record: MeasuredRecord) -> str:
@@ -106,8 +108,8 @@ def _title(names: Sequence[str], counts: Sequence[Counter[str]], place: int) -> 
     return plain(f"{names[-1]} ({place + 1})")
 
 
-def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
-    values = _values(records)
+def _pictures(entries: Sequence[Entry]) -> tuple[Picture, ...]:
+    records, values = [entry.record for entry in entries], _values(entries)
     scale = byte_scale(max(row["peak_bytes"] for row in values))
     timed = [row for row in values if row["seconds"] is not None]
     wrong = [row for row in values if row["gradient_error"] is not None]
@@ -118,12 +120,12 @@ def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
         frontier.error_beside_memory(wrong, scale) if len(wrong) > 1 else None,
         stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
     ]
-    over_steps = [
-        memory_over_step(name, timeline)
+    timelines = [
+        (name, timeline)
         for record, name in zip(records, _bar_names(records), strict=True)
         for _, timeline in with_timelines([record])
     ]
-    return *(picture for picture in found if picture is not None), *over_steps[:MOST_TIMELINES]
+    return *(picture for picture in found if picture is not None), *memory_over_steps(timelines[:MOST_TIMELINES])
 
 
 def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
@@ -139,9 +141,9 @@ def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _values(records: Sequence[MeasuredRecord]) -> list[dict[str, Any]]:
-    """Return the values that charts draw, a row for each record."""
-    rows = [_row(record) for record in records]
+def _values(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return the values that charts draw, a row for each entry."""
+    rows, records = list(map(_row, entries)), [entry.record for entry in entries]
     for name, row in zip(_bar_names(records), rows, strict=True):
         row["name"] = name
     for meter in {record.case.meter for record in records}:
@@ -152,8 +154,8 @@ def _values(records: Sequence[MeasuredRecord]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(record: MeasuredRecord) -> dict[str, Any]:
-    measured = record.outcome
+def _row(entry: Entry) -> dict[str, Any]:
+    record, measured = entry.record, entry.record.outcome
     assert isinstance(measured, Measurement)
     time, over, error = step_time_of(record), over_limit_bytes(record), measured.gradient_error
     source = "estimated" if time is not None and time.is_estimated else "measured"
@@ -162,14 +164,20 @@ def _row(record: MeasuredRecord) -> dict[str, Any]:
         "meter": record.case.meter,
         "source": source,
         "peak_bytes": measured.peak_bytes,
-        "peak_text": format_bytes(measured.peak_bytes) + (f", {format_bytes(over)} over the limit" if over else ""),
+        "peak_text": _text(entry, "peak_bytes", "bytes") + (f", {format_bytes(over)} over the limit" if over else ""),
         "fits": measured.fits,
         "frontier": False,
         "seconds": None if time is None else time.seconds,
         "seconds_text": "" if time is None else f"{format_seconds(time.seconds)}, {source}",
         "gradient_error": error if error is not None and math.isfinite(error) else None,
-        "gradient_error_text": write(error, "number"),
+        "gradient_error_text": _text(entry, "gradient_error", "number"),
     }
+
+
+def _text(entry: Entry, name: str, unit: Unit) -> str:
+    """Return a measured number with its deviation over the seeds of its row."""
+    spread = entry.seeded.spread(name)
+    return write(getattr(entry.measured, name), unit) + (f"{PLUS_MINUS}{write(spread, unit)}" if spread else "")
 
 
 def _bar_names(records: Sequence[MeasuredRecord]) -> list[str]:

@@ -124,7 +124,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HEIGHT = 300
 _FEW_POWERS = 3
 _STEP = 21  # pixels of one bar
-_LONGEST_LABEL = 420  # pixels
+_FAR = 2  # a limit that is so many times as large as all that is drawn would leave no room for it
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def second_scale(most: float) -> Scale:
 def spec(values: Values, layers: Sequence[Mapping[str, Any]], height: int = HEIGHT) -> dict[str, Any]:
     """Return a chart of layers over the same values, as wide as its place on the page.
 
-    Marks may use the page's light or dark colours by name: ``ink``, ``dim`` and ``accent``.
+    Marks may use the page's light or dark colours by name, ``ink``, ``dim`` and ``accent``, and labels beside a chart
+    the pixels that they may take, ``label_limit``.
     """
     return {
         "$schema": SCHEMA,
@@ -193,8 +194,17 @@ def colours_of(kinds: Mapping[str, str], *, offset: int) -> dict[str, Any]:
     }
 
 
-def limit_line(channel: str, limit: int, scale: Scale) -> list[dict[str, Any]]:
-    """Return a named line at the memory limit."""
+def about_limit(limit: int | None, most: float) -> str:
+    """Return a sentence about a limit that is far above the most bytes that are drawn; an empty text if it is not."""
+    if limit is None or most <= 0 or limit < _FAR * most:
+        return ""
+    return f" The limit, {format_bytes(limit)}, is {limit / most:.3g} times the most that is shown."
+
+
+def limit_line(channel: str, limit: int | None, most: float, scale: Scale) -> list[dict[str, Any]]:
+    """Return a named line at the memory limit; nothing if there is none, or if it is far above ``most`` bytes."""
+    if limit is None or about_limit(limit, most):
+        return []
     place = {"datum": limit / scale.factor, "type": "quantitative"}
     data: dict[str, Any] = {"values": [{}]}
     rule = {"type": "rule", "color": colour("ink"), "strokeDash": [5, 4]}
@@ -210,7 +220,11 @@ _NAME_PLACES: dict[str, dict[str, Any]] = {
 
 def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: int | None) -> Picture:
     """Return a bar for each row with the parts of its peak; ``kinds`` gives colours, and the order from the left."""
-    names = list(dict.fromkeys(part["name"] for part in parts))
+    totals: dict[str, float] = {}
+    for part in parts:
+        totals[part["name"]] = totals.get(part["name"], 0) + part["bytes"]
+    names, most = list(totals), max(totals.values())
+    rules = limit_line("x", limit, most, scale)
     present = [kind for kind in kinds if any(part["kind"] == kind for part in parts)]
     bars = {
         "mark": {"type": "bar", "height": {"band": 0.78}},
@@ -220,16 +234,15 @@ def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: i
                 "type": "nominal",
                 "sort": names,
                 "title": None,
-                "axis": {"labelLimit": _LONGEST_LABEL, "ticks": False, "domain": False, "labelPadding": 8},
+                "axis": {"labelLimit": {"expr": "label_limit"}, "ticks": False, "domain": False, "labelPadding": 8},
             },
             "x": {"field": "drawn", "type": "quantitative", "stack": "zero", "title": f"peak ({scale.unit})"},
             "order": {"field": "order", "type": "quantitative"},
-            "color": colours_of({kind: kinds[kind] for kind in present}, offset=22 if limit else 8),
+            "color": colours_of({kind: kinds[kind] for kind in present}, offset=22 if rules else 8),
             "tooltip": tooltip(name="scheme", kind="kind", text="bytes", peak_text="peak"),
         },
     }
-    rules = limit_line("x", limit, scale) if limit else []
-    about = "What is allocated at the moment when the most is, by kind."
+    about = f"What is allocated at the moment when the most is, by kind.{about_limit(limit, most)}"
     return Picture("The peak by kind", about, spec(parts, [bars, *rules], _STEP * len(names)), is_wide=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from actbench.model.timeline import TITLES, Kind, Timeline
@@ -26,13 +27,29 @@ _NAMED = 3  # holders that the text names
 _FEW_SPANS = 5
 
 
-def memory_over_step(name: str, timeline: Timeline) -> Picture:
-    """Return the bytes alive over a step as stacked areas; ``name`` is the name of the row."""
-    scale = byte_scale(timeline.peak_bytes)
+def memory_over_steps(timelines: Sequence[tuple[str, Timeline]]) -> list[Picture]:
+    """Return the bytes alive over steps that are compared, each with the name of its row; all have the same axes."""
+    most = max((_highest(timeline) for _, timeline in timelines), default=0)
+    longest = max((timeline.events for _, timeline in timelines), default=0)
+    return [memory_over_step(name, timeline, most, longest) for name, timeline in timelines]
+
+
+def memory_over_step(name: str, timeline: Timeline, most: int = 0, longest: int = 0) -> Picture:
+    """Return the bytes alive over a step as stacked areas.
+
+    Args:
+        name: Of the row.
+        timeline: What is drawn.
+        most: Bytes that the axis has at least.
+        longest: Allocations and frees that the other axis has at least.
+    """
+    most, longest = max(most, _highest(timeline)), max(longest, timeline.events)
+    scale = byte_scale(most)
     kinds = [kind for kind in COLOURS if kind in timeline.held_bytes]
     titles = [TITLES[kind] for kind in kinds]
-    x = axis("at", "allocations and frees", scale={"nice": False})
-    y = {"field": "drawn", "type": "quantitative", "title": f"alive ({scale.unit})"}
+    x = axis("at", "allocations and frees", scale={"nice": False, "domain": [0, longest]})
+    domain = {"domain": [0, most / scale.factor], "nice": True}
+    y = {"field": "drawn", "type": "quantitative", "title": f"alive ({scale.unit})", "scale": domain}
     areas = {
         "transform": [
             {"fold": titles, "as": ["kind", "drawn"]},
@@ -63,6 +80,11 @@ def memory_over_step(name: str, timeline: Timeline) -> Picture:
     ]
     chart = spec(values, layers)
     return Picture(plain(f"Memory over a step: {name}"), _about(timeline), chart, is_wide=True)
+
+
+def _highest(timeline: Timeline) -> int:
+    """Return the most bytes that a chart shows; what lies in host memory is no part of the peak."""
+    return max([timeline.peak_bytes, *timeline.held_bytes.get("host", ())])
 
 
 def _host(timeline: Timeline, x: dict[str, Any], scale: Scale) -> list[dict[str, Any]]:

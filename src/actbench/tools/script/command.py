@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 from actbench.cli.app import argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ResultFlags, command_line, console, export, finish, progress_shown, readers, show
+from actbench.cli.printing import (
+    ProgressFlags,
+    ResultFlags,
+    command_line,
+    console,
+    export,
+    finish,
+    progress_shown,
+    readers,
+    show,
+)
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError, encodable
 from actbench.model.declared import check_device_profile
@@ -68,7 +78,7 @@ def run_script(
     ] = False,
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
-    quiet: Annotated[bool, option("--quiet", "Leave out what the script prints.")] = False,
+    progress: ProgressFlags,
     force: Annotated[bool, option("--force", "Run again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Run again the rows of that file that failed.")] = False,
     require_fit: RequireFitOption = False,
@@ -80,7 +90,7 @@ def run_script(
     The script runs in a process of its own until two steps of its optimizer are equal, on fake tensors: its data is
     loaded for real, no weight is computed, and it ends before it saves. Printed are whether a step fits and by how
     much not, its peak by phase, kind, line of the script and module, its estimated time, and schemes worth trying.
-    With --scheme there is a row beside the unchanged script for each.
+    With --scheme there is a row beside the unchanged script for each. With --quiet what the script prints is left out.
 
     Options stand before the script; everything behind it is the script's own. Its code runs as python would run it:
     run no script that you do not trust.
@@ -121,7 +131,7 @@ def run_script(
 
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     out = readers(exports)
-    with schemes_from("--scheme"), progress_shown(kept, as_lines=True) as progress:
+    with schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told:
         comparison = scripts.run(
             case,
             specs,
@@ -130,8 +140,8 @@ def run_script(
             timeout_seconds=timeout,
             force=force,
             retry_failed=retry_failed,
-            progress=progress,
-            printed=None if quiet else (out, sys.stderr),
+            progress=told,
+            printed=None if progress.quiet else (out, sys.stderr),
         )
     _show(comparison.records, columns, curve, exports)
     finish(comparison, (), beside=exports, require_fit=require_fit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from actbench.cli.app import Exit, argument, command, count_option, named, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown
+from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, finish, progress_shown
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def train(
     checkpoint_seconds: CheckpointOption = 30.0,
     force: ForceOption = False,
     trust_recipe: TrustRecipeOption = False,
+    progress: ProgressFlags,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
     export_curves: CurvesOption = None,
@@ -85,14 +86,14 @@ def train(
         from actbench.tools.train import comparison
 
         goes_on = "; what ended is stored, and the same command goes on from the last checkpoint"
-        with progress_shown(goes_on, silent=not group.is_first, as_bar=True) as progress:
+        with progress_shown(goes_on, progress, silent=not group.is_first, as_bar=True) as shown:
             return comparison.run(
                 recipe,
                 output or Path("results"),
                 command=command_line(),
                 force=force,
                 checkpoint_seconds=checkpoint_seconds,
-                progress=progress,
+                progress=shown,
                 group=group,
             )
 

@@ -40,6 +40,8 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         sample_ids: The key of a batch with the index of each row in the data set, for schemes that remember single
             samples (``actnn:L3,use_gradient=true``). It is removed before the model is called, and needs
             ``TrainingArguments(remove_unused_columns=False)``.
+        probe: Whether to compare the gradient of the second batch with the exact model's, which then needs its whole
+            memory once; logged as ``actbench/gradient_error``, with a warning if it is large.
 
     Raises:
         SpecError: The specification is wrong.
@@ -47,9 +49,14 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
     """
 
     def __init__(
-        self, scheme: str | Scheme = "gact:L2", *, measure_every: int = MEASURE_EVERY, sample_ids: str | None = None
+        self,
+        scheme: str | Scheme = "gact:L2",
+        *,
+        measure_every: int = MEASURE_EVERY,
+        sample_ids: str | None = None,
+        probe: bool = False,
     ) -> None:
-        super().__init__(scheme, measure_every=measure_every)
+        super().__init__(scheme, measure_every=measure_every, probe=probe)
         self._sample_ids = sample_ids
         self._naming = ExitStack()
 

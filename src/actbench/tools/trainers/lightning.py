@@ -49,6 +49,8 @@ class ActbenchCallback(SchemeCallback, Callback):
         measure_every: Forward passes in training per measurement.
         sample_ids: The key or position in a batch of the index of each row in the data set, for schemes that remember
             single samples (``actnn:L3,use_gradient=true``).
+        probe: Whether to compare the gradient of the second batch with the exact model's, which then needs its whole
+            memory once; logged as ``actbench/gradient_error``, with a warning if it is large.
 
     Raises:
         SpecError: The specification is wrong.
@@ -62,8 +64,9 @@ class ActbenchCallback(SchemeCallback, Callback):
         module: str | None = None,
         measure_every: int = MEASURE_EVERY,
         sample_ids: str | int | None = None,
+        probe: bool = False,
     ) -> None:
-        super().__init__(scheme, measure_every=measure_every)
+        super().__init__(scheme, measure_every=measure_every, probe=probe)
         self._path, self._sample_ids = module, sample_ids
         self._adapted: dict[str, Any] | None = None
 

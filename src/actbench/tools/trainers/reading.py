@@ -23,6 +23,10 @@ from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.tools.convert.model import shaped_like
+from actbench.tools.trainers.probe import Probe
+
+_PROBED = 2
+"""The number of the pass whose gradient is compared."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Watch:
         undone: A context in which the model is unconverted.
         interval: Forward passes per reading.
         autocast_dtype: Dtype for ``torch.autocast`` if it is not active around the model's forward, or None.
+        probe: Measures the gradient's error in the second pass, by which most schemes have allocated their bits.
 
     Attributes:
         passes: Forward passes in training so far.
@@ -62,8 +67,13 @@ class Watch:
     """
 
     def __init__(
-        self, undone: Callable[[], AbstractContextManager[None]], interval: int, autocast_dtype: torch.dtype | None
+        self,
+        undone: Callable[[], AbstractContextManager[None]],
+        interval: int,
+        autocast_dtype: torch.dtype | None,
+        probe: Probe | None = None,
     ) -> None:
+        self.probe = probe
         self._undone, self._interval, self._autocast_dtype = undone, interval, autocast_dtype
         self.passes = 0
         self._known: dict[Any, int | None] = {}
@@ -72,6 +82,8 @@ class Watch:
     def run(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a forward pass in training, and read every ``interval``-th."""
         self.passes += 1
+        if self.probe is not None and self.passes == _PROBED:
+            self.probe.run(module, inner, args, kwargs)
         if (self.passes - 1) % self._interval:
             return inner(module, *args, **kwargs)
         exact_bytes = self._exact_bytes(module, args, kwargs)

@@ -20,7 +20,9 @@ from actbench.packing.forwardwrapper import ReboundForward, adapt, adapted_state
 from actbench.packing.samplegradients import samples
 from actbench.scheme import Scheme
 from actbench.tools.convert.changes import noting
+from actbench.tools.convert.gradienterrors import recorded, warning
 from actbench.tools.convert.model import converted_in_place
+from actbench.tools.trainers.probe import Probe
 from actbench.tools.trainers.reading import Watch
 
 MEASURE_EVERY = 100
@@ -49,7 +51,8 @@ class ConvertedRun:
     """A model under a scheme until it is closed, and what its training steps save.
 
     The Parameter objects stay, so an optimizer made before still fits. ``autocast_dtype`` is the dtype of mixed
-    precision if ``torch.autocast`` is not active around the forward.
+    precision if ``torch.autocast`` is not active around the forward. With ``probe`` the gradient of one batch is
+    compared with the exact model's.
 
     Raises:
         ConversionError: The model is compiled or already converted, nothing in it can be converted, or the scheme
@@ -63,6 +66,7 @@ class ConvertedRun:
         *,
         measure_every: int = MEASURE_EVERY,
         autocast_dtype: torch.dtype | None = None,
+        probe: bool = False,
     ) -> None:
         refuse_compiled(model, scheme)
         if "parameters" in scheme.changes:
@@ -74,7 +78,8 @@ class ConvertedRun:
         self.model, self._scheme = model, scheme
         with noting(model) as self._changes:
             self._conversion = converted_in_place(model, scheme)
-            self.watch = Watch(self._changes.undone, measure_every, autocast_dtype)
+            probing = Probe(self._changes.undone, scheme.spec) if probe else None
+            self.watch = Watch(self._changes.undone, measure_every, autocast_dtype, probing)
             WatchedForward(model, self.watch).bind()
         self._ran: set[str] = set()
         self._waiting = self._wait_for_sites()
@@ -158,12 +163,12 @@ class SchemeCallback:
         UsageError: ``measure_every`` is below 1.
     """
 
-    def __init__(self, scheme: str | Scheme, *, measure_every: int = MEASURE_EVERY) -> None:
+    def __init__(self, scheme: str | Scheme, *, measure_every: int = MEASURE_EVERY, probe: bool = False) -> None:
         if measure_every < 1:
             raise UsageError(f"measure_every={measure_every}: one of so many passes is measured; give 1 or more")
         self.scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
         self.session: ConvertedRun | None = None
-        self._measure_every = measure_every
+        self._measure_every, self._probe = measure_every, probe
         self._named = ExitStack()
 
     def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> ConvertedRun:
@@ -174,8 +179,15 @@ class SchemeCallback:
         """
         self.close()
         self.session = ConvertedRun(
-            model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype
+            model,
+            self.scheme,
+            measure_every=self._measure_every,
+            autocast_dtype=autocast_dtype,
+            probe=self._probe,
         )
+        name = getattr(getattr(model, "config", None), "name_or_path", "")
+        if not self._probe and (text := warning(self.scheme.spec, name, recorded(name, self.scheme.spec))):
+            warnings.warn(text, stacklevel=3)
         self._finalizer = weakref.finalize(self, self.session.close)  # if nobody calls close()
         self._finalizer.atexit = False
         if torch.cuda.is_available():
@@ -195,11 +207,14 @@ class SchemeCallback:
             self._finalizer.detach()
             self.session = None
 
-    def numbers(self) -> dict[str, int]:
-        """Return the numbers to log: those of the last measured pass, and torch's peak on CUDA."""
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers to log: those of the last measured pass, the gradient's error, torch's peak on CUDA."""
         if self.session is None or self.session.watch.last is None:
             return {}
-        found = self.session.watch.last.logged()
+        found: dict[str, float] = {**self.session.watch.last.logged()}
+        probe = self.session.watch.probe
+        if probe is not None and probe.error is not None:
+            found["actbench/gradient_error"] = probe.error
         if torch.cuda.is_available():
             found["actbench/peak_bytes"] = torch.cuda.max_memory_allocated()
         return found

@@ -1,0 +1,195 @@
+"""Progress on a terminal: a live table, or a bar; a pipe gets lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich import progress as bars
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from actbench.model.data import CaseData, OutcomeData
+from actbench.model.measured import OVER_THE_LIMIT, Outcome
+from actbench.model.records import Case
+from actbench.report.plain import plain
+from actbench.run.columns import CountColumn, LeftColumn
+from actbench.run.pace import Paces
+from actbench.run.progress import Progress
+from actbench.run.progresslines import ProgressLines, said
+from actbench.units import format_bytes, format_seconds
+
+_ROWS_KEPT_FREE = 7  # for the table's frame, its head, the bar and the line below it
+_NUMBERS = {"batch", "bits", "size", "peak", "time"}
+
+
+@contextmanager
+def shown(
+    console: Console | None = None, *, as_bar: bool = False, as_lines: bool = False, verbose: bool = False
+) -> Iterator[Progress]:
+    """Show the progress that is told inside the block, on standard error unless given a console.
+
+    With ``as_bar`` a terminal gets a bar of the steps of the training run, in place of a table of all cases; with
+    ``as_lines`` it gets lines, as a pipe does, between which others may print; with ``verbose`` a line for each case
+    that starts or ends.
+    """
+    console = console or Console(stderr=True)
+    if as_lines or verbose or not console.is_terminal:
+        lines = ProgressLines(console, verbose=verbose)
+        with lines.ticking():
+            yield lines
+    elif as_bar:
+        run = _RunBar(console)
+        with run.bar:
+            yield run
+    else:
+        table = LiveTable(console)
+        with Live(table, console=console, refresh_per_second=4, transient=True):
+            yield table
+
+
+class _RunBar(ProgressLines):
+    """Progress as a bar of the current training run, below a line for each that ended."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, verbose=True)
+        self.bar = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[loss]}"),
+            bars.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self.bar.add_task("", total=None, loss="")
+
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
+        self._pace.started(case)
+        self.bar.reset(self._task, total=steps, completed=done, description=plain(case.title), loss="")
+
+    def stepped(self, done: int, loss: float) -> None:
+        self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
+
+
+@dataclass
+class _Row:
+    """What is shown of one case; times are readings of ``time.monotonic``."""
+
+    state: str = "waiting"
+    peak: str = ""
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def elapsed(self) -> str:
+        if self.started is None:
+            return ""
+        return format_seconds(round((self.ended or time.monotonic()) - self.started, 1) or 0.1)
+
+    @property
+    def style(self) -> str:
+        if self.ended is None:
+            return "dim" if self.started is None else "bold"
+        return {"measured": "green", OVER_THE_LIMIT: "yellow"}.get(self.state, "red")
+
+
+class LiveTable(Progress):
+    """Progress as a table with a line for each case, scrolled to those at work, and a bar with the remaining time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rows: dict[CaseData, _Row] = {}
+        self._lock = threading.Lock()
+        self._pace = Paces()
+        self._bar = bars.Progress(
+            CountColumn(), bars.BarColumn(), bars.TimeElapsedColumn(), LeftColumn(self._pace), console=console
+        )
+        self._task = self._bar.add_task("cases", total=0)
+        self._doing = "getting ready"
+
+    def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
+        """Show the cases that have not started as waiting."""
+        with self._lock:
+            self._rows = {case: self._rows.get(case, _Row()) for case in cases}
+        self._pace.planned(cases)
+        if more:
+            self._bar.tasks[0].total = None  # update() takes None for no change
+        self._bar.update(self._task, total=None if more else len(cases), completed=self._pace.ended)
+
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
+        """Show the case at work."""
+        self._pace.started(case)
+        row = self._rows[case]
+        row.state, row.started = case.first_state, time.monotonic()
+
+    def memory_read(self, case: Case, peak_bytes: int) -> None:
+        """Show the peak."""
+        row = self._rows[case]
+        row.state, row.peak = "waiting for its turn", format_bytes(peak_bytes)
+
+    def round_timed(self, case: Case, steps: int) -> None:
+        """Show how many steps were timed."""
+        self._rows[case].state = f"{steps} steps timed"
+
+    def measured(self, case: Case, outcome: Outcome) -> None:
+        """Show that the case waits for its search."""
+        self._pace.measured(case)
+        self._rows[case].state = "waiting for its search"
+
+    def searching(self, case: Case) -> None:
+        """Show the case at work."""
+        self._pace.searching(case)
+        row = self._rows[case]
+        row.state, row.started = "predicts", row.started or time.monotonic()
+
+    def tried(self, case: Case, batch_size: int, fits: bool) -> None:
+        """Show the batch that was tried last."""
+        self._rows[case].state = f"batch {batch_size} {said(fits)}"
+
+    def finished(self, case: CaseData, outcome: OutcomeData) -> None:
+        """Show how the case ended."""
+        self._pace.finished(case)
+        row = self._rows[case]
+        row.ended = time.monotonic()
+        row.state = outcome.state
+        if (peak_bytes := getattr(outcome, "peak_bytes", None)) is not None:
+            row.peak = format_bytes(peak_bytes)
+        self._bar.advance(self._task)
+
+    def doing(self, text: str) -> None:
+        """Show it below the bar for as long as no case is at work."""
+        self._doing = text
+
+    def said(self, case: Case, text: str) -> None:
+        """Write it above the table."""
+        self.message(f"{case.title}: {text}")
+
+    def message(self, text: str) -> None:
+        """Write the message above the table, where it stays."""
+        self._console.print(Text(plain(text)))
+
+    def __rich__(self) -> RenderableType:
+        """Draw the table and the bar."""
+        with self._lock:
+            rows = list(self._rows.items())
+        table = Table(expand=True)
+        for heading in (*(rows[0][0].cells if rows else ()), "state", "peak", "time"):
+            table.add_column(heading, no_wrap=True, justify="right" if heading in _NUMBERS else "left")
+        for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
+            shown_cells = (*case.cells.values(), row.state, row.peak, row.elapsed)
+            table.add_row(*(Text(plain(cell)) for cell in shown_cells), style=row.style)
+        is_idle = not any(row.started is not None and row.ended is None for _, row in rows)
+        return Group(table, self._bar, *([Text(plain(f"{self._doing} …"), style="dim")] if is_idle else []))
+
+
+def _window(rows: list[tuple[CaseData, _Row]], height: int) -> list[tuple[CaseData, _Row]]:
+    """Return the rows around the first that has not ended."""
+    at = next((index for index, (_, row) in enumerate(rows) if row.ended is None), len(rows))
+    start = max(0, min(at - height // 3, len(rows) - height))
+    return rows[start : start + height]

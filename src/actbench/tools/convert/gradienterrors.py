@@ -1,0 +1,82 @@
+"""How far a scheme takes the gradient of a model from the exact one: from records, or measured on one batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from actbench.errors import StoreError
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case
+from actbench.report import kinds
+
+LARGE: Final = 0.5
+"""A relative L2 error of the gradient from which on a user is warned."""
+
+RESULTS: Final = Path("results")
+"""Where ``sweep`` writes records unless told otherwise."""
+
+
+class Known(NamedTuple):
+    """A relative L2 error of a gradient, and where it is known from."""
+
+    error: float
+    place: str
+
+
+def recorded(model: str, scheme: str, folder: Path = RESULTS) -> Known | None:
+    """Return the gradient error of a scheme, in canonical form, on a model by the latest record of it in a folder.
+
+    ``org/name`` on the hub is the model ``name``, and the other way round.
+    """
+    name = model.removeprefix("hf:").removeprefix("torchvision:").rpartition("/")[2]
+    latest: tuple[str, Known] | None = None
+    needed = [json.dumps(text).encode() for text in (scheme, "gradient_error")] + [name.encode()]
+    files = kinds.files_below(folder) if name and folder.is_dir() else []
+    for file in files:
+        for record in _records(file, needed):
+            case, outcome = record.case, record.outcome
+            error = outcome.gradient_error if isinstance(outcome, Measurement) else None
+            is_of = case.scheme == scheme and case.model.rpartition("/")[2].rpartition(":")[2] == name
+            if is_of and error is not None and (latest is None or record.recorded_at > latest[0]):
+                latest = record.recorded_at, Known(error, f"measured at batch {case.batch_size}, {file}")
+    return latest[1] if latest else None
+
+
+def _records(file: Path, needed: list[bytes]) -> list[MeasuredRecord]:
+    """Return the records of a file whose lines have these texts, as far as they can be read."""
+    found = []
+    with suppress(OSError), file.open("rb") as lines:
+        for line in lines:
+            if all(text in line for text in needed):
+                with suppress(ValueError, StoreError):
+                    found.append(MeasuredRecord.model_validate_json(line))
+    return found
+
+
+def probed(case: Case) -> Known | None:
+    """Measure the gradient error of a case's scheme on one batch, on this machine's CPU; None if it has none.
+
+    Raises:
+        ActbenchError: The step does not run here.
+    """
+    from actbench.measuring.bench import Session
+
+    on_cpu = {"meter": "cpu", "device_profile": None, "gradient_quality": True, "memory_limit_bytes": None}
+    found = Session(case.model_copy(update=on_cpu)).memory().gradient_error
+    return None if found is None else Known(found, f"one batch of {case.batch_size} on this machine's CPU")
+
+
+def warning(scheme: str, model: str, known: Known | None) -> str | None:
+    """Return one line about an error that is large; None if it is not, or if there is none."""
+    if known is None or known.error < LARGE:
+        return None
+    if math.isnan(known.error):
+        return f"{scheme} on {model}: the gradient is not finite ({known.place})"
+    return (
+        f"{scheme} takes the gradient of {model} far from the exact one: relative error {known.error:.2g} "
+        f"({known.place}); train a short while first and look at the loss, or take a scheme with a smaller error"
+    )

@@ -1,0 +1,40 @@
+"""The schemes that a user gives to a fit: those that every plan has, and those to choose from."""
+
+from __future__ import annotations
+
+from actbench.cli.givenschemes import schemes_from
+from actbench.errors import ConversionError, UsageError
+from actbench.scheme import build
+from actbench.scheme.composed import Composed, refuse_spread
+
+
+def of_all(base: str) -> str:
+    """Return the schemes that every plan has, in canonical form.
+
+    Raises:
+        SpecError: There is no such scheme, or they do not stand together.
+        UsageError: They spread the model over processes.
+    """
+    with schemes_from("--base"):
+        scheme = build(base)
+    try:
+        refuse_spread(scheme, f"--base {base}: a fit is of one process", "'actbench sweep' simulates stacks of it")
+    except ConversionError as error:
+        raise UsageError(str(error)) from None
+    return scheme.spec
+
+
+def alone(among: list[str] | None) -> list[str] | None:
+    """Return the schemes to choose from in canonical form, each once.
+
+    Raises:
+        SpecError: There is no such scheme.
+        UsageError: A specification is a stack of several schemes.
+    """
+    if among is None:
+        return None
+    built = {text: build(text) for text in among}
+    stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
+    if stack is not None:
+        raise UsageError(f"--scheme {stack}: fit combines schemes itself; name them one by one, each with --scheme")
+    return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))

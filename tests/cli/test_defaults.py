@@ -1,0 +1,140 @@
+"""Defaults of options, of ``pyproject.toml`` in the current folder and of the environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.cli.defaults import put_before, read
+from actbench.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str) -> None:
+    Path("pyproject.toml").write_text(text, encoding="utf-8")
+
+
+def put(*arguments: str, **variables: str) -> list[str]:
+    return put_before(arguments, variables)[0]
+
+
+FILE = """
+[tool.actbench]
+device-profile = "rtx-4090"
+seed = 3
+
+[tool.actbench.measure]
+seed = 4
+scheme = ["checkpoint", "fewbit:3"]
+timeline = true
+"""
+
+
+def test_defaults_stand_before_what_is_typed_and_those_of_the_verb_are_stronger() -> None:
+    written(FILE)
+
+    of_measure = ["--seed=4", "--scheme=checkpoint", "--scheme=fewbit:3", "--timeline", "--device-profile=rtx-4090"]
+    assert put("measure", "gpt2") == ["measure", *of_measure, "gpt2"]
+    assert put("--debug", "convert", "gpt2") == ["--debug", "convert", "--seed=3", "gpt2"]
+
+
+def test_what_is_typed_replaces_a_default() -> None:
+    written(FILE)
+
+    assert put("measure", "gpt2", "-s", "exact", "--seed", "5") == [
+        *("measure", "--timeline", "--device-profile=rtx-4090", "gpt2", "-s", "exact", "--seed", "5")
+    ]
+
+
+def test_the_environment_is_stronger_than_the_file_and_may_take_a_default_away() -> None:
+    written(FILE)
+    variables = {"ACTBENCH_SEED": "7", "ACTBENCH_MEASURE_SCHEME": "", "ACTBENCH_MEASURE_TIMELINE": "0"}
+
+    assert put("measure", "gpt2", **variables) == ["measure", "--seed=7", "--device-profile=rtx-4090", "gpt2"]
+    assert put("sweep", ACTBENCH_SCHEME="checkpoint offload", ACTBENCH_DEVICE_PROFILE="") == [
+        *("sweep", "--scheme=checkpoint", "--scheme=offload", "--seed=3")
+    ]
+
+
+def test_a_script_keeps_its_own_arguments() -> None:
+    written(FILE)
+
+    assert put("run", "train.py", "--seed", "1") == [*("run", "--device-profile=rtx-4090", "train.py", "--seed", "1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "naming"),
+    [
+        ("[tool.actbench]\nsede = 1", "pyproject.toml [tool.actbench]: there is no option 'sede'; did you mean seed?"),
+        ("[tool.actbench.fit]\nsteps = 1", "pyproject.toml [tool.actbench.fit]: there is no option 'steps'"),
+        ("[tool.actbench.fti]\nseed = 1", "[tool.actbench.fti]: there is no command 'fti'; did you mean fit?"),
+        ("[tool.actbench]\nseed = 'x'", "[tool.actbench] seed: 'x' is not a whole number"),
+        ("[tool.actbench]\nseed = true", "[tool.actbench] seed: --seed takes a value, and not true"),
+        ("[tool.actbench]\ntimeline = 'maybe'", "[tool.actbench] timeline: 'maybe' is not true or false"),
+        ("[tool.actbench]\nseed = [1, 2]", "seed takes one value, and not a list"),
+        ("[tool.actbench]\nscheme = [{}]", "scheme is no text, number, true, false or list of these"),
+        ("[tool]\nactbench = 3", "pyproject.toml, tool.actbench: it is no table of options"),
+        ("[tool.actbench", "pyproject.toml is not valid TOML: "),
+        (f"[tool.actbench]\nseed = {'[' * 5000}", "pyproject.toml is not valid TOML: it is nested too deeply"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_by_every_verb_but_doctor(cli: Any, text: str, naming: str) -> None:
+    written(text)
+
+    cli.refused("measure", "gpt2", naming=naming)
+    assert cli("measure", "--help").status == 0
+    assert read({}).faults[0].startswith("pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["trust-remote-code = true", "trust-recipe = true", "cluster = 'ray://x'", "html = 'x.html'", "output = '../x'"],
+)
+def test_a_folder_of_someone_else_trusts_no_code_names_no_host_and_writes_no_file(line: str) -> None:
+    written(f"[tool.actbench]\n{line}")
+
+    with pytest.raises(UsageError, match=f"type --{line.split()[0]}"):
+        put("sweep", "gpt2")
+
+
+def test_another_project_has_no_defaults() -> None:
+    written("[project]\nname = 'other'\ndependencies = ['actbench']")
+
+    assert put("measure", "gpt2") == ["measure", "gpt2"]
+
+
+def test_a_variable_that_is_no_options_is_told_and_does_not_matter() -> None:
+    assert put_before(["measure", "gpt2"], {"ACTBENCH_SEDE": "1", "ACTBENCH_DATA": "/data"}) == (
+        ["measure", "gpt2"],
+        ["ACTBENCH_SEDE is no option's; did you mean ACTBENCH_SEED?"],
+    )
+    with pytest.raises(UsageError, match=r"^ACTBENCH_SEED: 'x' is not a whole number"):
+        put("measure", "gpt2", ACTBENCH_SEED="x")
+
+
+def test_an_error_names_what_was_run_with_the_defaults(cli: Any) -> None:
+    written("[tool.actbench]\nmeter = 'cpu'")
+
+    told = cli.refused("run", "--device-profile", "rtx-4090", "x.py", naming="leave one out")
+    assert "that was: actbench run --meter=cpu --device-profile rtx-4090 x.py" in told
+    assert sys.argv[1:3] == ["run", "--meter=cpu"], "the command in records"
+
+
+def test_doctor_shows_defaults_and_what_is_wrong(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("ACTBENCH_FIT_BUDGET", "20")
+    written("[tool.actbench]\ndevice-profile = 'rtx-4090'\nsede = 1")
+    ended = cli("doctor")
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+
+    assert ended.status == 1
+    assert "ok Default --device-profile rtx-4090 pyproject.toml [tool.actbench] device-profile" in lines
+    assert "ok Default actbench fit --budget 20 ACTBENCH_FIT_BUDGET" in lines
+    assert any("there is no option 'sede'" in line for line in lines)
