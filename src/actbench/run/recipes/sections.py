@@ -148,7 +148,7 @@ class WorkloadGrid(SettingsGrid):
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
-    torch_era: Axis[TorchEra] | None = None
+    torch_era: Axis[TorchEra | Literal["none"]] | None = None
     workspaces: Switch | None = None
     meters: Axis[InstalledMeter] | None = None
     largest_batch_within: Annotated[Count | None, read_by(parse_bytes)] = None
