@@ -38,7 +38,10 @@ ROWS = (
     f"{MODELS}masked_lm.py:bert_eager_512 -b 16 --device-profile a100-80gb -s exact",
     "vit_h_14 -b 8 --autocast bf16 --optimizer adamw-fused --device-profile cuda-16gib -s exact",
     f"{DINO} -b 32 --image-size 224 --dtype bf16 --optimizer adamw-fused --device-profile cuda-16gib -s checkpoint",
-    f"{LLAMA_2} -b 2 --sequence-length 512 --dtype bf16 --optimizer adamw-fused --device-profile a100-80gb -s checkpoint",
+    (
+        f"{LLAMA_2} -b 2 --sequence-length 512 --dtype bf16 --optimizer adamw-fused "
+        "--device-profile a100-80gb -s checkpoint"
+    ),
     "mistral-7b -b 4 --sequence-length 4096 --dtype bf16 --device-profile a100-80gb -s checkpoint",
     (
         "mistral-7b -b 4 --sequence-length 4096 --dtype bf16 --device-profile a100-80gb "
@@ -52,24 +55,29 @@ _HEAD = """\
 # Other estimators beside ours
 
 `benchmarks/other_estimators.py` makes this page: tools that answer without a GPU, on rows of
-[published-peaks.md](published-peaks.md) whose figure is torch's allocated memory. Each cell has the tool's error against the
-published peak and its seconds on one core of {machine}, model construction included and imports left out. A dash says
-that the tool has no way to be asked: what it lacks stands below.
+[published-peaks.md](published-peaks.md) whose figure is torch's allocated memory. Each cell has the tool's error
+against the published peak, and its seconds on one core ({machine}), with the model's construction and without
+imports. A dash says why a tool was not asked.
 """
 
 _CLAIMS = """\
 What each claims, and how it was asked:
 
-- **actbench** {actbench} simulates the step on fake tensors, with the operators, workspaces and block sizes of the card that the row names.
-- **accelerate** {accelerate} (`accelerate estimate-memory`) prints what weights, gradients and Adam's state need at most, for the row's precision;
-  it says that activations come on top, and that its figure is for a batch of one. It takes no other optimizer, no adapters, and no
-  step without an optimizer. Its command asks the hub for a model; here its functions were given the same model, on the meta device.
-- **MemTracker** of torch {torch} (`torch.distributed._tools.mem_tracker`) tracks the tensors of a real loop, here of two whole steps on fake
-  tensors. It is a tool to see where memory goes, and was given actbench's models, losses and checkpointing, since it builds none. Without a GPU,
-  the tensors and so the operators are the CPU's; it counts each storage in blocks of 512 bytes, but nothing that an operator
-  allocates inside.
-- **torch-kitsune** {kitsune} (`predict_memory`, `estimate_lora_memory`) sums weights, gradients, state and estimated activations of a model and its
-  input, and adds a tenth. It takes no checkpointing, autocast or loss, and one tensor as input.
+- **actbench** {actbench} simulates the step on fake tensors, with the operators, workspaces and block sizes of the card
+  that the row names.
+- **accelerate** {accelerate} (`accelerate estimate-memory`) prints what weights, gradients and Adam's state need
+  at most, for a batch of one; activations come on top, as it says. It takes no other optimizer and no adapters.
+  For rows in half
+  precision the figure is that of `--dtypes float16`, which means float32 weights. The command asks the hub for a model;
+  here its functions were given the same model, on the meta device.
+- **MemTracker** of torch {torch} (`torch.distributed._tools.mem_tracker`) tracks the tensors of a real loop, here of
+  two whole steps on fake tensors. It tells where memory goes, and builds nothing: models, losses, checkpointing and
+  adapters are actbench's here. Without a GPU, tensors and operators are the CPU's, fused attention among them;
+  what an operator allocates
+  inside is not counted.
+- **torch-kitsune** {kitsune} (`predict_memory`, `estimate_lora_memory`) sums weights, gradients, state and estimated
+  activations of a model and its input, and adds a share for overhead. It takes no checkpointing, no autocast, no loss,
+  and one tensor as input.
 - **PEFT** {peft} has no estimator in its package.
 """
 

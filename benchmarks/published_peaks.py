@@ -100,7 +100,7 @@ def simulate(rows: Iterable[Row], output: Path) -> None:
         command = shlex.join(["benchmarks/published_peaks.py", *sys.argv[1:]])
         summary = runner.run_plan(plan, opened, recipe=NAME, command=command, progress=Told())
         every = [Planned(record.case) for record in opened.records]
-        finished(MEASURED, opened, every, summary, TITLE, output)
+        finished(MEASURED, opened, every, summary, NAME, output)
 
 
 class Told(Progress):
