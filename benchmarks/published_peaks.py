@@ -56,7 +56,7 @@ memory **reserved** by torch's allocator; or memory of the **device** by `nvidia
 states. The simulated figure is of the same kind. Where the source does not say (**not stated**), it is the reserved
 one, and that of the device is compared with it too. *Class*: the row **agrees**; the published figure is of **other**
 software, or counts something else; the **setting** cannot be expressed; or **ours** is wrong. A row with `--torch-era`
-is simulated as older torch ran ([step.md](step.md)). Every row that is off by more than {LARGE:.0%} has its reason.
+is simulated as older torch ran ([step.md](step.md)). Every row that is off by more than 5 % has its reason.
 """
 
 
@@ -170,7 +170,7 @@ def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[st
     for source, rows in [*grouped.items(), ("**All**", measured)]:
         yield _line(source, *_spread(rows))
     known = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
-    yield _line("**All whose setting and software are known and can be expressed**", *_spread(known))
+    yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(known))
     yield ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from actbench.cli import app
+from actbench.cli.app import app
 from actbench.model.measured import Measurement
 
 ROOT = Path(__file__).parents[2]
