@@ -32,7 +32,6 @@ SAMPLE = (  # small and quick, of all sources
     "./benchmarks/published_models/t5.py:glue_base -b 100 --device-profile a100-80gb -s lora:32 ",
     "resnet101 -b 64",
     "mobilenet_v2 -b 32",
-    "./benchmarks/published_models/others.py:transformer -b 64",
     "./benchmarks/published_models/segformer-b0-ade",
     "./benchmarks/published_models/upernet-swin-t",
     "./benchmarks/published_models/segmentation.py:unet_128",
