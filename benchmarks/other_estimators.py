@@ -64,8 +64,8 @@ What each claims, and how it was asked:
   most, by its documentation for a batch of one. It counts no activations, and takes no other optimizer and no adapters.
   For rows in half precision the figure is that of `--dtypes float16`, which means float32 weights. The command asks the
   hub for a model; here its functions were given the same model, on the meta device.
-- **MemTracker** of torch {torch} (`torch.distributed._tools.mem_tracker`) tracks the tensors of a real loop, here of two
-  whole steps on fake tensors. It tells where memory goes, and builds nothing: models, losses and checkpointing are
+- **MemTracker** of torch {torch} (`torch.distributed._tools.mem_tracker`) tracks the tensors of a real loop, here of
+  two whole steps on fake tensors. It tells where memory goes, and builds nothing: models, losses and checkpointing are
   actbench's here. Without a GPU, tensors and operators are the CPU's, fused attention among them. What an operator
   allocates inside is not counted. It hooks the gradient of every parameter, so it takes no frozen ones.
 - **torch-kitsune** {kitsune} (`predict_memory`, `estimate_lora_memory`) sums weights, gradients, state and estimated
