@@ -67,6 +67,7 @@ def test_flags_that_are_not_given_are_left_out():
         "device_profile": "cpu",
         "largest_batch": True,
     }
+    assert CaseFlags(torch_era="1.10", no_workspaces=True).workload == {"torch_era": "1.10", "workspaces": False}
     assert CaseFlags(scheme=["checkpoint"], gelu_bits="3").schemes == ["checkpoint+fewbit:3,functions=gelu"]
 
 

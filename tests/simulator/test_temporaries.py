@@ -375,6 +375,14 @@ def test_norms_copy_what_is_not_contiguous() -> None:
         assert CUDA(aten.native_layer_norm_backward.default, (grad, image, [768]), None) == copies * x.nbytes
 
 
+@pytest.mark.parametrize("operator", [aten._softmax.default, aten._log_softmax.default])
+def test_a_softmax_copies_what_is_not_contiguous(operator: Any) -> None:
+    x = made(16, 32, 768)
+
+    assert CUDA(operator, (x, 1, False), x) == 0
+    assert CUDA(operator, (x.transpose(1, 2), 1, False), x) == x.nbytes
+
+
 def test_several_dimensions_are_rolled_one_after_the_other() -> None:
     x = made(16, 56, 56, 96)
 

@@ -29,7 +29,8 @@ PANELS = {
         "--exact"
     ),
     "How it is measured": (
-        "--meter --device-profile --memory-limit --gpus --max-batch --longest-sequence --largest-batch --which-card "
+        "--meter --device-profile --torch-era --no-workspaces --memory-limit --gpus --max-batch --longest-sequence "
+        "--largest-batch --which-card "
         "--processes --require-fit --measure --device --steps --seconds --raise-oom --time-by --timeline "
         "--ledger --top --all"
     ),

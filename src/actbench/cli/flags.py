@@ -15,7 +15,7 @@ from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
 from actbench.model.declared import check_device_profile
-from actbench.model.records import Attention, Optimizer, Task, WeightsChoice, whole_name
+from actbench.model.records import Attention, Optimizer, Task, TorchEra, WeightsChoice, whole_name
 
 
 def _float_type(text: str) -> str:
@@ -225,6 +225,18 @@ class CaseFlags(ModelFlags, DeviceFlags):
             show_default=False,
         ),
     ] = None
+    torch_era: Annotated[
+        TorchEra | None,
+        option(
+            "--torch-era",
+            "Simulate a step of older torch, to compare with figures of its time: before 2.0 (1.13) zero_grad kept "
+            "gradients and optimizers looped; before 1.11 (1.10) softmax also saved its input.",
+            show_default=False,
+        ),
+    ] = None
+    no_workspaces: Annotated[
+        bool, option("--no-workspaces", "Leave out what CUDA's libraries allocate for themselves in a simulated step.")
+    ] = False
     steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
     seconds: Annotated[
         float | None, seconds_option("--seconds", "At least so many seconds of timed steps of a case.")
@@ -235,7 +247,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
         """The given flags, by field of a recipe's ``[workload]``."""
         from actbench.run.recipes.sections import WorkloadGrid
 
-        return self.given(WorkloadGrid.model_fields)
+        return self.given(WorkloadGrid.model_fields) | ({"workspaces": False} if self.no_workspaces else {})
 
     @property
     def measure(self) -> dict[str, Any]:

@@ -59,6 +59,8 @@ FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
 HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
 Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
 WeightsChoice = Literal["auto", "pretrained", "random"]
+TorchEra = Literal["1.10", "1.13"]
+"""A torch that a step is simulated of in place of this one's: the last before 1.11, and the last before 2.0."""
 Phase = Literal["forward", "backward", "optimizer"]
 """Part of a training step; ``optimizer`` is the optimizer's step."""
 FailureReason = Literal[
@@ -94,6 +96,9 @@ class Case(WorkloadSettings):
     For a function of the user's own, ``dtype`` and ``optimizer`` may be None: the function's own, or AdamW. For a
     folder or a model of the hub, ``dtype`` may be None: the config's. Elsewhere None becomes ``float32`` and ``adamw``.
     With a ``script``, whose text ``model`` is, both are the script's own, and so are rows, unless it says their number.
+
+    A simulated step is that of an older torch where ``torch_era`` says so. Without ``workspaces`` it leaves out what
+    CUDA's libraries allocate for themselves.
     """
 
     model: str = Field(min_length=1)
@@ -106,6 +111,8 @@ class Case(WorkloadSettings):
     meter: MeterName = "simulated"
     device_profile: str | None = None
     memory_limit_bytes: PositiveInt | None = None
+    torch_era: TorchEra | None = None
+    workspaces: bool = True
     find_largest_batch: bool = False
     gradient_quality: bool = True
     seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
@@ -165,7 +172,8 @@ class Case(WorkloadSettings):
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""
-        without = {"script"} if self.script is None else set()  # which older cases do not have
+        newer = {"script": None, "torch_era": None, "workspaces": True}  # which older cases do not have
+        without = {name for name, usual in newer.items() if getattr(self, name) == usual}
         return self._key(("model", "task", "scheme", "batch_size"), without)
 
     def with_batch(self, rows: int) -> Case:

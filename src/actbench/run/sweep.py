@@ -47,9 +47,9 @@ def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...
     check_distinct(recipe.name, written_cases, planned)
     for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
         workloads.load_workload(case)
-    for profile in dict.fromkeys(entry.case.device_profile for entry in planned):
-        if profile is not None:
-            profiles.get(profile)
+    for case in {(entry.case.device_profile, entry.case.torch_era): entry.case for entry in planned}.values():
+        if case.device_profile is not None:
+            profiles.of_case(case)
     return planned
 
 

@@ -55,6 +55,7 @@ class TrainingSetup:
         processes: The processes that train together.
         limits: Where what schemes have made of it does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
+        keeps_gradients: Whether gradients stay after a step, as zeros.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
@@ -71,6 +72,7 @@ class TrainingSetup:
     processes: Processes = field(default_factory=Processes)
     limits: Limits = field(default_factory=Limits)
     expandable_segments: bool = False
+    keeps_gradients: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -229,15 +231,18 @@ class TrainStep:
             self.optimizer.hold()
 
     def update(self) -> None:
-        """Step the optimizer and free the gradients."""
+        """Step the optimizer and free the gradients, unless the setup keeps them."""
         self.phase = "optimizer"
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._zero_gradients()
 
     def abandon(self) -> None:
-        """Free the gradients and the loss."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Free the loss, and the gradients unless the setup keeps them."""
+        self._zero_gradients()
         self._losses = []
+
+    def _zero_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self.setup.keeps_gradients)
 
     def __call__(self) -> Tensor:
         """Run the whole step and return the detached loss."""

@@ -41,7 +41,7 @@ def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
 def _copies(profile: DeviceProfile, x: Tensor, weight: Tensor, groups: int) -> bool:
     """Return whether tensor cores convolve, from copies; torch's own kernels convolve each channel by itself."""
     half = x.dtype in (torch.float16, torch.bfloat16)
-    if x.dim() != 4 or not (half or (x.dtype == torch.float32 and profile.has_tensor_float)):
+    if not profile.workspaces or x.dim() != 4 or not (half or (x.dtype == torch.float32 and profile.has_tensor_float)):
         return False
     fills = all(size * x.element_size() % _VECTOR_BYTES == 0 for size in weight.shape[:2])
     return groups < max(weight.shape[0], 2) and not (_is_last(x, weight) and fills)

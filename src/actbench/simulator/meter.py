@@ -8,6 +8,4 @@ from actbench.measuring.meters.meter import MeterKind
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 
-SIMULATED: Final = MeterKind(
-    lambda case: SimulatedMeter(profiles.get(case.device_profile or profiles.DEFAULT), case.memory_limit_bytes)
-)
+SIMULATED: Final = MeterKind(lambda case: SimulatedMeter(profiles.of_case(case), case.memory_limit_bytes))

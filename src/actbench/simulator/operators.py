@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from actbench.ops import hostmemory
+from actbench.simulator import oldsoftmax
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -150,11 +151,13 @@ def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
     """Return the replacement of each operator, by its name and dispatch key."""
+    softmax: Any = oldsoftmax.softmax if profile.keeps_softmax_inputs else aten._softmax.default
+    log_softmax: Any = oldsoftmax.log_softmax if profile.keeps_softmax_inputs else aten._log_softmax.default
     composites: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": functools.partial(attend, profile),
         "dropout": _dropout,
-        "softmax.int": functools.partial(_softmax, aten._softmax.default),
-        "log_softmax.int": functools.partial(_softmax, aten._log_softmax.default),
+        "softmax.int": functools.partial(_softmax, softmax),
+        "log_softmax.int": functools.partial(_softmax, log_softmax),
     }
     in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32}
     into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from actbench.errors import UsageError
 from actbench.machine import memory_bytes
 from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
+from actbench.model.records import Case, TorchEra
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
 from actbench.simulator.reductions import Processors
@@ -160,6 +161,8 @@ class DeviceProfile:
         memory_bytes: The device's total memory as torch reports it; the driver also takes its share from it.
         compute_capability: Major and minor version of a CUDA device; None for the CPU.
         multiprocessors: How many a CUDA device has.
+        torch_era: The older torch that runs on it; None for this one.
+        workspaces: Whether what CUDA's libraries allocate for themselves counts.
         rates: Its peak rates; None if unknown, and then no time is estimated.
         measured: Measured shares of these rates that operators reach; None for published shares of other devices.
     """
@@ -170,6 +173,8 @@ class DeviceProfile:
     rates: Rates | None = None
     measured: Efficiencies | None = None
     multiprocessors: int = 1
+    torch_era: TorchEra | None = None
+    workspaces: bool = True
 
     @property
     def efficiencies(self) -> Efficiencies:
@@ -195,11 +200,29 @@ class DeviceProfile:
 
     @property
     def workspace_bytes(self) -> int:
-        """What torch allocates once for cuBLAS: for the forward and the backward pass each, and for cuBLASLt."""
-        if self.compute_capability is None:
+        """What torch allocates once for cuBLAS: for the forward and the backward pass each, and for cuBLASLt.
+
+        Before 2.0 cuBLAS allocated its workspaces itself, where torch does not count.
+        """
+        if self.compute_capability is None or self.torch_era or not self.workspaces:
             return 0
         each = 32 * MIB if self.compute_capability[0] in (9, 10) else 8320 * KIB
         return 2 * each + MIB
+
+    @property
+    def uses_foreach(self) -> bool:
+        """Whether optimizers use operators on lists of tensors, unless told otherwise: on CUDA devices since 2.0."""
+        return self.is_cuda and self.torch_era is None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether ``zero_grad()`` sets gradients to zero, not to None, so that they stay: before 2.0."""
+        return self.torch_era is not None
+
+    @property
+    def keeps_softmax_inputs(self) -> bool:
+        """Whether softmax and log-softmax save their input beside their output: before 1.11."""
+        return self.torch_era == "1.10"
 
     @property
     def has_tensor_float(self) -> bool:
@@ -249,3 +272,18 @@ def get(name: str) -> DeviceProfile:
     if name.endswith(".toml"):
         return _profile(name, read_device_table(Path(name)))
     raise unknown_device_profile(name, profile_names())
+
+
+def of_case(case: Case) -> DeviceProfile:
+    """Return the device of a simulated case, with the torch that the case names.
+
+    Raises:
+        UsageError: There is no such profile, or it cannot be used; or an older torch is to run on the CPU.
+    """
+    profile = get(case.device_profile or DEFAULT)
+    if case.torch_era and not profile.is_cuda:
+        raise UsageError(
+            f"--torch-era {case.torch_era}: what older torch does is known of CUDA cards, and {profile.name} is none: "
+            "name a card with --device-profile"
+        )
+    return replace(profile, torch_era=case.torch_era, workspaces=case.workspaces)

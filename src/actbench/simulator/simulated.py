@@ -99,7 +99,7 @@ class SimulatedMeter(Meter):
             )
         self._mode = mode_of(setup.module) or self._mode
         to_fake(setup.module, self._mode)
-        return setup
+        return replace(setup, keeps_gradients=self.profile.keeps_gradients)
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch with its real tensors made fake."""
@@ -126,7 +126,7 @@ class SimulatedMeter(Meter):
         marks = BlockMarks(step.setup.module, self.blocks or (), tracker, recorder)
         watched = watch.watching() if watch else nullcontext()
         with followed, self.active(), shapes_only(), repeated, tracker, watched, marks.watching():
-            if self.profile.is_cuda:
+            if self.profile.uses_foreach:
                 use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch, marks)
         step.notes += unmodelled.warnings()
@@ -245,14 +245,15 @@ def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tu
     """Run a forward pass as from the second step on; return the loss, and the bytes alive and events before the pass.
 
     Tensors that modules hold from one step to the next are no activations: they exist before the pass, which replaces
-    them. If the first pass makes such tensors, a whole step runs before the one that counts.
+    them. If the first pass makes such tensors, or gradients stay from step to step, a whole step runs before the one
+    that counts.
     """
     held_bytes = _held_bytes(step, tracker)
     tracker.reset_peak()
     before, begun = tracker.live_bytes, len(tracker.events)
     recorder.begin()
     loss = step.forward()
-    if _held_bytes(step, tracker) == held_bytes:
+    if _held_bytes(step, tracker) == held_bytes and not step.setup.keeps_gradients:
         return loss, before, begun
     turn, step.around_forward = step.around_forward, lambda: None  # all micro-batches run, whose losses are then freed
     step.backward(loss)

@@ -220,7 +220,7 @@ def _softmax_backward(args: Any, result: Tensor) -> int:
     return size
 
 
-def _layer_norm(args: Any, result: Any) -> int:
+def _input_copied(args: Any, result: Any) -> int:
     return _uncontiguous(args[:1])
 
 
@@ -265,8 +265,10 @@ _CUDA: Mapping[Any, Formula] = {
     **_LOSSES,
     aten._trilinear.default: _trilinear,
     aten._safe_softmax.default: _safe_softmax,
+    aten._softmax.default: _input_copied,
+    aten._log_softmax.default: _input_copied,
     aten._softmax_backward_data.default: _softmax_backward,
-    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.roll.default: _roll,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,

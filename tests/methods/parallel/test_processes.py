@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 PLAIN = ("ddp:{}", "zero1:{}", "fsdp:{}")
-STACKED = ("fsdp:{},reshard=false", "checkpoint,blocks=Block+fsdp:{}", "accumulate:2+ddp:{}")
+STACKED = (
+    "fsdp:{},reshard=false",
+    "checkpoint,blocks=Block+fsdp:{}",
+    "accumulate:2+ddp:{}",
+    "ddp:{},bucket_view=false",
+)
 
 
 @pytest.mark.slow

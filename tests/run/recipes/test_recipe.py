@@ -306,3 +306,13 @@ def test_the_quickstart_searches_the_processor_within_little_memory_and_changes_
     assert {(case.meter, case.memory_limit_bytes) for case in searched} == {("simulated", None), ("cpu", 384 * 2**20)}
     limited = recipe.with_flags(measure={"largest_batch": True, "memory_limit": 2**30}).cases()
     assert {planned.case.memory_limit_bytes for planned in limited} == {2**30}
+
+
+def test_older_torch_and_workspaces_concern_simulated_cases(tmp_path: Path) -> None:
+    text = RECIPE.replace("batch_size = 8", 'batch_size = 8\ntorch_era = "1.10"\nworkspaces = false')
+    cases = [planned.case for planned in loaded(tmp_path, text + '\n[measure]\nmeters = ["simulated", "cpu"]').cases()]
+
+    assert {(case.meter, case.torch_era, case.workspaces) for case in cases} == {
+        ("simulated", "1.10", False),
+        ("cpu", None, True),
+    }

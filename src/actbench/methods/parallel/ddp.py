@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
+from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from actbench.errors import ConversionError
@@ -16,6 +18,9 @@ from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Spread
 from actbench.scheme.mesh import mesh_along
 from actbench.scheme.setup import Part, TrainingSetup
+
+if TYPE_CHECKING:
+    from actbench.methods.parallel.replicated import ReplicatedModel
 
 Count = Annotated[int, Field(ge=2, le=1 << 16)]
 """How many processes train together."""
@@ -67,8 +72,6 @@ class _Replicated(DataParallel):
             ConversionError: There is no loss, there are not as many processes, or gradients of one process alone are
                 packed or stepped.
         """
-        from actbench.methods.parallel.replicated import ReplicatedModel
-
         module, loss = setup.module, setup.loss
         refuse_untrained(self.name, module)
         refuse_unshared(module, f"{self.spec} (DistributedDataParallel)")
@@ -78,7 +81,7 @@ class _Replicated(DataParallel):
                 "convert the model by the other schemes, and wrap it by torch's DistributedDataParallel(model)"
             )
         group = self._mesh(setup).get_group()
-        model = ReplicatedModel(module, group)
+        model = self._replicated(module, group)
         site = Site(path="(gradients)", was="gradients", becomes=f"the mean over {self.ranks} processes")
         changed = setup.changed(module, (site,), by=Part(self.spec))
         return replace(
@@ -86,6 +89,11 @@ class _Replicated(DataParallel):
             loss=lambda _, batch: loss(model.forward, batch),
             processes=replace(setup.processes, average=model.average_gradients, gradient_buckets=model.buckets),
         )
+
+    def _replicated(self, module: nn.Module, group: ProcessGroup) -> ReplicatedModel:
+        from actbench.methods.parallel.replicated import ReplicatedModel
+
+        return ReplicatedModel(module, group)
 
 
 class Ddp(_Replicated):
@@ -100,6 +108,8 @@ class Ddp(_Replicated):
 
     Attributes:
         ranks: How many processes there are.
+        bucket_view: Whether gradients lie in the buckets, torch's ``gradient_as_bucket_view=True``. Without it, torch's
+            default, they lie beside the buckets, so that there are two copies of them.
     """
 
     name: ClassVar[str] = "ddp"
@@ -109,6 +119,13 @@ class Ddp(_Replicated):
         rank=80,  # around what all others have made of modules and optimizer
         variants=(),  # ``actbench fit`` asks what fits on one card
     )
+
+    bucket_view: bool = True
+
+    def _replicated(self, module: nn.Module, group: ProcessGroup) -> ReplicatedModel:
+        from actbench.methods.parallel.replicated import ReplicatedModel
+
+        return ReplicatedModel(module, group, bucket_view=self.bucket_view)
 
 
 class Zero1(_Replicated):

@@ -28,27 +28,29 @@ class ReplicatedModel:
     Args:
         module: The model, whose weights are the same in every process.
         group: The processes; None for all of torch's default group.
+        bucket_view: Whether gradients lie where they are averaged, so that there is one copy of them.
 
     Attributes:
         forward: What the loss has to call in place of the model.
         buckets: Tensors that gradients lie in, from step to step, where they are known.
     """
 
-    def __init__(self, module: nn.Module, group: distributed.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, group: distributed.ProcessGroup | None = None, *, bucket_view: bool = True
+    ) -> None:
         self.forward: nn.Module = module
         self.buckets: Sequence[Tensor] = ()
         self._parallel: DistributedDataParallel | None = None
         self._buckets: GradientBuckets | None = None
         fake = next((parameter for parameter in module.parameters() if isinstance(parameter, FakeTensor)), None)
         if fake is None:
-            # Gradients lie where they are averaged, so that there is one copy of them.
-            self._parallel = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=True)
+            self._parallel = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=bucket_view)
             self.forward = self._parallel
             return
         group = group or distributed.group.WORLD
         assert group is not None
         with fake.fake_mode:
-            self._buckets = GradientBuckets(module, group)
+            self._buckets = GradientBuckets(module, group, bucket_view=bucket_view)
         self.buckets = self._buckets.buckets
 
     def average_gradients(self, wanted: bool) -> None:
@@ -68,14 +70,15 @@ class GradientBuckets:
     Args:
         module: The model; it and its trained parameters get hooks.
         group: The processes.
+        bucket_view: Whether gradients stay in the buckets; else they are copied back once they are averaged.
 
     Attributes:
         buckets: The flat tensors.
     """
 
-    def __init__(self, module: nn.Module, group: distributed.ProcessGroup) -> None:
+    def __init__(self, module: nn.Module, group: distributed.ProcessGroup, *, bucket_view: bool = True) -> None:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][::-1]
-        self._group, self._average = group, True
+        self._group, self._average, self._is_view = group, True, bucket_view
         self._waiting = False  # whether gradients lie outside of the buckets, of passes that did not average
         self.buckets: list[Tensor] = []
         self._views: dict[Tensor, tuple[int, Tensor]] = {}
@@ -115,11 +118,16 @@ class GradientBuckets:
             view.div_(self._group.size())
         else:
             torch.mul(gradient, 1 / self._group.size(), out=view)
-            parameter.grad = view
+            if self._is_view:
+                parameter.grad = view
         self._missing[number] -= 1
-        if not self._missing[number]:
-            self._missing[number] = self._sizes[number]
-            distributed.all_reduce(self.buckets[number], group=self._group)
+        if self._missing[number]:
+            return
+        self._missing[number] = self._sizes[number]
+        distributed.all_reduce(self.buckets[number], group=self._group)
+        for member, (bucket, averaged) in self._views.items() if not self._is_view else ():
+            if bucket == number and member.grad is not None:
+                member.grad.copy_(averaged)
 
     @torch.no_grad()
     def _give_buffers(self, module: nn.Module, _: object) -> None:

@@ -116,6 +116,8 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("optimizer", "Optimizer", "text", lambda entry: entry.own("optimizer")),
     setting("weights", "Weights"),
     setting("device_profile", "Device profile"),
+    setting("torch_era", "Torch, simulated"),
+    Column("workspaces", "Workspaces", "text", lambda entry: None if entry.record.case.workspaces else "left out"),
     Column("content", "Content of files", "text", lambda entry: shown_content(entry.record)),
     setting("memory_limit_bytes", "Memory limit", "bytes"),
     Column("seed", "Seed", "count", lambda entry: None if entry.record.case.script else entry.seeded.seeds),

@@ -18,7 +18,7 @@ from actbench.model.meters import MeterName
 from actbench.model.records import Case
 from actbench.report.tables.columns import names_in
 from actbench.run.recipes.files import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
-from actbench.run.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
+from actbench.run.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple, of_real_device
 from actbench.validation import flag
 
 
@@ -120,12 +120,11 @@ class Recipe(BaseRecipe):
         measure, smallest = self.measure, min(grid.batch_size)
         for point, meter, seed in itertools.product(grid.points(), self._meters(grid), measure.seed):
             searched = measure.largest_batch and point["batch_size"] == smallest
-            settings = measure.settings(meter)
+            settings = measure.settings(meter) | (point if meter == "simulated" else of_real_device(point))
             if searched and grid.largest_batch_within is not None:
                 settings.setdefault("memory_limit_bytes", grid.largest_batch_within)
             for row in self._rows_on(point["model"], meter):
                 case = Case(
-                    **point,
                     **settings,
                     scheme=row.spec,
                     meter=meter,

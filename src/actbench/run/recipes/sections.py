@@ -17,7 +17,7 @@ from actbench.model import spec
 from actbench.model.data import Data
 from actbench.model.meters import MeterName
 from actbench.model.provenance import Published
-from actbench.model.records import CaseT, Optimizer, WeightsChoice, WorkloadSettings, whole_name
+from actbench.model.records import CaseT, Optimizer, TorchEra, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000
@@ -137,8 +137,9 @@ else:
 class WorkloadGrid(SettingsGrid):
     """The models and how they are trained, with a list of values of each field of :class:`WorkloadSettings`.
 
-    ``meters`` replaces those of ``[measure]``, and ``largest_batch_within`` is the memory limit of the case that is
-    searched for its largest batch, where ``[measure]`` has none.
+    ``torch_era`` and ``workspaces`` concern simulated cases. ``meters`` replaces those of ``[measure]``, and
+    ``largest_batch_within`` is the memory limit of the case that is searched for its largest batch, where ``[measure]``
+    has none.
     """
 
     model: Axis[Annotated[str, Field(min_length=1)]]
@@ -147,6 +148,8 @@ class WorkloadGrid(SettingsGrid):
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
+    torch_era: Axis[TorchEra | Literal["none"]] | None = None
+    workspaces: Switch | None = None
     meters: Axis[InstalledMeter] | None = None
     largest_batch_within: Annotated[Count | None, read_by(parse_bytes)] = None
 
@@ -170,6 +173,12 @@ class WorkloadGrid(SettingsGrid):
 
 
 _OF_NO_CASE = ("meters", "largest_batch_within")
+_OF_SIMULATIONS = ("torch_era", "workspaces")
+
+
+def of_real_device(point: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a point of a grid that do not concern simulated cases alone."""
+    return {name: value for name, value in point.items() if name not in _OF_SIMULATIONS}
 
 
 class Measure(Data):

@@ -1,0 +1,238 @@
+"""Simulated peaks beside those that others measured on real GPUs.
+
+::
+
+    .venv/bin/python benchmarks/published_peaks.py simulate    # what has no record yet, to results/published-peaks
+    .venv/bin/python benchmarks/published_peaks.py page        # docs/published-peaks.md, from the records
+
+The figures stand in ``published_peaks.toml`` with the command of each. ``simulate`` stores each case as it ends, so it
+can be stopped and run again; with a word after it, only rows whose command has the word are simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actbench.measuring.bench import measure
+from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import Case
+from actbench.report import store
+from actbench.report.kinds import MEASURED
+from actbench.report.tables.values import write
+from actbench.run import runner
+from actbench.run.experiment import finished
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.scheme import build
+from actbench.units import GIB
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
+NAME = "published-peaks"
+TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
+LARGE = 0.05
+"""Relative errors above this one are explained in words."""
+
+Row = Mapping[str, Any]
+
+_HEAD = f"""\
+# Published peaks
+
+{TITLE} `benchmarks/published_peaks.py` makes this page from `benchmarks/published_peaks.toml`, which has the figures
+with their sources, and from the records in [results/{NAME}](../results/{NAME}). A row's command, behind
+`actbench measure`, simulates it again.
+
+*Kind* says what was counted: memory **allocated** by torch's tensors (`max_memory_allocated`, or "active" memory);
+memory **reserved** by torch's allocator; or memory of the **device** by `nvidia-smi`, less the context that the source
+states. The simulated figure is of the same kind. Where the source does not say (**not stated**), it is the reserved
+one, and that of the device is compared with it too. *Class*: the row **agrees**; the published figure is of **other**
+software, or counts something else; the **setting** cannot be expressed; or **ours** is wrong. A row with `--torch-era`
+is simulated as older torch ran ([step.md](step.md)). Every row that is off by more than 5 % has its reason.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Simulate what has no record yet, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("simulate", "page"))
+    parser.add_argument("word", nargs="?", default="", help="simulate only commands with this in them")
+    parser.add_argument("--output", type=Path, default=ROOT / "results", help="folder of the records")
+    asked = parser.parse_args(arguments)
+    if asked.what == "simulate":
+        simulate((row for row in runnable() if asked.word in row["command"]), asked.output)
+    else:
+        (ROOT / "docs" / f"{NAME}.md").write_text(page(records(asked.output)))
+
+
+def runnable() -> list[Row]:
+    """Return the rows that have a command."""
+    return [row for row in TABLES["figure"] if "command" in row]
+
+
+def case_of(command: str) -> Case:
+    """Return the case of a command, as records have it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("-b", dest="batch_size", type=int)
+    parser.add_argument("-s", dest="scheme", default="exact")
+    for name in ("sequence_length", "image_size"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=argparse.SUPPRESS)
+    for name in ("attention", "dtype", "autocast", "optimizer", "task", "device_profile", "torch_era"):
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS)
+    given = vars(parser.parse_args(shlex.split(command)))
+    return Case(**{**given, "scheme": build(given["scheme"]).spec}, meter="simulated")
+
+
+def simulate(rows: Iterable[Row], output: Path) -> None:
+    """Simulate the cases of rows that have no record yet, one after the other, in processes of their own."""
+    os.chdir(ROOT)  # commands name files from there
+    plan = [Planned(case_of(row["command"])) for row in rows]
+    with MEASURED.opened(NAME, output) as opened:
+        command = shlex.join(["benchmarks/published_peaks.py", *sys.argv[1:]])
+        summary = runner.run_plan(plan, opened, recipe=NAME, command=command, progress=Told())
+        every = [Planned(record.case) for record in opened.records]
+        finished(MEASURED, opened, every, summary, NAME, output)
+
+
+class Told(Progress):
+    """Prints each case that ended."""
+
+    def finished(self, case: Case, outcome: Any) -> None:
+        """Print the case with its peak, or why it failed."""
+        print(
+            case.title, outcome.message if outcome.kind == "failed" else write(outcome.peak_bytes, "bytes"), flush=True
+        )
+
+
+def records(output: Path = ROOT / "results") -> dict[Case, MeasuredRecord]:
+    """Return the record of each case."""
+    found = [store.read_results(file).records for file in sorted((output / NAME).glob("*.jsonl"))]
+    return {record.case: record for each in found for record in each}
+
+
+def figure(row: Row, measured: Measurement) -> int:
+    """Return the bytes of a simulated step that the published figure of a row counts."""
+    if row.get("phase"):
+        assert measured.phase_peaks is not None
+        return getattr(measured.phase_peaks, f"{row['phase']}_bytes")
+    found = measured.peak_bytes if row["kind"] == "allocated" else measured.reserved_bytes
+    assert found is not None
+    return found
+
+
+def error(row: Row, measured: Measurement) -> float:
+    """Return the relative error of the simulated figure."""
+    return figure(row, measured) / (row["published_gib"] * GIB) - 1
+
+
+def simulated_now(row: Row) -> int:
+    """Return the figure of a row, simulated in this process."""
+    return figure(row, measure(case_of(row["command"])))
+
+
+def page(found: Mapping[Case, MeasuredRecord]) -> str:
+    """Return the page."""
+    measured = [(row, _measured(row, found)) for row in runnable()]
+    sources = dict.fromkeys(row["source"] for row, _ in measured)
+    grouped = {source: [(row, each) for row, each in measured if row["source"] == source] for source in sources}
+    return "\n".join(
+        [
+            _HEAD,
+            *_summary(measured, grouped),
+            *(line for source, rows in grouped.items() for line in _section(source, rows)),
+            *_inexpressible(),
+            *_left_out(),
+        ]
+    )
+
+
+def _measured(row: Row, found: Mapping[Case, MeasuredRecord]) -> Measurement:
+    outcome = found[case_of(row["command"])].outcome
+    assert isinstance(outcome, Measurement), row["command"]
+    return outcome
+
+
+Measured = Sequence[tuple[Row, Measurement]]
+
+
+def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[str]:
+    yield "| Source | Rows | Median error | Worst error | Rows above 5 % |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for source, rows in [*grouped.items(), ("**All**", measured)]:
+        yield _line(source, *_spread(rows))
+    known = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
+    yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(known))
+    yield ""
+
+
+def _spread(rows: Measured) -> tuple[str, ...]:
+    errors = [error(row, each) for row, each in rows]
+    worst = max(errors, key=abs)
+    large = sum(abs(each) > LARGE for each in errors)
+    return str(len(rows)), f"{statistics.median(map(abs, errors)):.1%}", f"{worst:+.1%}", str(large)
+
+
+def _section(source: str, rows: Measured) -> Iterator[str]:
+    yield f"## {source}\n"
+    yield "| Setting | Device | Kind | Published | Simulated | Error | Class | Command, source and reason |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | --- | --- |"
+    for row, each in rows:
+        yield line(row, each)
+    yield ""
+
+
+def line(row: Row, measured: Measurement) -> str:
+    """Return the line of a row."""
+    kind = row["kind"] + (f" ({row['detail']})" if "detail" in row else "")
+    off = f"{error(row, measured):+.1%}"
+    told = [f"`{row['command']}`", row["where"], *([row["reason"]] if "reason" in row else [])]
+    return _line(
+        row["setting"],
+        row["device"],
+        kind,
+        f"{row['published_gib']:.2f} GiB",
+        f"{figure(row, measured) / GIB:.2f} GiB",
+        off,
+        row["class"],
+        "<br>".join(told),
+    )
+
+
+def _inexpressible() -> Iterator[str]:
+    yield "## Settings that cannot be expressed\n"
+    yield "These rows have no command that comes near:\n"
+    yield "| Source | Setting | Kind | Published | What is missing |"
+    yield "| --- | --- | --- | ---: | --- |"
+    for row in TABLES["figure"]:
+        if "command" not in row:
+            cells = (row["source"], row["setting"], row["kind"], f"{row['published_gib']:.2f} GiB", row["reason"])
+            yield _line(*cells)
+    yield "\nWhat is missing, with the number of the rows above that it keeps from agreeing:\n"
+    yield "| Missing | Rows | Where |"
+    yield "| --- | ---: | --- |"
+    for missing in TABLES["missing"]:
+        yield _line(missing["option"], str(missing["rows"]), missing["where"])
+
+
+def _left_out() -> Iterator[str]:
+    yield "\n## Figures that were looked at and left out\n"
+    for rejected in TABLES["rejected"]:
+        yield f"- {rejected['source']}: {rejected['why']}."
+    yield ""
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The page of published peaks is what its figures and records say, and a sample of it what the code simulates now."""
+
+from __future__ import annotations
+
+import runpy
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from actbench.cli.app import app
+from actbench.model.measured import Measurement
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "published-peaks.md").read_text()
+MOST = 0.01
+SAMPLE = (  # small and quick, of all sources
+    "bert-large-uncased -b 4 --sequence-length 512 --device-profile v100-16gb --attention eager --optimizer adafactor",
+    "vit_l_16 -b 16 --device-profile a100-40gb --optimizer adam --dtype bf16 -s exact",
+    "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:64",
+    "mistral-7b -b 4 --sequence-length 4096 --dtype bf16 --device-profile a100-80gb -s lora:16",
+    "llama-3.1-8b -b 2 --sequence-length 2048 --dtype bf16 --device-profile rtx-4090 --optimizer adamw-fused -s lora:8",
+    "llama-3.2-1b@tie_word_embeddings=false",
+    "llama-3.1-8b@vocab_size=151936,hidden_size=2048,num_hidden_layers=24",
+    "llama-3.1-8b@vocab_size=151936,intermediate_size=11008,num_key_value_heads=32 -b 1 --sequence-length 512",
+    "vit_h_14 -b 8 --autocast bf16 --optimizer adamw-fused --device-profile cuda-16gib -s adamfp8",
+    "./benchmarks/published_models/others.py:head_4096",
+    "google/vit-base-patch16-224@num_labels=100",
+    "./benchmarks/published_models/deit.py:ti",
+    "./benchmarks/published_models/t5.py:glue_base -b 100 --device-profile a100-80gb -s lora:32 ",
+    "resnet101 -b 64",
+    "mobilenet_v2 -b 32",
+    "./benchmarks/published_models/segformer-b0-ade",
+    "./benchmarks/published_models/upernet-swin-t",
+    "./benchmarks/published_models/segmentation.py:unet_128",
+    "./benchmarks/published_models/segmentation.py:psp_r18 ",
+    "./benchmarks/published_models/segmentation.py:torchvision_fcn_r50",
+    "roberta-base -b 128",
+    "./benchmarks/published_models/masked_lm.py:bert_sdpa_256 -b 4",
+    "./benchmarks/published_models/masked_lm.py:albert_eager_256 -b 2",
+    "resnet50 -b 64",
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "benchmarks" / "published_peaks.py"))
+
+
+@pytest.fixture(scope="module")
+def found(table: dict[str, Any]) -> list[tuple[Any, Measurement]]:
+    records = table["records"]()
+    return [(row, records[table["case_of"](row["command"])].outcome) for row in table["runnable"]()]
+
+
+def test_the_page_is_rendered_from_figures_and_records(table: dict[str, Any]) -> None:
+    assert table["page"](table["records"]()) == PAGE
+
+
+def test_every_large_error_has_its_reason(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
+    for row, measured in found:
+        error = table["error"](row, measured)
+        if abs(error) > table["LARGE"]:
+            assert row.get("reason"), row["command"]
+            assert row["class"] != "agrees", (row["command"], error)
+
+
+def test_a_figure_without_a_command_says_what_is_missing(table: dict[str, Any]) -> None:
+    for row in table["TABLES"]["figure"]:
+        assert "command" in row or (row["class"] == "setting" and row["reason"])
+
+
+def test_most_published_peaks_are_met(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
+    known = [table["error"](row, measured) for row, measured in found if row["class"] in ("agrees", "ours")]
+
+    assert len(found) >= 170
+    assert statistics.median(map(abs, known)) <= 0.02
+
+
+def test_commands_are_those_of_the_command_line(table: dict[str, Any]) -> None:
+    group: Any = typer.main.get_command(app)
+    measure = group.get_command(None, "measure")
+
+    for command in {row["command"] for row in table["runnable"]()}:
+        given = measure.make_context("measure", command.split()).params
+        case = table["case_of"](command)
+        assert (given["model"], int(given["batch_size"])) == (case.model, case.batch_size)
+        assert (given["torch_era"], given["device_profile"]) == (case.torch_era, case.device_profile)
+
+
+def test_the_sample_is_of_most_sources(table: dict[str, Any]) -> None:
+    rows = table["runnable"]()
+    sampled = {row["source"] for row in rows if row["command"].startswith(SAMPLE)}
+
+    assert all(any(row["command"].startswith(begin) for row in rows) for begin in SAMPLE)
+    assert len(sampled) >= 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", SAMPLE)
+def test_a_row_is_what_is_simulated_now(
+    begin: str, table: dict[str, Any], found: list[tuple[Any, Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    row, measured = next((row, measured) for row, measured in found if row["command"].startswith(begin))
+
+    assert table["simulated_now"](row) == pytest.approx(table["figure"](row, measured), rel=MOST)
