@@ -117,9 +117,8 @@ class Simulation:
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
-        self._mode = ScriptMode(self._note_at_most)
+        self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
-        self._draws = Draws()
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
