@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actbench.errors import MeasurementError
 from actbench.measuring.failures import failure_of as failure_of_model
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
@@ -224,3 +225,15 @@ def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -
     assert found is not None
     assert found.seconds == pytest.approx(least.seconds, rel=0.01)
     assert found.measured.peak_bytes == pytest.approx(least.peak, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("script", "naming"),
+    [
+        ("raise ValueError('no data')\n", "failed: ValueError: no data"),
+        ("print(1)\n", "no optimizer of torch has stepped"),
+    ],
+)
+def test_a_script_that_fails_or_never_trains_has_no_plan(script: str, naming: str, tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match=f"the exact step cannot be simulated: .*{naming}"):
+        planner_of(case_of(tmp_path, script))

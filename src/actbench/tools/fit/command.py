@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @expanded
 def fit(
     *,
-    model: Annotated[str | None, argument("[MODEL]", f"{MODELS}, if --script names no script.", named)] = None,
+    model: Annotated[str | None, argument("MODEL", f"{MODELS}, if --script names no script.", named)] = None,
     flags: FitFlags,
     among: Annotated[
         list[str] | None,
