@@ -1,7 +1,7 @@
 """What installed packages add to actbench: objects that entry points name, found without importing them.
 
-The groups are ``actbench.schemes``, ``.workloads``, ``.meters``, ``.kinds``, ``.exports``, ``.commands`` and
-``.executors``. What actbench itself ships comes in by the same entry points.
+The groups are ``actbench.schemes``, ``.workloads``, ``.meters``, ``.kinds``, ``.exports``, ``.commands``,
+``.executors`` and ``.benches``. What actbench itself ships comes in by the same entry points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from actbench.errors import told
 
-Group = Literal["schemes", "workloads", "meters", "kinds", "exports", "commands", "executors"]
+Group = Literal["schemes", "workloads", "meters", "kinds", "exports", "commands", "executors", "benches"]
 
 OURS = "actbench"
 TOLD_BY = "ACTBENCH_PLUGINS_TOLD_BY"

@@ -147,6 +147,10 @@ def _type_of(name: str, group: plugins.Group) -> Any:
         return MeterKind
     if group == "executors":
         return together.Ranks if name == together.RANKS else clusters.Opening
+    if group == "benches":
+        from actbench.run.worker import Bench
+
+        return Bench
     return Typer
 
 

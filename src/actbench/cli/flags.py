@@ -26,15 +26,11 @@ def _half_type(text: str) -> str:
     return one_of(whole_name(text), ("bfloat16", "float16"))
 
 
-ModelArgument = Annotated[
-    str,
-    argument(
-        "MODEL",
-        "roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a local "
-        "folder, or file.py:function.",
-        named,
-    ),
-]
+MODELS = (
+    "roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a local folder, "
+    "or file.py:function"
+)
+ModelArgument = Annotated[str, argument("MODEL", f"{MODELS}.", named)]
 SchemeOption = Annotated[
     list[str] | None,
     option(

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from actbench import errors, longsteps
 from actbench.machine import available_memory_bytes
@@ -147,8 +147,9 @@ class CaseRequest(Data):
     printed: str | None = None
 
 
+@runtime_checkable
 class Bench(Protocol):
-    """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
+    """A module that measures cases: ``actbench.measuring.bench``, that of a plug-in, or one of a test.
 
     It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
     processes measure it.

@@ -4,19 +4,25 @@ import ast
 
 import pytest
 
-from actbench.tools.fit.paste import line_for
+from actbench.tools.fit.paste import lines_for
 
 
 @pytest.mark.parametrize(
-    ("scheme", "optimizer", "line"),
+    ("scheme", "optimizer", "lines"),
     [
         ("checkpoint", "AdamW", 'model = actbench.convert(model, "checkpoint")'),
         ("qlora:16", None, 'model = actbench.convert(model, "qlora:16")'),
         ("adam8bit", "AdamW", "optimizer = torchao.optim.AdamW8bit(model.parameters(), lr=lr)"),
         ("adam8bit", "Adam", "optimizer = torchao.optim.Adam8bit(model.parameters(), lr=lr)"),
         ("optimizer_offload", "SGD", "optimizer = actbench.optim.HostOptimizer(optimizer)"),
+        (
+            "adam8bit+checkpoint,only=h.0+fewbit:2,only=h.1",
+            "Adam",
+            """model = actbench.convert(model, "fewbit:2,only=h.1+checkpoint,only=h.0")
+optimizer = torchao.optim.Adam8bit(model.parameters(), lr=lr)""",
+        ),
     ],
 )
-def test_the_line_uses_the_scheme(scheme: str, optimizer: str | None, line: str) -> None:
-    assert line_for(scheme, optimizer) == line
-    ast.parse(line)
+def test_the_lines_use_the_scheme(scheme: str, optimizer: str | None, lines: str) -> None:
+    assert "\n".join(lines_for(scheme, optimizer)) == lines
+    ast.parse(lines)

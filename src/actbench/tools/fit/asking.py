@@ -69,6 +69,8 @@ class QuestionFlags:
         memory_limit: str | None,
         base: str,
         max_gradient_error: float | None,
+        script: str | None,
+        cluster: str | None,
     ) -> None:
         """Check flags beside each other.
 
@@ -78,6 +80,10 @@ class QuestionFlags:
         asked = ["--" + each.name.replace("_", "-") for each in fields(self) if getattr(self, each.name)]
         if len(asked) > 1:
             raise UsageError(f"{' and '.join(asked)}: ask one at a time")
+        if script is not None:
+            others = {"--measure": measure, "--max-gradient-error": max_gradient_error, "--cluster": cluster}
+            if given := [*asked, *(flag for flag, value in others.items() if value not in (None, False))]:
+                raise UsageError(f"{' and '.join(given)}: not with --script, whose model and data are its own")
         if asked and measure:
             raise UsageError(f"--measure: not with {asked[0]}; measure the plan that it finds by 'actbench measure'")
         if asked and max_gradient_error is not None:

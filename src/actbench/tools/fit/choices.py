@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from actbench import scheme as schemes
@@ -58,6 +58,8 @@ class Choices:
 
     def suited(self, exact: Case, measured: Measurement) -> Choices:
         """Return the choices that go with the types and the optimizer that a model brings, seen in its exact step."""
+        if exact.script is not None:  # whose own lines choose both
+            return self
         computing, around, kept = list(self.computing), list(self.around), list[str]()
         if exact.dtype is None and measured.dtype != "float32":
             computing = [choice for choice in computing if choice.changes != ("precision",)]
@@ -78,11 +80,13 @@ def choices_for(
     only_exact: bool = False,
     names: Sequence[str] | None = None,
     has_bfloat16: bool = True,
+    changes: Set[Change] | None = None,
 ) -> Choices:
     """Return the choices for the case of an exact step.
 
     ``optimizers`` may replace the case's, and say whether their updates are the same. With ``only_exact`` training must
     equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose.
+    ``changes`` is what schemes may change; None for all.
 
     Raises:
         UsageError: A name is of no scheme, or of one that spreads the model over processes, or it says on which blocks
@@ -108,7 +112,17 @@ def choices_for(
         base = Choice(exact.scheme, schemes.build(exact.scheme))
         found = [choice for choice in found if choice.name != base.name and choice.stands_with(base)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
-    return Choices.sorted([choice for choice in found if choice.training.is_exact or not only_exact])
+    found = [choice for choice in found if choice.training.is_exact or not only_exact]
+    allowed = [choice for choice in found if changes is None or set(choice.changes) <= changes]
+    return replace(Choices.sorted(allowed), kept=_kept(dict.fromkeys(each for each in found if each not in allowed)))
+
+
+def _kept(left_out: Iterable[Choice]) -> tuple[str, ...]:
+    """Return what is said of choices that a script leaves none."""
+    kinds = sorted({choice.kind for choice in left_out})
+    return (f"the script's own lines set what these change, so that no plan has them: {', '.join(kinds)}",) * bool(
+        kinds
+    )
 
 
 def _steps_as_adamw(measured: Measurement) -> bool:

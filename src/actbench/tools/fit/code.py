@@ -14,6 +14,7 @@ from actbench.scheme.base import Scheme
 from actbench.scheme.composed import parts_in
 from actbench.scheme.facets import LowPrecision
 from actbench.simulator import profiles
+from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
 from actbench.tools.fit.rounding import BY_CHANCE, NEAREST, Remedy, remedy
 from actbench.units import format_bytes
@@ -84,22 +85,10 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
     types += [f"inputs=torch.{case.dtype}"] if case.dtype not in (None, "float32") else []
     lines += [f"    precision=actbench.Precision({', '.join(types)}),"] if types else []
     lines += [")"]
-    lines += [f"setup = actbench.apply(setup, {_literal(case.scheme)})"] if parts else []
+    lines += [f"setup = actbench.apply(setup, {literal(case.scheme)})"] if parts else []
     lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept and kept.scheme else []
     lines += _scaled(_device(case)) if scaled else _PLAIN
     return _joined(lines)
-
-
-_LONGEST_LINE = 80
-
-
-def _literal(spec: str, indent: str = "") -> str:
-    """Return a specification as a text in Python; a long one has a line for each scheme."""
-    if len(spec) <= _LONGEST_LINE:
-        return f'"{spec}"'
-    first, *others = spec.split("+")
-    lines = [f'"{first}"', *(f'"+{each}"' for each in others)]
-    return "".join(f"\n{indent}    {line}" for line in lines) + f"\n{indent}"
 
 
 def _joined(lines: Iterable[str]) -> str:
@@ -198,7 +187,7 @@ def _trainer(
     before = [each.before for each in found if each.before]
     if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
         spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
-        before, callback = [*before, f"model = actbench.convert(model, {_literal(spec)})"], ""
+        before, callback = [*before, f"model = actbench.convert(model, {literal(spec)})"], ""
     optimizer = _given_optimizer(case, found, own)
     other = kept.optimizer.format("trained") if kept else ""
     if kept and kept.scheme:
@@ -264,7 +253,7 @@ def _trainer_lines(
     lines += [f"    {name}={value}," for name, value in arguments.items()] + [")"]
     lines += ["trainer = Trainer(", "    model=model,", "    args=arguments,", "    train_dataset=data,"]
     lines += ["    data_collator=in_type,"] if casts else []
-    lines += [f"    callbacks=[ActbenchCallback({_literal(callback, '    ')})],"] if callback else []
+    lines += [f"    callbacks=[ActbenchCallback({literal(callback, '    ')})],"] if callback else []
     lines += [f"    optimizers=({optimizer}, None),"] if optimizer else []
     lines += [f"    {INSTEAD}optimizers=({other}, None),"] if other else []
     return [*lines, ")", "trainer.train()"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import Exit, command, count_option, one_of, option, seconds_option
+from actbench.cli.app import Exit, argument, command, count_option, named, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
-from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
+from actbench.cli.flags import MODELS, OutputOption, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
     ExportFlags,
@@ -21,57 +21,19 @@ from actbench.cli.printing import (
     remark,
     show,
 )
-from actbench.model.declared import check_device_profile, check_model
-from actbench.model.records import Case, Optimizer
 from actbench.tools.fit.asking import QuestionFlags
-from actbench.units import parse_bytes
+from actbench.tools.fit.stepflags import FitFlags
 
 if TYPE_CHECKING:
     from actbench.tools.fit.fit import Fit
     from actbench.tools.fit.questions import Answer
-    from actbench.tools.fit.records import Asked
-
-
-def _optimizer(text: str) -> str:
-    return one_of(text, get_args(Optimizer))
-
-
-@dataclass(frozen=True)
-class FitFlags(StepFlags):
-    """Flags: what must fit, and on which card."""
-
-    device_profile: Annotated[
-        str | None,
-        option(
-            "--device-profile",
-            "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
-            metavar="NAME|FILE",
-            show_default=False,
-        ),
-    ] = None
-    batch_size: Annotated[int, count_option("--batch-size -b", "Rows of the batch of a step.", metavar="ROWS")] = 8
-    memory_limit: Annotated[
-        str | None,
-        option("--memory-limit", "Memory that a step may use, such as 20GiB (default: the card's).", metavar="SIZE"),
-    ] = None
-    optimizer: Annotated[
-        list[str] | None,
-        option(
-            "--optimizer",
-            "As for measure; fit changes it only for another implementation of the same. Repeat to name others that "
-            "may replace the first.",
-            metavar="NAME",
-            parser=_optimizer,
-            show_default=False,
-        ),
-    ] = None
 
 
 @command()
 @expanded
 def fit(
     *,
-    model: ModelArgument,
+    model: Annotated[str | None, argument("MODEL", f"{MODELS}, if --script names no script.", named)] = None,
     flags: FitFlags,
     among: Annotated[
         list[str] | None,
@@ -152,6 +114,8 @@ def fit(
     actbench fit llama-3.1-8b --device-profile rtx-4090 --batch-size 1 --dtype bfloat16 --longest-sequence
 
     actbench fit llama-3.1-8b --device-profile h100-80gb --batch-size 4 --cluster ray://head:10001
+
+    actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
     machines = nodes.chosen
     questions.check(
@@ -160,12 +124,17 @@ def fit(
         memory_limit=flags.memory_limit,
         base=base,
         max_gradient_error=max_gradient_error,
+        script=flags.script,
+        cluster=nodes.cluster,
     )
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case, asked = _asked(model, flags, max_slowdown, max_gradient_error, exact)
+    case = flags.case(model)
+    asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
+
     from actbench.report.render.formats import json_lines
     from actbench.tools.fit.pieces import pieces_of
+    from actbench.tools.fit.scripts import check as check_script
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
     with progress_shown("; what was simulated is stored, and the same command goes on from there", progress) as told:
@@ -176,6 +145,8 @@ def fit(
         case = case.model_copy(update={"scheme": of_all(base)})
         with schemes_from("--scheme"):
             schemes = alone(among)
+        if case.script is not None:
+            check_script(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, budget, timeout, told, machines)
         answer = questions.answer(case, asked, means)
         if answer is None:
@@ -219,23 +190,6 @@ def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
         remark(text)
     if not answer.is_possible:
         raise Exit(1)
-
-
-def _asked(
-    model: str, flags: FitFlags, max_slowdown: float, max_gradient_error: float | None, exact: bool
-) -> tuple[Case, Asked]:
-    from actbench.tools.fit.records import Asked
-
-    if flags.device_profile is not None:
-        check_device_profile(flags.device_profile)
-    check_model(model)
-    given = flags.given(set(Case.model_fields) - {"optimizer"})
-    chosen = flags.optimizer or []
-    optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])
-    limit = {} if flags.memory_limit is None else {"memory_limit_bytes": parse_bytes(flags.memory_limit)}
-    case = Case(**{**given, **limit, "model": model, "optimizer": optimizer})
-    asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
-    return case, asked.model_copy(update={"max_gradient_error": max_gradient_error})
 
 
 def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None:

@@ -53,8 +53,9 @@ class Costs:
     def of(cls, measured: Measurement, parts: int = 1, like: Costs | None = None) -> Self | None:
         """Return the costs of a simulated step of so many micro-batches; None if it has no estimated time.
 
-        Bytes are those of the last micro-batch. A step whose blocks were not read has none: all is around them. Where
-        ``like`` is given, the step has its gradients: what else is there between two backward passes is of the blocks.
+        A script's own micro-batches come on top of these. Bytes are those of the last one. A step whose blocks were not
+        read has none: all is around them. Where ``like`` is given, the step has its gradients: what else is there
+        between two backward passes is of the blocks.
         """
         seconds, peaks, read = step_seconds_of(measured), measured.phase_peaks, measured.blocks
         if seconds is None or peaks is None:
@@ -77,6 +78,7 @@ class Costs:
         gradients = np.append(left[:-1] - left[1:], last) if like is None else like.gradients
         top_gradients = left[-1] - last if like is None else like.top_gradients
         after_each = top_gradients + np.append(np.cumsum(gradients[:0:-1])[::-1], 0.0)
+        parts *= (measured.built and measured.built.micro_batches) or 1
         of_blocks = parts * np.array([block.forward_seconds + block.backward_seconds for block in read.blocks])
         return cls(
             base=before[0],

@@ -18,6 +18,7 @@ from actbench.tools.fit.fitting import BUDGET_SECONDS, Fitting, Means, checked, 
 from actbench.tools.fit.levels import ANY, EXACT, LEVELS
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord, Tried
+from actbench.tools.fit.scripts import name_of
 from actbench.tools.fit.shortlist import Fitted, fitted
 
 
@@ -106,7 +107,7 @@ def fit(
     means = Means(output, command, schemes, jobs, budget_seconds, timeout_seconds, progress, machines)
     choices = choices_of(case, asked, profile, schemes)
     levels = (EXACT,) if asked.exact else LEVELS
-    with fitting(f"{case.model}-{profile.name}", case, choices, means) as made:
+    with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices)
         progress.doing("simulating the exact step and single changes")
         planner.begin()

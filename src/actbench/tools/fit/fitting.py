@@ -19,6 +19,7 @@ from actbench.run.progress import Progress
 from actbench.scheme.composed import parts_in
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
+from actbench.tools.fit import scripts
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices, choices_for
 from actbench.tools.fit.copies import FromCopies
@@ -156,6 +157,7 @@ def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[F
             command=means.command,
             progress=means.progress,
             libraries=libraries,
+            bench=scripts.bench_of(case),
         ) as simulates:
             yield Fitting(means, name, case.scheme, store, simulates)
         if means.output is not None:
@@ -191,6 +193,10 @@ def choices_of(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence
         UsageError: A name is of no scheme, or of one that spreads the model over processes.
     """
     optimizers: dict[Optimizer, bool] = dict.fromkeys(asked.others, False)
-    optimizers |= dict.fromkeys(same_updates(case.optimizer), True)  # of AdamW, if the model brings its own
+    if case.script is None:
+        optimizers |= dict.fromkeys(same_updates(case.optimizer), True)  # of AdamW, if the model brings its own
     has_bfloat16 = profile.has_tensor_float or not profile.is_cuda
-    return choices_for(case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16)
+    changes = scripts.changed_in(case)
+    return choices_for(
+        case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16, changes=changes
+    )

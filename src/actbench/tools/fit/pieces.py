@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
+from actbench.model.scripts import Script
+from actbench.simulator import profiles
 from actbench.tools.fit.code import Code, code_for
+from actbench.tools.fit.paste import lines_for
 from actbench.tools.fit.records import Tried
 
 
 def pieces_of(chosen: Sequence[Tried]) -> tuple[tuple[str, str], ...]:
     """Return the pieces of code of plans, each with its heading."""
-    return tuple(pair for plan in chosen for pair in _pasted(plan, code_for(plan.case, plan.measured)))
+    return tuple(pair for plan in chosen for pair in _pieces(plan))
+
+
+def _pieces(plan: Tried) -> Iterator[tuple[str, str]]:
+    if plan.case.script is not None:
+        return _of_script(plan, plan.case.script)
+    return _pasted(plan, code_for(plan.case, plan.measured))
 
 
 def _pasted(plan: Tried, code: Code) -> Iterator[tuple[str, str]]:
@@ -21,3 +31,23 @@ def _pasted(plan: Tried, code: Code) -> Iterator[tuple[str, str]]:
     else:
         yield f"{plan.words}: not with transformers' Trainer", f"# {code.why_no_trainer}\n"
     yield f"{plan.words}: measured on the device", f"{code.command}\n"
+
+
+def _of_script(plan: Tried, script: Script) -> Iterator[tuple[str, str]]:
+    """Yield what to paste into a script, and the command that shows all of the plan's step."""
+    case, lines = plan.case, []
+    for line in lines_for(case.scheme, plan.measured.optimizer) if case.scheme != "exact" else ():
+        is_of_model = line.startswith("model")
+        lines.append("# where the model is made, before its optimizer is" if is_of_model else "# behind the optimizer")
+        lines.append(line)
+    if lines:
+        modules = ("actbench", "actbench.optim", "torchao.optim", "bitsandbytes.optim")
+        used = [f"import {each}" for each in modules if f"{each}." in "".join(lines)]
+        yield f"{plan.words}: in {script.target}", "\n".join([*used, *lines]) + "\n"
+    profile = profiles.get(case.device_profile or profiles.DEFAULT)
+    limit = case.memory_limit_bytes or profile.memory_bytes
+    words = [f"actbench run --device-profile {shlex.quote(case.device_profile or profile.name)}"]
+    words += [f"--memory-limit {limit}B"] if limit != profile.memory_bytes else []
+    words += [f"--batch-size {script.batch_size}"] if script.batch_size else []
+    words += [f"-s {shlex.quote(case.scheme)}"] if case.scheme != "exact" else []
+    yield f"{plan.words}: simulated again, with what holds the memory", f"{' '.join(words)} {script.text}\n"

@@ -90,15 +90,18 @@ def simulator(
     command: str,
     progress: Progress,
     libraries: Iterable[str] = (),
+    bench: str | None = None,
 ) -> Iterator[Simulator]:
     """Hold what simulates cases for as long as plans are made: ``machines``, or processes of this one.
 
-    ``libraries`` are imported once, if they can be, and not in the process of each case.
+    ``libraries`` are imported once, if they can be, and not in the process of each case. ``bench`` is the module that
+    simulates; None for that of models.
 
     Raises:
         UsageError: The machines cannot be reached.
     """
-    preload = (*PRELOAD, *sorted(libraries))
-    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=_BENCH, preload=preload)
+    preload = () if bench else (*PRELOAD, *sorted(libraries))  # a script imports what it needs itself
+    given: Mapping[str, Any] = {"bench": bench or _BENCH, "preload": preload}
+    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, **given)
     with (machines or ThisMachine()).start(work) as executor:
         yield partial(outcomes, executor, work)

@@ -101,7 +101,7 @@ class Survey:
 
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
-        model = self.space.blocks.copy_of(self.exact.model)
+        model = self.space.blocks.copy_of(self.exact.model) if self.exact.script is None else None
         if model is None:
             return
         case = self.exact.model_copy(update={"model": model})

@@ -143,7 +143,8 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
 
     ``verdict`` stands above them in place of what they say themselves.
     """
-    about = f"{found.case.model}, batch {found.case.batch_size}, on {found.case.device_profile}"
+    rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
+    about = f"{found.case.model}, {rows}on {found.case.device_profile}"
     lists = [_shortlist(found, title, about, adapters=adapters) for adapters in (False, True)]
     lists.sort(key=lambda each: not each.fits)  # what fits comes first
     tables = [each.table for each in lists if each.table.rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -53,9 +53,12 @@ class Session:
     """One script measured in this process.
 
     Attributes:
+        reads_blocks: Whether a simulation tells what each block of the model holds and takes.
         tried: Told of each trial of a search for the largest batch.
         said: Told of each step.
     """
+
+    reads_blocks: ClassVar[bool] = False
 
     def __init__(self, case: Case, *, timeline: bool = True) -> None:
         if case.script is None:
@@ -119,7 +122,8 @@ class Session:
             return CudaRun(**_without_schemes(options))
         if self.case.meter == "cpu":
             return RealRun(**options)
-        return Simulation(self._profile, raise_oom=script.raise_oom, processes=script.processes, **options)
+        options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
+        return Simulation(self._profile, **options)
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")

@@ -218,12 +218,13 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
     found = suggestions(measured) if isinstance(measured, Measurement) else []
     if not found:
         return []
-    from actbench.tools.fit.paste import line_for
+    from actbench.tools.fit.paste import lines_for
 
     assert not isinstance(measured, Failure)
     lines = ["", "Worth trying; the same command with --scheme NAME says what it saves and what it costs:"]
     for each in found:
-        lines += [f"  {each.scheme}: {each.reason}", f"    {line_for(each.scheme, measured.optimizer)}"]
+        lines.append(f"  {each.scheme}: {each.reason}")
+        lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]
     return lines
 
 

@@ -16,8 +16,16 @@ MOST_BYTES = 16 * MIB
 """Largest script that is read."""
 
 
-def check_script(script: Script) -> None:
+_AFTER_OPTIONS = (
+    "after the options of actbench run comes the script, and then its own arguments: actbench run --device-profile "
+    "rtx-4090 train.py --lr 3e-4"
+)
+
+
+def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
     """Check that a script can be run; nothing of it is.
+
+    ``usage`` says where it is named.
 
     Raises:
         UsageError: It is not there, no file of Python, or cannot be parsed; or the module cannot be found.
@@ -28,10 +36,7 @@ def check_script(script: Script) -> None:
     if not script.is_module and os.path.isdir(file):
         raise UsageError(f"{target} is a folder: name the script in it, such as {os.path.join(target, 'train.py')}")
     if not os.path.exists(file):
-        raise UsageError(
-            f"{target}: there is no such file; after the options of actbench run comes the script, and then its own "
-            "arguments: actbench run --device-profile rtx-4090 train.py --lr 3e-4"
-        )
+        raise UsageError(f"{target}: there is no such file; {usage}")
     if not file.endswith(".py"):
         if script.is_module:
             return  # a module that was compiled before

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import Pools
@@ -37,6 +39,7 @@ class CardMemory:
         self._pools = self._empty()
         self._has_failed = False
         self._held: dict[int, int] = {}
+        self._waiting: dict[int, int] = {}
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
 
     def allocated_bytes(self) -> int:
@@ -73,12 +76,24 @@ class CardMemory:
         self._play()
         self._pools.give_back()
 
-    def restart(self) -> None:
-        """Hold what is alive now, as if nothing else had ever been allocated."""
+    def restart(self, state: Set[int]) -> None:
+        """Hold what is alive now, as if nothing else had ever been allocated.
+
+        ``state`` names storages of optimizer state, which the allocator gets when an optimizer steps: it cuts them from
+        what the passes before have left.
+        """
         self._play()
         self._pools, self._has_failed = self._empty(), False
-        self._pools.play(self._held.items())
+        self._waiting = {name: amount for name, amount in self._held.items() if name in state}
+        self._pools.play((name, amount) for name, amount in self._held.items() if name not in state)
         self.reset_peak()
+        self._updating = register_optimizer_step_pre_hook(self._make_state)
+
+    def _make_state(self, *_: Any) -> None:
+        self._updating.remove()
+        self._play()
+        self._pools.play(self._waiting.items())
+        self._waiting = {}
 
     def watch(self, failed_before: Callable[[], object]) -> None:
         """Let the tracker :meth:`check` at each operator from now on, if it is one that can."""
@@ -110,6 +125,9 @@ class CardMemory:
             if amount:
                 self._held[name] = amount
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
-            self._pools.play(((name, amount),))
+            if name in self._waiting:
+                self._waiting[name] = amount
+            else:
+                self._pools.play(((name, amount),))
             self._most_reserved_bytes = max(self._most_reserved_bytes, self._pools.reserved_bytes)
         self._played = len(events)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -11,6 +11,16 @@ from actbench.errors import ConversionError, MeasurementError
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
 from actbench.scheme.setup import MakeOptimizer, TrainingSetup
+
+
+def trained(
+    roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[nn.Module, list[int]]]:
+    """Yield the models of which optimizers train a parameter, each with the places of these optimizers."""
+    for root in roots:
+        own = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
+        if places := [place for place, each in enumerate(optimizers) if own & _parameters(each)]:
+            yield root, places
 
 
 class Applied:
@@ -30,11 +40,8 @@ class Applied:
         Raises:
             ConversionError: The scheme cannot be applied to a model, or needs another module in its place.
         """
-        for root in roots:
-            trained = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
-            places = [place for place, each in enumerate(optimizers) if trained & _parameters(each)]
-            if places:
-                self._apply_to(root, optimizers, places)
+        for root, places in trained(roots, optimizers):
+            self._apply_to(root, optimizers, places)
         if not self.setups:
             raise ConversionError(
                 f"{self._scheme.spec}: no optimizer of the script trains a parameter of a model that ran"

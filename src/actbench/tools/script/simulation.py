@@ -29,6 +29,7 @@ from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import groups, reading, sharing
+from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
@@ -69,6 +70,7 @@ class Simulation:
         processes: Processes that train together, of which this is the first.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
+        reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
@@ -85,6 +87,7 @@ class Simulation:
         processes: int = 1,
         folder: Path | None = None,
         script: Path | None = None,
+        reads_blocks: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
@@ -99,8 +102,7 @@ class Simulation:
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
-        self.processes = processes
-        self._unmodelled = Unmodelled()
+        self.processes, self._unmodelled = processes, Unmodelled()
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
@@ -113,10 +115,10 @@ class Simulation:
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
+        self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
-        self._mode = ScriptMode(self._note_at_most)
+        self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
-        self._draws = Draws()
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: Held | None = None
         self._measured: Measurement | None = None
@@ -200,7 +202,8 @@ class Simulation:
         for text in (*about_steps(self.steps, self._began), *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
-            estimated = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+            shares, passed = profile.efficiencies, self._blocks.passed(step)
+            estimated = estimate(step.done, profile.rates, shares, asynchronous=profile.is_cuda, passed=passed)
         found = reading.measurement(
             step,
             held,
@@ -217,6 +220,7 @@ class Simulation:
             communication=communication(step.done),
             untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
+            blocks=self._blocks.readings(step),
         )
         mesh = sharing.mesh(self.processes, held.tensor_parallel)
         found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
@@ -235,10 +239,11 @@ class Simulation:
             raise Ended
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
+        self._blocks.find(self.lines.roots)
         if self._applied is not None and not self._applied.setups:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
-            self.memory.restart()  # what the first step, without the scheme, reserved is nobody's
+            self.memory.restart(self._held.state)  # what the first step, without the scheme, reserved is nobody's
             self.memory.watch(self._restart)
             return
         if self.steps.are_enough(self._limit, self._began):

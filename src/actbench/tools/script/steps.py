@@ -149,6 +149,7 @@ class Steps:
         optimizers: All optimizers that have stepped.
         phase: The part of the step that runs.
         passes: Backward passes so far.
+        turned: Told of the part of the step that begins.
     """
 
     def __init__(self, counting: Counting, ended: Callable[[Step], object], recorder: Recorder | None = None) -> None:
@@ -161,6 +162,7 @@ class Steps:
         self._forward_at = 0
         self._recorded = 0
         self._depth = self.passes = 0
+        self.turned: Callable[[Phase], object] = lambda phase: None
         self._turns: Counter[int] = Counter()
 
     @contextmanager
@@ -202,6 +204,8 @@ class Steps:
         before = self._step.gradients  # which may be alive until the backward pass of the new step
         self._step = Step(begun, gradients=set(before))
         self._forward_at, self._recorded, self.phase = begun, 0, "forward"
+        self._recorder.begin()
+        self.turned(self.phase)
 
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -224,11 +228,13 @@ class Steps:
             done[self._recorded :] = [each._replace(phase="forward") for each in done[self._recorded :]]
         self._step.forwards.append((self._forward_at, self._counting.now()))
         self.phase = "backward"
+        self.turned(self.phase)
 
     def _end_backward(self) -> None:
         self._forward_at = self._step.updating = self._counting.now()
         self._recorded = len(self._recorder.done)
         self.phase = "optimizer"
+        self.turned(self.phase)
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._counting.is_cuda:
@@ -238,12 +244,7 @@ class Steps:
     def _end_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not any(optimizer is each for each in self.optimizers):
             self.optimizers.append(optimizer)
-        # now, and not when the update begins: a closure runs both passes inside of it
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
-        gradients = [each for each in made if not self._counting.leaves_out(each)]
-        self._counting.gradients(self._step, gradients)
-        self._step.gradients_bytes += footprint.stored_bytes(gradients)
+        self._note_gradients(optimizer)  # now, and not when the update begins: a closure runs both passes inside of it
         if optimizer is not self.optimizers[0] and not self._takes_over(optimizer):
             self._end_backward()
             return
@@ -254,7 +255,13 @@ class Steps:
         self.done.append(step)
         self._ended(step)
         self._begin()
-        self._recorder.begin()
+
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        gradients = [each for each in made if not self._counting.leaves_out(each)]
+        self._counting.gradients(self._step, gradients)
+        self._step.gradients_bytes += footprint.stored_bytes(gradients)
 
     def _takes_over(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer has stepped so often since the first did that the script has left that one."""

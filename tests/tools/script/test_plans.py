@@ -1,0 +1,239 @@
+"""Plans for a script: what each block of its model holds, and what ``fit`` makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.errors import MeasurementError
+from actbench.measuring.failures import failure_of as failure_of_model
+from actbench.model.measured import Measurement, Outcome
+from actbench.model.records import Case
+from actbench.model.scripts import Script
+from actbench.report.advice import needed_bytes
+from actbench.tools.fit import bench as modelbench
+from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.levels import ANY, EXACT
+from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.planner import Goal, Planner
+from actbench.tools.script import bench, planbench
+
+HERE = Path(__file__).parent
+ANY_NUMBER = 10**15
+SCHEMES = ("checkpoint", "fewbit:2")
+ROWS = 2048
+
+HEAD = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import torch
+import torch.nn.functional as F
+from residual import Residual, batch
+model = Residual().cuda()
+"""
+OPTIMIZER = """
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+LOOP = f"""
+data = batch({ROWS}, "cuda")
+for _ in range(20):
+    F.cross_entropy(model(data["x"]), data["y"]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+IN_PARTS = f"""
+data = batch({ROWS}, "cuda")
+for _ in range(20):
+    with torch.no_grad():
+        model(data["x"])
+    for x, y in zip(data["x"].chunk(4), data["y"].chunk(4)):
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CRITIC = """
+critic = torch.nn.Linear(512, 1).cuda()
+optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()])
+for _ in range(20):
+    x = torch.randn(64, 512, device="cuda")
+    (model(x).square().mean() + critic(x).mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TWICE = """
+for _ in range(20):
+    x = torch.randn(64, 512, device="cuda")
+    (model(x) - model(x + 1)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run scripts here: autograd, which has run in this process, does not go with a fork."""
+    monkeypatch.setattr(bench, "forked", lambda run: run(None))
+
+
+def case_of(folder: Path, *parts: str, limit: int = ANY_NUMBER) -> Case:
+    """Return the case of a script that is made of these parts."""
+    file = folder / "train.py"
+    file.write_text("".join(parts))
+    script = Script(target=str(file))
+    settings: dict[str, Any] = {"device_profile": "rtx-4090", "memory_limit_bytes": limit}
+    return Case(model=script.text, script=script, batch_size=1, gradient_quality=False, **settings)
+
+
+MODEL = Case(
+    model=f"{HERE / 'residual.py'}:build",
+    batch_size=ROWS,
+    device_profile="rtx-4090",
+    memory_limit_bytes=ANY_NUMBER,
+    gradient_quality=False,
+)
+
+
+def outcome(case: Case) -> Outcome:
+    """Return what is simulated of a script, or of a model."""
+    try:
+        return planbench.Session(case).memory() if case.script else modelbench.Session(case).memory()
+    except Exception as error:
+        return planbench.failure_of(error) if case.script else failure_of_model(error)
+
+
+def measured(case: Case, scheme: str = "exact") -> Measurement:
+    found = outcome(case.model_copy(update={"scheme": scheme}))
+    assert isinstance(found, Measurement), found
+    return found
+
+
+def simulate(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+    for case in plans:
+        yield case, outcome(case)
+
+
+def planner_of(case: Case, schemes: tuple[str, ...] = SCHEMES) -> Planner:
+    changes = planbench.CHANGES if case.script else None
+    planner = Planner(case, choices_for(case, {}, names=schemes, changes=changes), simulate)
+    planner.run()
+    return planner
+
+
+def effects(found: Measurement) -> list[tuple[object, ...]]:
+    """Return of each block what does not depend on the batch and the loss of the step before, which a loop may hold."""
+    assert found.blocks is not None
+    return [
+        (
+            each.path,
+            each.kind,
+            each.after_bytes - each.before_bytes,
+            each.forward_peak_bytes - each.before_bytes,
+            pytest.approx(each.backward_peak_bytes - each.done_bytes, abs=1024),  # a block or two
+            each.output_bytes,
+            each.keeps_input,
+            each.keeps_output,
+            pytest.approx(each.forward_seconds, rel=1e-6),
+            pytest.approx(each.backward_seconds, rel=1e-6),
+        )
+        for each in found.blocks.blocks
+    ]
+
+
+@pytest.mark.parametrize(
+    "scheme", ["exact", "checkpoint,only=layers.1", pytest.param("gact:L2", marks=pytest.mark.slow)]
+)
+def test_blocks_of_a_script_hold_and_take_what_those_of_the_model_do(scheme: str, tmp_path: Path) -> None:
+    of_script = measured(case_of(tmp_path, HEAD, OPTIMIZER, LOOP), scheme)
+    of_model = measured(MODEL, scheme)
+
+    assert len(effects(of_model)) == 3
+    assert effects(of_script) == effects(of_model)
+
+
+def test_the_last_micro_batch_counts_and_evaluation_does_not(tmp_path: Path) -> None:
+    of_script = measured(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS))
+    of_model = measured(MODEL.model_copy(update={"batch_size": ROWS // 4}))
+
+    assert of_script.built is not None
+    assert of_script.built.micro_batches == 4
+    assert [each[:4] for each in effects(of_script)] == [each[:4] for each in effects(of_model)]
+    assert [each[-2] for each in effects(of_script)] == [each[-2] for each in effects(of_model)]
+
+
+@pytest.mark.parametrize("parts", [(HEAD, CRITIC), (HEAD, OPTIMIZER, TWICE)], ids=["two models", "twice"])
+def test_what_is_no_chain_of_blocks_has_no_readings(parts: tuple[str, ...], tmp_path: Path) -> None:
+    assert measured(case_of(tmp_path, *parts)).blocks is None
+
+
+@pytest.mark.parametrize("limit", [ANY_NUMBER, pytest.param(600 * 2**20, marks=pytest.mark.slow)])
+def test_a_scheme_needs_what_it_needs_if_the_script_itself_applies_it(limit: int, tmp_path: Path) -> None:
+    """Reserved bytes too: what the first step, without the scheme, left is not there, and state is made as it is."""
+    spec = "fewbit:2,only=layers.0+checkpoint,only=layers.[1-2]"
+    line = f'import actbench\nmodel = actbench.convert(model, "{spec}")\n'
+    planned = measured(case_of(tmp_path, HEAD, OPTIMIZER, LOOP, limit=limit), spec)
+    pasted = measured(case_of(tmp_path, HEAD, line, OPTIMIZER, LOOP, limit=limit))
+
+    assert (planned.peak_bytes, planned.reserved_bytes) == (pasted.peak_bytes, pasted.reserved_bytes)
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_script_fits_and_is_that_of_the_model(tmp_path: Path) -> None:
+    of_script, of_model = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, LOOP)), planner_of(MODEL)
+    most, least = of_script.exact_step.need, of_script.space.least(ANY)
+    assert least is not None
+
+    for level, share in ((EXACT, 0.6), (ANY, 0.8)):
+        goal = Goal(level, round(least.peak + share * (most - least.peak)))
+        for planner in (of_script, of_model):
+            planner.pursue([goal])
+        found, other = of_script.fastest(goal), of_model.fastest(goal)
+        assert found is not None
+        assert other is not None
+        assert found.case.script is not None
+        assert found.need == needed_bytes(found.measured) <= goal.limit < most
+        assert found.case.scheme == other.case.scheme != "exact"
+        assert found.need == pytest.approx(other.need, rel=0.001)
+        assert found.seconds == pytest.approx(other.seconds, rel=0.001)
+
+
+@pytest.mark.slow
+def test_a_script_without_blocks_has_plans_of_its_whole_model(tmp_path: Path) -> None:
+    planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, TWICE), ("fewbit:2", "gact:L2"))
+    least = planner.space.least(ANY)
+    assert least is not None
+
+    planner.pursue([Goal(ANY, round(1.05 * least.peak))])
+
+    assert planner.space.blocks.paths == ()
+    found = planner.fastest(Goal(ANY, ANY_NUMBER))
+    assert found is not None
+    assert {each.case.scheme for each in planner.found} >= {"exact", "fewbit:2", "gact:L2"}
+
+
+@pytest.mark.slow
+def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -> None:
+    planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS), ("checkpoint",))
+    least = planner.space.least(EXACT)
+    assert least is not None
+    assert any(least.plan.actions)
+
+    found = planner.simulated([least], ANY_NUMBER)
+
+    assert found is not None
+    assert found.seconds == pytest.approx(least.seconds, rel=0.01)
+    assert found.measured.peak_bytes == pytest.approx(least.peak, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("script", "naming"),
+    [
+        ("raise ValueError('no data')\n", "failed: ValueError: no data"),
+        ("print(1)\n", "no optimizer of torch has stepped"),
+    ],
+)
+def test_a_script_that_fails_or_never_trains_has_no_plan(script: str, naming: str, tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match=f"the exact step cannot be simulated: .*{naming}"):
+        planner_of(case_of(tmp_path, script))
