@@ -1,0 +1,1 @@
+"""Optimizers with less state than Adam: GaLore, APOLLO, Fira and Adam-mini."""
