@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from actbench.methods.formats.optim.optimizers import SGD, Adam, AdamW, packed
     from actbench.methods.offload.hostoptimizer import HostOptimizer
     from actbench.methods.optimizers.adammini import AdamMini
+    from actbench.methods.optimizers.muon import Muon8bit
     from actbench.methods.optimizers.projected import Apollo, Fira, GaLore
     from actbench.methods.release.inbackward import StepInBackward
 
@@ -25,6 +26,7 @@ __all__ = [
     "Fira",
     "GaLore",
     "HostOptimizer",
+    "Muon8bit",
     "PackedOptimizer",
     "StepInBackward",
     "packed",
@@ -41,6 +43,7 @@ _HOMES = {
     "Fira": _PROJECTED,
     "GaLore": _PROJECTED,
     "HostOptimizer": "actbench.methods.offload.hostoptimizer",
+    "Muon8bit": "actbench.methods.optimizers.muon",
     "PackedOptimizer": "actbench.methods.formats.optim.base",
     "StepInBackward": "actbench.methods.release.inbackward",
     "packed": _OPTIMIZERS,

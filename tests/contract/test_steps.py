@@ -19,7 +19,13 @@ from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
-EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+EXAMPLES = {
+    "encode": "encode:int:6",
+    "fewbit": "fewbit:3",
+    "fira": "fira:8",
+    "galore": "galore:8",
+    "randomized": "randomized:0.5",
+}
 STATE = {"adam_mini": 0.52}  # the first moment whole
 """What schemes keep of Adam's state, if it is more than half."""
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}

@@ -19,7 +19,7 @@ from actbench.methods.optimizers.adammini import Blocks, blocks_of
 from actbench.model.records import Case
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
-SPECS = ("galore:8", "fira:8", "apollo:8", "apollo:1,scaling=tensor,scale=11.3", "adam_mini")
+SPECS = ("galore:8", "fira:8", "apollo:8", "apollo:1,scaling=tensor,scale=11.3", "adam_mini", "muon8bit")
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 0.1, 0.5
 
 
@@ -178,6 +178,24 @@ def test_other_parameters_are_stepped_as_torch_does(decoupled: bool) -> None:
     torch.testing.assert_close(one, other)
 
 
+def test_muon_s_first_step_is_torch_s_and_later_ones_are_near() -> None:
+    one, other = (nn.Parameter(torch.ones(64, 96)) for _ in range(2))
+    exact = torch.optim.Muon([one], lr=LR, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    found = optim.Muon8bit([other], [other], lr=LR, weight_decay=DECAY)
+
+    for step in range(6):
+        before = one.detach().clone()
+        one.grad = torch.randn(64, 96)
+        other.grad = one.grad.clone()
+        exact.step()
+        found.step()
+        if step == 0:
+            assert torch.equal(one, other)
+
+    assert float((one - other).detach().norm() / (one.detach() - before).norm()) < 0.1
+    assert set(found.state[other]) == {"step", "codes", "bounds"}
+
+
 def test_blocks_are_heads_outputs_rows_and_vectors() -> None:
     llama = workloads.load_workload(Case(model="tiny-llama", batch_size=1)).setup(materialize=True, seed=0).module
     gpt2 = workloads.load_workload(Case(model="tiny-gpt2", batch_size=1)).setup(materialize=True, seed=0).module
@@ -206,9 +224,10 @@ HIDDEN = [(128, 64), (32, 128)]
         ("apollo:8", sum(2 * 8 * max(shape) + 1 for shape in HIDDEN)),
         ("apollo:1,scaling=tensor", sum(2 * max(shape) + 1 for shape in HIDDEN)),
         ("adam_mini", sum(rows * columns + rows for rows, columns in HIDDEN)),
+        ("muon8bit", sum(rows * columns / 4 + rows * columns / 256 for rows, columns in HIDDEN)),
     ],
 )
-def test_the_state_has_its_bytes(spec: str, of_hidden: int) -> None:
+def test_the_state_has_its_bytes(spec: str, of_hidden: float) -> None:
     step = TrainStep(schemes.build(spec).apply(setup()), batch())
     step()
     found = footprint.stored_bytes(footprint.optimizer_state(step.optimizer))

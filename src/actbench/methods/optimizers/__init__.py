@@ -1,1 +1,1 @@
-"""Optimizers with less state than Adam: GaLore, APOLLO, Fira and Adam-mini."""
+"""Optimizers with less state than Adam: GaLore, APOLLO, Fira, Adam-mini and Muon of 8 bits."""

@@ -12,6 +12,7 @@ from actbench.errors import ConversionError, NothingToConvertError
 from actbench.methods.formats.optim.optimizers import adam_groups, check_fresh, is_decoupled
 from actbench.methods.optimizers.adam import MatrixAdam
 from actbench.methods.optimizers.adammini import AdamMini as MiniOptimizer, blocks_of
+from actbench.methods.optimizers.muon import Muon8bit as MuonOptimizer
 from actbench.methods.optimizers.projected import (
     Apollo as ApolloOptimizer,
     Fira as FiraOptimizer,
@@ -236,3 +237,35 @@ class AdamMini(_LessState):
 
     def _made(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> MatrixAdam:
         return MiniOptimizer(adam_groups(optimizer), blocks_of(module), decoupled=is_decoupled(optimizer))
+
+
+class Muon8bit(_LessState):
+    """Muon, with a momentum of 8 bits, for hidden matrices; Adam for the rest.
+
+    Papers: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al., "Muon is Scalable
+    for LLM Training", arXiv 2502.16982 (:class:`actbench.optim.Muon8bit`, over ``torch.optim.Muon``).
+    Kept from step to step for a hidden matrix of n elements: ``n`` bytes of codes and 4 for each 256 of them. All else
+    has Adam's two moments. ``--optimizer muon`` is torch's, with the momentum whole.
+    """
+
+    name: ClassVar[str] = "muon8bit"
+    card: ClassVar[Card] = Card(
+        summary="Muon with a momentum of 8 bits for hidden matrices, Adam for the rest; gradients are exact",
+        paper="Liu et al. 2025, arXiv 2502.16982",
+        rank=50,
+        variants=(),  # other updates than Adam's
+    )
+
+    @property
+    def _becomes(self) -> str:
+        return "a momentum of 8 bits for hidden matrices"
+
+    def _check(self, module: nn.Module) -> None:
+        if not hidden_matrices(module):
+            raise NothingToConvertError(
+                f"muon8bit: {type(module).__name__} has no matrix to train between its first and last layer"
+            )
+
+    def _made(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> MatrixAdam:
+        decoupled = is_decoupled(optimizer)
+        return MuonOptimizer(adam_groups(optimizer), hidden_matrices(module), decoupled=decoupled)
