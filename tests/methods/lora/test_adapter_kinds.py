@@ -86,9 +86,17 @@ def test_trained_are_as_many_numbers_as_the_formula_says(kind: str, count: int) 
 
 
 @pytest.mark.parametrize(
-    "spec", ["lora:4,adapter=dora", "qlora:4,adapter=vera", "lora:4,adapter=lokr", "qlora:4,adapter=lora_fa"]
+    ("spec", "dtype"),
+    [
+        ("qlora:4,adapter=vera", "float32"),
+        ("lora:4,adapter=dora", "model"),
+        *(
+            pytest.param(f"lora:4,adapter={kind}", dtype, marks=pytest.mark.slow)
+            for kind in ("lora_fa", "vera", "lokr")
+            for dtype in ("float32", "model")
+        ),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "model"])
 def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 2, "sequence_length": 16, "dtype": "bfloat16"}
     spec = f"{spec},dtype={dtype},modules_to_save=embed_tokens"
