@@ -40,7 +40,7 @@ EXCLUSIVE = (
     {*HOOKS, "offload"},  # of nested hooks only the innermost run
     {*HOOKS, "selective"},  # hooks would not see the results that it keeps
     {"checkpoint", "selective"},
-    {"actnn", "division", "dropit", "randomized", "velora"},  # each replaces the linear layers
+    {"actnn", "division", "dropit", "hyclora", "prac", "randomized", "velora"},  # each replaces the linear layers
     {"fewbit", "invact", "regelu2", "resilu2"},  # each replaces the activation
     {"lora", "qlora"},
 )

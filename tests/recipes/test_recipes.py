@@ -28,7 +28,8 @@ def test_the_smoke_recipe_knows_every_scheme() -> None:
 
 
 NOTHING_TO_CONVERT = {
-    "resnet-cifar": {"chunked_loss", "invact", "lora", "msln", "qlora", "regelu2", "resilu2", "tiled_mlp"},
+    "resnet-cifar": {"chunked_loss", "invact", "lora", "msln", "qlora", "regelu2", "resilu2", "tiled_mlp"}
+    | {"apollo", "fira", "galore", "muon8bit"},
     "tiny-roberta@num_hidden_layers=6": {"channels_last", "chunked_loss", "resilu2", "tiled_mlp"},
     "tiny-llama@num_hidden_layers=6": {"channels_last", "regelu2"},
 }

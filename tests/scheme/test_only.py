@@ -11,6 +11,7 @@ from torchvision.models import resnet18
 
 from actbench import Controller, scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
+from actbench.measuring import inspection
 from actbench.scheme.only import parts_of
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert import model as conversion
@@ -48,10 +49,24 @@ def x() -> Tensor:
         ("layer*.1.conv1", [f"layer{n}.1.conv1" for n in (1, 2, 3, 4)]),
         ("layer3/layer3.0/fc", ["layer3", "fc"]),
         ("downsample.[0-9]", [f"layer{n}.0.downsample.{k}" for n in (2, 3, 4) for k in (0, 1)]),
+        ("Linear", ["fc"]),
+        ("*Pool2d", ["maxpool", "avgpool"]),
+        ("_MaxPoolNd/fc", ["maxpool", "fc"]),  # a class that MaxPool2d derives from
     ],
 )
 def test_patterns_name_paths_and_their_ends(only: str, paths: list[str]) -> None:
     assert [path for path, _ in parts_of(resnet18(), tuple(only.split("/")))] == paths
+
+
+def test_widths_may_differ_by_the_kind_of_layer(x: Tensor) -> None:
+    spec = "gact:L1.1,only=LayerNorm/GELU+gact:L1,only=Linear"
+    setup = schemes.build(spec).apply(TrainingSetup(model(), lambda module, batch: module(batch["x"]).sum()))
+    ledger = inspection.itemize(setup, lambda: {"x": x.clone().requires_grad_()})
+
+    bits = {entry.module: int(entry.bits) for entry in ledger.entries if entry.packed}
+    assert {bits[f"{block}.2"] for block in range(12)} == {8}
+    assert {bits[f"{block}.0"] for block in range(12)} == {9}  # with a word for each row of 32
+    assert {bits[f"{block}.{index}"] for block in range(12) for index in (1, 3)} == {4}
 
 
 def test_a_range_is_of_numbers_and_not_of_digits() -> None:

@@ -42,6 +42,8 @@ SCHEMES: dict[str, tuple[str, ...]] = {
     "msln": (LLAMA,),
     "invact": (ROBERTA,),
     "lora:4": (LLAMA,),
+    "hyclora:4": (LLAMA,),
+    "prac:0.5": (ROBERTA,),
     "adam8bit": (LLAMA,),
     "optimizer_offload": (LLAMA,),
     "autocast:bfloat16": (LLAMA, ROBERTA),

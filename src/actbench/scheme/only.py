@@ -1,8 +1,8 @@
 """The parts of a model that ``only=encoder.layer.[0-5]/lm_head`` limits a scheme to.
 
 A pattern is the path of a module or, if no module has that path, the end of one: ``layer.3`` is then
-``encoder.layer.3``. ``*`` stands for any text in one name, ``[0-5]`` for a number from 0 to 5. A named module includes
-all modules inside it.
+``encoder.layer.3``. If no path ends so, it is the name of a class, or of one that it derives from: ``LayerNorm``. ``*``
+stands for any text in one name, ``[0-5]`` for a number from 0 to 5. A named module includes all modules inside it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,13 @@ def parts_of(model: nn.Module, only: tuple[str, ...]) -> list[tuple[str, nn.Modu
 def _named(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
     expression = compiled(pattern)
     end = re.compile(rf"(?:.*\.){expression.pattern}")
-    return list(filter(expression.fullmatch, modules)) or list(filter(end.fullmatch, modules))
+    found = list(filter(expression.fullmatch, modules)) or list(filter(end.fullmatch, modules))
+    return found or [path for path, module in modules.items() if any(map(expression.fullmatch, _classes(module)))]
+
+
+def _classes(module: nn.Module) -> list[str]:
+    """Return the names of a module's class and of those that it derives from, but for ``Module`` itself."""
+    return [kind.__name__ for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
 
 
 def _nearest(pattern: str, modules: dict[str, nn.Module]) -> list[str]:

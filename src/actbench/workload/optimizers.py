@@ -110,7 +110,7 @@ class Muon(optim.Optimizer):
 
 
 def _muon(module: nn.Module, **options: Any) -> optim.Optimizer:
-    matrices = _hidden_matrices(module)
+    matrices = hidden_matrices(module)
     if not matrices:
         raise UsageError(
             f"muon: {type(module).__name__} has no matrix to train between its first and last layer; take adamw"
@@ -118,7 +118,7 @@ def _muon(module: nn.Module, **options: Any) -> optim.Optimizer:
     return Muon(matrices, [each for each in _trained(module) if each not in set(matrices)], **options)
 
 
-def _hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
+def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
     """Return the trained matrices except embeddings and the head, for which Muon is not meant.
 
     The head is the output embedding of a transformers model, or else the last linear layer.

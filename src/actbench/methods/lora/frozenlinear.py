@@ -65,13 +65,15 @@ class FrozenLinear(nn.Module):
     Args:
         layer: The layer, whose hooks and train/eval flag are taken over; afterwards its weight may be freed.
         encoding: The format.
+        own_type: Whether products are computed in the weight's type and returned in that of the inputs, as
+            bitsandbytes' layers do; by default they are computed in the type of the inputs.
     """
 
-    def __init__(self, layer: nn.Module, encoding: Encoding) -> None:
+    def __init__(self, layer: nn.Module, encoding: Encoding, *, own_type: bool = False) -> None:
         super().__init__()
         weight: Any = layer.weight
         self.transposed = is_conv1d(type(layer))
-        self.encoding, self.dtype = encoding, weight.dtype
+        self.encoding, self.dtype, self.own_type = encoding, weight.dtype, own_type
         matrix = weight.detach().t() if self.transposed else weight.detach()
         self.out_features, self.in_features = matrix.shape
         if isinstance(matrix, FakeTensor):  # nobody can ask for its values, so its parts are fake too
@@ -92,6 +94,9 @@ class FrozenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., d_out) of (..., d_in), in the type of x or autocast's."""
+        return self._product(x.to(self.dtype)).to(x.dtype) if self.own_type else self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         wanted = (tensor is not None and tensor.requires_grad for tensor in (x, self.bias))
         if not (torch.is_grad_enabled() and any(wanted)):
             return _product(x, self.encoding.decode(self._parts, self._shape, product_dtype(x)), self.bias)

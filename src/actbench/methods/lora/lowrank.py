@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.conv import _ConvNd
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.methods.lora.adapter import Adapter, AdapterType
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.packing.linearkinds import is_conv1d, is_linear
 from actbench.packing.refusals import is_compiled
@@ -34,6 +35,7 @@ class Targets:
         layers: All linear layers but the head, by path.
         adapted: The paths of those that get adapters.
         head: The path of the classifier that is trained as a whole, or None.
+        saved: The paths of all modules that are trained as a whole, the head's among them.
         passed_by: The paths of linear layers at which an adapter would do nothing.
         stacks: The modules that hold stacks of matrices, (n, d_out, d_in) or (n, d_in, d_out), by path: experts.
     """
@@ -41,11 +43,14 @@ class Targets:
     layers: Mapping[str, nn.Module]
     adapted: tuple[str, ...]
     head: str | None
+    saved: tuple[str, ...]
     passed_by: tuple[str, ...]
     stacks: Mapping[str, nn.Module]
 
 
-def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model: bool) -> Targets:
+def find(
+    module: nn.Module, names: tuple[str, ...], saved: tuple[str, ...], scheme: str, *, whole_model: bool
+) -> Targets:
     """Find the linear layers of a model that get adapters, as peft's ``all-linear`` does.
 
     The layer that makes the logits of a language model is left out, and so is a classifier.
@@ -53,6 +58,7 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
     Args:
         module: The model, or a part of one.
         names: Paths of the layers to adapt, or ends of paths; none for all.
+        saved: Ends of paths of modules that are trained whole, as peft matches ``modules_to_save``.
         scheme: Name of the scheme, for messages.
         whole_model: Whether the module is a whole model, which has a head.
 
@@ -63,10 +69,11 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
     kind = type(module).__name__
     if any(map(is_compiled, module.modules())):
         raise ConversionError(f"{scheme}: this {kind} is compiled; convert first, and compile then")
-    if any(type(part).__module__.startswith("peft.") for part in module.modules()):
+    if any(kind.__module__.startswith("peft.") for part in module.modules() for kind in type(part).__mro__):
         raise ConversionError(f"{scheme}: this {kind} holds adapters of peft already; convert the original model")
     head = _head(module) if whole_model else None
     logits = _logits(module) if whole_model else None
+    whole = _trained_whole(module, saved, head, scheme)
     inside = {part for each in module.modules() if isinstance(each, _READ_DIRECTLY) for part in each.modules()}
     layers, passed_by = dict[str, nn.Module](), list[str]()
     for path, layer in module.named_modules():
@@ -75,15 +82,26 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
         if layer in inside:
             passed_by.append(path)
         elif is_linear(layer):
-            of_head = head is not None and (path == head or path.startswith(f"{head}."))
-            if not of_head and (layer is not logits or _named(path, names)):
+            within = any(path == each or path.startswith(f"{each}.") for each in whole)
+            if not within and (layer is not logits or _named(path, names)):
                 layers[path] = layer
     adapted = tuple(path for path in layers if not names or _named(path, names))
     unknown = [name for name in names if not any(_named(path, (name,)) for path in layers)]
     if not adapted or unknown:
         raise NothingToConvertError(_nothing(scheme, module, layers, unknown, head, passed_by))
     stacks = {path: part for path, part in module.named_modules() if any(stacked(part))}
-    return Targets(layers, adapted, head, tuple(passed_by), stacks)
+    return Targets(layers, adapted, head, whole, tuple(passed_by), stacks)
+
+
+def _trained_whole(module: nn.Module, names: tuple[str, ...], head: str | None, scheme: str) -> tuple[str, ...]:
+    """Return the paths of the head and of all modules whose path ends in a name, but for those inside of others."""
+    paths = [path for path, _ in module.named_modules() if path]
+    for name in names:
+        if not any(path.endswith(name) for path in paths):
+            kind = type(module).__name__
+            raise NothingToConvertError(f"{scheme}: modules_to_save={name} names no module of {kind}")
+    found = [path for path in paths if path == head or any(path.endswith(name) for name in names)]
+    return tuple(path for path in found if not any(path.startswith(f"{other}.") for other in found))
 
 
 def stacked(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -131,39 +149,43 @@ def _head(module: nn.Module) -> str | None:
     return None
 
 
-def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: float, dropout: float) -> nn.Module:
+def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dtype: AdapterType) -> nn.Module:
     """Freeze a model, and put adapters on its linear layers, in place; its class and its call stay the same.
 
-    Adapters are float32 for weights of a half type, as ``peft.get_peft_model`` makes them, else of the weights' type.
-    They are on the weights' device, and fake if the weights are.
+    Adapters are on the weights' device, and fake if the weights are.
+
+    Args:
+        module: The model.
+        targets: Its layers.
+        scheme: Name of the scheme, for messages.
+        adapter: What is put beside a layer.
+        dtype: ``float32`` makes adapters of half weights float32, as ``peft.get_peft_model`` does; ``model`` gives
+            them the type of the weights, as other weights have in any case.
 
     Returns:
         The model, or the replacement of a model that is itself a linear layer.
 
     Raises:
         MeasurementError: peft is not installed.
+        ConversionError: peft has no such adapter for a layer.
     """
     peft = _peft(scheme)
     whole = "" not in targets.adapted
     held = module if whole else nn.Sequential(module)
     paths = targets.adapted if whole else ("0",)
-    config = peft.LoraConfig(
-        r=r,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules="|".join(map(re.escape, paths)),
-        modules_to_save=[targets.head] if targets.head else None,
-    )
     fake = next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # peft then corrects it
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # peft copies the head
-        peft.inject_adapter_in_model(config, held, low_cpu_mem_usage=fake is not None)
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # docs say so
+        warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # a seed restores them
+        adapter.inject(peft, held, paths, targets.saved, meta=fake is not None)
     for path, layer in targets.layers.items():
         if path in targets.adapted:
-            _settle(held.get_submodule(path or "0"), layer, fake)
-    if targets.head:
-        held.get_submodule(targets.head).train(held.get_submodule(f"{targets.head}.original_module").training)
+            _settle(held.get_submodule(path or "0"), layer, dtype, fake)
+    for path in targets.saved:
+        held.get_submodule(path).train(held.get_submodule(f"{path}.original_module").training)
+    adapter.freeze(held)
     if not whole:
         return held[0]  # type: ignore[index, no-any-return]
     if hasattr(type(module), "_hf_peft_config_loaded"):  # like add_adapter, so that save_pretrained writes adapters
@@ -171,19 +193,29 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: fl
     return module
 
 
-def _settle(adapted: nn.Module, layer: nn.Module, fake: Any) -> None:
+def _settle(adapted: nn.Module, layer: nn.Module, dtype: AdapterType, fake: Any) -> None:
     """Set an adapter's train/eval flag and type by its layer; parameters on the meta device become fake."""
     adapted.train(layer.training)
     weight: Any = layer.weight
-    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    for matrix in (adapted.lora_A["default"], adapted.lora_B["default"]):  # type: ignore[index]
-        values = matrix.weight  # type: ignore[union-attr]
-        if fake is not None:
-            with fake:
-                made = torch.empty(values.shape, dtype=dtype, device=weight.device)
-            matrix.weight = nn.Parameter(made)  # type: ignore[union-attr]
-        elif values.dtype != dtype:
-            matrix.to(dtype)
+    half = weight.dtype in (torch.float16, torch.bfloat16)
+    wanted = torch.float32 if half and dtype == "float32" else weight.dtype
+    inside = set(adapted.base_layer.modules())  # type: ignore[union-attr]
+    for owner in (part for part in adapted.modules() if part not in inside):
+        for name, values in owner.named_parameters(recurse=False):
+            changed = _like(values, wanted, weight.device, fake)
+            owner.register_parameter(name, nn.Parameter(changed, requires_grad=values.requires_grad))
+        for name, buffer in owner.named_buffers(recurse=False):  # VeRA's matrices, which all layers share
+            owner._buffers[name] = _like(buffer, wanted, weight.device, fake)
+
+
+def _like(values: Tensor, dtype: torch.dtype, device: torch.device, fake: Any) -> Tensor:
+    """Return values in a type, without a graph; fake where the model is."""
+    if fake is None:
+        return values.detach().to(dtype)
+    if isinstance(values, FakeTensor) and values.device == device and values.dtype == dtype:
+        return values.detach()
+    with fake:
+        return torch.empty(values.shape, dtype=dtype, device=device)
 
 
 def _peft(scheme: str) -> Any:
@@ -217,7 +249,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
         owner, _, _ = key.rpartition(".packed_weight.")
         if owner in packed:
             found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
-        elif not re.search(r"\.(lora_\w+|modules_to_save)\.", f".{key}"):
+        elif not re.search(r"\.((lora|vera|lokr)_\w+|modules_to_save)\.", f".{key}"):
             found[_plain(key)] = tensor
     return found
 
@@ -228,4 +260,4 @@ def _plain(key: str) -> str:
 
 def adapters(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of a model that have adapters."""
-    return (part for part in module.modules() if hasattr(part, "lora_A") and hasattr(part, "base_layer"))
+    return (part for part in module.modules() if hasattr(part, "base_layer"))

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 from torch import nn
 
-from actbench.methods.formats import encodings
 from actbench.methods.lora import lowrank
-from actbench.methods.lora.frozenlinear import FrozenLinear
+from actbench.methods.lora.adapter import LABELS, Adapter
 from actbench.methods.lora.lowrank import Targets
 from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
-from actbench.packing.replacement import swap
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import TrainingSetup
 
 _READ = "its parent reads its weight and does not call it outside of training; it stays frozen"
@@ -32,14 +28,22 @@ class Lora(Scheme):
     embeddings, norms, biases and the head of a language model. Only trained parameters have gradients and optimizer
     state. About as much is saved for backward as without the scheme: inputs of layers are saved for A in place of W.
     Adapters of bfloat16 and float16 models are float32, as ``peft.get_peft_model`` makes them, and save their inputs in
-    that type: add ``checkpoint`` or a scheme for saved tensors.
-    Not reproduced: merged weights for inference, which peft makes of a saved adapter.
+    that type: add ``checkpoint`` or a scheme for saved tensors, or ``dtype=model``.
+    ``adapter=`` puts something else beside the layers (:class:`~actbench.methods.lora.adapter.Adapter`):
+    DoRA (Liu et al., arXiv 2402.09353), LoRA-FA (Zhang et al., arXiv 2308.03303), VeRA (Kopiczko et al., arXiv
+    2310.11454), LoKr (Yeh et al., arXiv 2309.14859).
+    Not reproduced: merged weights for inference, which peft makes of a saved adapter; LoRA-FA's optimizer that scales
+    the gradient of B by the inverse of A A^T.
 
     Attributes:
         r: The rank.
         alpha: The factor of B A x, times r; twice the rank by default.
         dropout: The share of the inputs of A that is dropped.
         target: Names of the linear layers that get adapters, such as ``q_proj/v_proj``; by default all but the head.
+        adapter: What is put beside a layer.
+        dtype: Type of adapters beside half weights: float32, or that of the ``model``.
+        modules_to_save: Ends of the paths of modules that are trained whole, such as ``embed_tokens/lm_head``, each
+            beside a frozen copy; peft's option of that name. A copy of tied weights is tied to nothing.
     """
 
     name: ClassVar[str] = "lora"
@@ -66,6 +70,9 @@ class Lora(Scheme):
     alpha: Annotated[float, Field(gt=0)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target: tuple[str, ...] = ()
+    adapter: Literal["lora", "dora", "lora_fa", "vera", "lokr"] = "lora"
+    dtype: Literal["float32", "model"] = "float32"
+    modules_to_save: tuple[str, ...] = ()
 
     @field_validator("target")
     @classmethod
@@ -74,21 +81,40 @@ class Lora(Scheme):
             raise ValueError("names of linear layers stand between the /, such as target=q_proj/v_proj")
         return target
 
+    @field_validator("modules_to_save")
+    @classmethod
+    def _modules(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in modules:
+            raise ValueError("names of modules stand between the /, such as modules_to_save=embed_tokens/lm_head")
+        return modules
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.adapter == "vera" and self.alpha is not None:
+            raise ValueError("adapter=vera has no alpha")
+        if self.adapter == "lokr" and self.dropout:
+            raise ValueError("adapter=lokr has no dropout of inputs")
+        return self
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Freeze the model, and put adapters on its linear layers.
 
         Raises:
             NothingToConvertError: No such layer is found.
-            ConversionError: The model is compiled, or holds adapters already.
+            ConversionError: The model is compiled, or holds adapters already, or peft has no such adapter for a layer.
             MeasurementError: peft is not installed.
         """
-        targets = lowrank.find(setup.module, self.target, self.name, whole_model=not setup.path)
-        alpha = 2 * self.r if self.alpha is None else self.alpha
-        model = lowrank.adapt(setup.module, targets, self.name, r=self.r, alpha=alpha, dropout=self.dropout)
+        targets = lowrank.find(setup.module, self.target, self.modules_to_save, self.name, whole_model=not setup.path)
+        self._check(targets)
+        adapter = Adapter(self.adapter, self.r, 2 * self.r if self.alpha is None else self.alpha, self.dropout)
+        model = lowrank.adapt(setup.module, targets, self.name, adapter, self.dtype)
         model = self._settled(model, targets)
         left = [Unreached(path=path, kind="linear layer", reason=_READ) for path in targets.passed_by]
         left += [self._left(path, part) for path, part in targets.stacks.items()]
         return setup.changed(model, tuple(self._sites(targets)), tuple(left))
+
+    def _check(self, targets: Targets) -> None:
+        """Refuse layers before anything is changed, and prepare the others."""
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         """Return the model with adapters in the form that is trained."""
@@ -101,72 +127,14 @@ class Lora(Scheme):
         return Unreached(path=path, kind=type(module).__name__, reason=reason)
 
     def _sites(self, targets: Targets) -> list[Site]:
+        label = LABELS[self.adapter]
         found = [
-            Site(path=path, was=type(targets.layers[path]).__name__, becomes=f"frozen, adapters of rank {self.r}")
+            Site(
+                path=path, was=type(targets.layers[path]).__name__, becomes=f"frozen, {label}adapters of rank {self.r}"
+            )
             for path in targets.adapted
         ]
-        if targets.head:
-            found.append(Site(path=targets.head, was="classifier", becomes="trained whole, beside a frozen copy"))
+        for path in targets.saved:
+            was = "classifier" if path == targets.head else "module"
+            found.append(Site(path=path, was=was, becomes="trained whole, beside a frozen copy"))
         return found
-
-
-class QLora(Lora):
-    """``lora`` over weights of 4 bits: NormalFloat codes, with a scale of 8 bits for each 64 of them.
-
-    Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314.
-    The weights of all linear layers but the head, with adapters or without, are stored as
-    :class:`~actbench.methods.formats.encodings.nf4.Nf4`, ``n / 2 + n / 64 + n / 4096`` bytes: 0.516 a parameter. Each
-    forward and backward pass unpacks a weight to the type it computes in and frees it again; the unpacked weight is not
-    saved. The forward pass uses the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head
-    keep their type. So do experts that transformers holds as stacks of matrices, three-dimensional parameters (Mixtral,
-    Qwen3 MoE): they are most of such a model, and are listed as not converted.
-    Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
-    torch's operators, 8 million at a time.
-
-    Attributes:
-        r: The rank.
-        alpha: The factor of B A x, times r; twice the rank by default.
-        dropout: The share of the inputs of A that is dropped.
-        target: Names of the linear layers that get adapters; by default all but the head.
-    """
-
-    name: ClassVar[str] = "qlora"
-    card: ClassVar[Card] = Card(
-        summary="lora over frozen weights of 4 bits (NF4, double quantization)",
-        paper="Dettmers et al. 2023, arXiv 2305.14314",
-        published=(
-            Published(
-                quantity="peak_saving",
-                value=1 - 48 / 780,
-                setting="LLaMA 65B, paged Adam, more than 780 GB in 16 bits and less than 48 GB",
-                source="arXiv 2305.14314, abstract",
-            ),
-        ),
-        rank=3,
-        variants=(":16",),  # the usual rank
-        libraries=("peft", "actbench.methods.lora.adaptercaches"),
-    )
-
-    @property
-    def facets(self) -> Iterable[Facet]:
-        """Weights are rounded."""
-        return (LossyForward(),)
-
-    def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
-        layers, encoding = set(targets.layers.values()), encodings.build("nf4")
-        for part in lowrank.adapters(model):
-            vars(part)["merge"] = lowrank.refuse_merging
-        return swap(model, lambda layer, _: FrozenLinear(layer, encoding) if layer in layers else None)
-
-    def _left(self, path: str, module: nn.Module) -> Unreached:
-        values = [value for _, value in lowrank.stacked(module)]
-        left, types = super()._left(path, module), sorted({str(value.dtype).removeprefix("torch.") for value in values})
-        reason = f"{left.reason}, and not in 4 bits but in {' and '.join(types)}"
-        return left.model_copy(update={"reason": reason, "weights_bytes": sum(value.nbytes for value in values)})
-
-    def _sites(self, targets: Targets) -> list[Site]:
-        plain = [path for path in targets.layers if path not in targets.adapted]
-        found = [site.model_copy(update={"becomes": f"4 bits, {site.becomes}"}) for site in super()._sites(targets)]
-        return found + [
-            Site(path=path, was=type(targets.layers[path]).__name__, becomes="4 bits, frozen") for path in plain
-        ]

@@ -74,9 +74,9 @@ class Loss:
         to_bias = torch.zeros_like(source.bias) if needs[2] and source.bias is not None else None
         first = 0
         matrix, offset = source.weight.to(source.dtype), cast(source.bias, source.dtype)
-        for x, y in _pieces(rows, self.target, how.pieces):
+        for index, (x, y) in enumerate(pieces_of(rows, self.target, how.pieces)):
             x = x.to(source.dtype)
-            found = _slopes(F.linear(x, matrix, offset), y, self)
+            found = _slopes(self.piece(index, x, matrix, offset), y, self)
             if to_rows is not None:
                 to_rows[first : first + len(x)] = found @ matrix
             if to_weight is not None and to_weight.dtype == found.dtype:
@@ -88,6 +88,10 @@ class Loss:
             del found  # else it exists beside the logits of the next piece
             first += len(x)
         return self.unshaped(to_rows), to_weight, to_bias
+
+    def piece(self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what the layer returns of the rows of a piece, (rows, classes)."""
+        return F.linear(x, weight, bias)
 
     def unshaped(self, to_rows: Tensor | None) -> Tensor | None:
         """Return the gradient of the input of the layer from that of its reshaped rows."""
@@ -166,8 +170,8 @@ class CrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device)
         with no_autocast(hidden):
             matrix, offset = source.weight.to(source.dtype), cast(source.bias, source.dtype)
-            for x, y in _pieces(hidden, target, how.pieces):
-                total += _loss(F.linear(x.to(source.dtype), matrix, offset), y, recipe, how)
+            for x, y in pieces_of(hidden, target, how.pieces):
+                total += loss_of(F.linear(x.to(source.dtype), matrix, offset), y, recipe, how)
         return total
 
     @staticmethod
@@ -185,12 +189,14 @@ def gradient_of(ctx: Any, loss: Loss) -> Slopes:
     return Slopes.of(loss.logits, ((loss, ()),))
 
 
-def _pieces(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces_of(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the rows and the classes of each piece."""
     rows = -(-len(hidden) // pieces) or 1
     return zip(torch.split(hidden, rows), torch.split(target, rows), strict=True)
 
 
-def _loss(logits: Tensor, target: Tensor, recipe: Recipe, how: How) -> Tensor:
+def loss_of(logits: Tensor, target: Tensor, recipe: Recipe, how: How) -> Tensor:
+    """Return the sum of the cross entropy of a piece, at least in float32."""
     finished = done(logits, recipe.scaling)
     finished = finished.to(wide(finished.dtype))
     return F.cross_entropy(

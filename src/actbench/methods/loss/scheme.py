@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, ValidationError, WrapValidator
+from pydantic import PositiveInt, ValidationError, WrapValidator, model_validator
 from torch import nn
 
 from actbench.errors import ConversionError, IdleError, NothingToConvertError
 from actbench.methods.loss.chunkedloss import UNCOMPILABLE, DeferredHead
+from actbench.methods.loss.keptlogits import KeptLogits
 from actbench.methods.loss.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
 from actbench.model.records import Site
 from actbench.packing.refusals import refuse_compiled
@@ -41,11 +42,14 @@ class ChunkedLoss(Scheme):
     unchanged; in training the model's ``logits`` are computed only if something other than cross entropy reads them.
     Not reproduced: fused kernels, and gradients in the forward pass, which save that product but hold the gradient of
     the head's weight, in its type, through the whole backward pass. ``chunked_loss:liger`` has both.
+    With ``keep_logits``, as in torchtune's ``CEWithChunkedOutputLoss``, the logits are kept too, in the type in which
+    the head makes them: no product runs twice, and what is saved is their float32 copy and the softmax.
 
     Attributes:
         pieces: How many pieces the tokens of a batch are cut into; or liger for the authors' kernels, which choose the
             number, run only on CUDA, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
         head: Path of the linear layer that makes the logits, if the model does not name it.
+        keep_logits: Whether the logits are kept for the backward pass in place of being computed again.
     """
 
     name: ClassVar[str] = "chunked_loss"
@@ -60,6 +64,13 @@ class ChunkedLoss(Scheme):
 
     pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
     head: str = ""
+    keep_logits: bool = False
+
+    @model_validator(mode="after")
+    def _own_pieces(self) -> Self:
+        if self.keep_logits and self.pieces == "liger":
+            raise ValueError("keep_logits=true goes with a number of pieces: Liger's kernels keep gradients")
+        return self
 
     @property
     def facets(self) -> Iterable[Facet]:
@@ -83,6 +94,8 @@ class ChunkedLoss(Scheme):
         if self.pieces == "liger":
             check(next(layer.parameters()).device)
             bound, how = DeferredHead(layer, kind=LigerCrossEntropy), "by Liger's kernels"
+        elif self.keep_logits:
+            bound, how = DeferredHead(layer, self.pieces, KeptLogits), f"in {self.pieces} pieces of kept logits"
         else:
             bound, how = DeferredHead(layer, self.pieces), f"in {self.pieces} pieces"
         bound.bind()

@@ -54,7 +54,7 @@ class Hooks:
         self, packer: SavedTensors, bits: float, rules: Rules, *, whole_model: bool = True, leaves_inputs: bool = True
     ) -> None:
         self.packer, self.rules = packer, rules
-        self._whole_model, self._leaves_inputs = whole_model, leaves_inputs
+        self.whole_model, self._leaves_inputs = whole_model, leaves_inputs
         self.bits = bits
         self.entries: dict[str, Occurrences] = {}
         self.sites = self.of_entry("")
@@ -92,7 +92,7 @@ class Hooks:
         """Pack what is saved inside the context: in a pass of a module at this path with these inputs."""
         self.packer.exclude.add(own_tensors(module))
         if self._leaves_inputs:
-            self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry) or not self._whole_model))
+            self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry) or not self.whole_model))
         self.sites = self.of_entry(entry)
         self.sites.begin(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         try:

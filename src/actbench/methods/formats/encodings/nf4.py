@@ -43,14 +43,18 @@ _LEAST_STEP = min(other - one for one, other in pairwise(LEVELS))
 
 
 class Nf4(Encoding):
-    """4-bit NormalFloat in groups of 64 with double quantization: 4.127 bits a number.
+    """4-bit NormalFloat in groups of 64 with double quantization: 4.127 bits a number, or 4.5 without.
 
     Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314, section 3.
     Each number is stored as the nearest of 16 levels times a scale, the largest magnitude of its group. The scales are
     quantized to 8 bits between the two bounds of 256 scales. Parts are the codes of the numbers, two a byte, the codes
     of the scales, 1 byte each, and a word for each 256 scales (:mod:`actbench.methods.actnn.ops.groupquant`). Zeros
     stay zeros. A non-finite value turns the 16,384 numbers whose scales share its bounds into NaN.
+    Without double quantization scales are float32, 4 bytes each, and a non-finite value spoils 64 numbers.
     Not reproduced: the paper stores scales as 8-bit floats of their difference to their mean.
+
+    Attributes:
+        double_quantization: Whether scales are quantized too.
     """
 
     name: ClassVar[str] = "nf4"
@@ -60,13 +64,18 @@ class Nf4(Encoding):
     group_size: ClassVar[int] = 64
     scales_together: ClassVar[int] = 256
 
+    double_quantization: bool = True
+
     @property
     def unit(self) -> int:
-        """The elements whose scales share two bounds."""
-        return self.group_size * self.scales_together
+        """The elements whose scales share two bounds, or that share a scale."""
+        return self.group_size * (self.scales_together if self.double_quantization else 1)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return (ceil(n / 2),) uint8, (ceil(n / 64),) uint8 and (ceil(n / 16384),) int32; no noise is drawn."""
+        """Return (ceil(n / 2),) uint8, (ceil(n / 64),) uint8 and (ceil(n / 16384),) int32; no noise is drawn.
+
+        Without double quantization the second is (ceil(n / 64),) int32, the bits of float32, and there is no third.
+        """
         values = flat(x)
         codes = values.new_empty(bitpack.packed_bytes(values.numel(), 4), dtype=torch.uint8)
         scales = values.new_empty(self._groups(values.numel()), dtype=torch.float32)
@@ -79,6 +88,8 @@ class Nf4(Encoding):
             shares = grouped / torch.where(largest > 0, largest, 1.0)[:, None]
             nearest = torch.bucketize(shares, between, out_int32=True).clamp_(max=15).to(torch.uint8)
             codes[first // 2 : (last + 1) // 2] = bitpack.pack_codes(nearest.view(-1)[: last - first], 4)
+        if not self.double_quantization:
+            return codes, scales.view(torch.int32)
         return codes, *groupquant.encode(scales, 8, self.scales_together, seed, False)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -101,14 +112,18 @@ class Nf4(Encoding):
         return (self._scales(parts, count) * (_LEAST_STEP / 2)).repeat_interleave(self.group_size)[:count]
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return ``ceil(n / 2) + ceil(n / 64) + 4 ceil(n / 16384)``."""
+        """Return ``ceil(n / 2) + ceil(n / 64) + 4 ceil(n / 16384)``, or ``ceil(n / 2) + 4 ceil(n / 64)``."""
         count = math.prod(shape)
+        if not self.double_quantization:
+            return bitpack.packed_bytes(count, 4) + 4 * self._groups(count)
         return bitpack.packed_bytes(count, 4) + groupquant.packed_bytes(self._groups(count), 8, self.scales_together)
 
     def _groups(self, count: int) -> int:
         return -(-count // self.group_size)
 
     def _scales(self, parts: Parts, count: int) -> Tensor:
+        if not self.double_quantization:
+            return parts[1].view(torch.float32)
         _, codes, words = parts
         return groupquant.decode(codes, words, 8, self.scales_together, 0, self._groups(count), torch.float32)
 

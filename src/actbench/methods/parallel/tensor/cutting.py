@@ -28,7 +28,10 @@ def check(model: nn.Module, plan: Plan, size: int, scheme: str) -> None:
                 f"{scheme}: {place.path} is a {type(inner).__name__}, and only nn.Linear and Conv1D are cut; leave out "
                 "the scheme that made it, or tp"
             )
-        if inner is not layer and not hasattr(layer, "lora_A"):
+        plain = hasattr(layer, "lora_A") and not len(
+            getattr(layer, "lora_magnitude_vector", ())
+        )  # DoRA's, of whole rows
+        if inner is not layer and not plain:
             raise ConversionError(f"{scheme}: {place.path} has adapters that are not LoRA's, which are not cut")
         outputs, inputs = widths(inner)
         wide = (outputs // place.blocks if place.cut == "columns" else inputs) // place.unit
