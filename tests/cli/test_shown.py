@@ -15,17 +15,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FIGURES = [
-    pytest.param(shlex.split(command.replace("\\\n", " ")), shown, id=f"{page} {command.split()[1]}")
-    for page in ("README.md", "docs/run.md")
-    for command, shown in _FIGURE.findall((ROOT / page).read_text(encoding="utf-8"))
+    pytest.param(shlex.split(command.replace("\\\n", " ")), shown, id=f"{page} {place} {command.split()[1]}")
+    for page in ("README.md", "docs/run.md", "docs/questions.md")
+    for place, (command, shown) in enumerate(_FIGURE.findall((ROOT / page).read_text(encoding="utf-8")), 1)
     if not shown.startswith("actbench ")
 ]
 
 
-def test_the_readme_shows_three_commands() -> None:
-    assert [case.id for case in FIGURES if case.id.startswith("README")] == [
-        f"README.md {verb}" for verb in ("run", "measure", "fit")
+def test_the_readme_shows_three_commands_and_the_questions_ten() -> None:
+    named = [str(case.id) for case in FIGURES]
+
+    assert [name for name in named if name.startswith("README")] == [
+        "README.md 1 run",
+        "README.md 2 measure",
+        "README.md 3 fit",
     ]
+    assert sum(name.startswith("docs/questions") for name in named) == 10
 
 
 @pytest.mark.slow
