@@ -6,14 +6,14 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help check format lint types test plugin slow demo gpu tables pages clean
+.PHONY: help check format lint types test plugin slow demo gpu docs tables pages clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint,docs]"
 	touch $@
 
 check: lint types test  ## all that a commit needs: ruff, mypy and the tests that are not slow
@@ -49,11 +49,13 @@ gpu:  ## on a machine with a GPU: measure on it, records to $(RESULTS); all step
 tables: $(READY)  ## every table under results/, anew from its records
 	$(BIN)/python -c "from pathlib import Path; from actbench.run.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
 
-pages: $(READY)  ## the pages under docs/reports, and the picture of one by an installed Chromium
+docs: $(READY)  ## the documentation as a site, strictly and offline, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+pages: $(READY)  ## the README's picture, and the pages under docs/reports
+	$(BIN)/python benchmarks/picture.py > docs/images/memory.svg
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,1010 --virtual-time-budget=10000 \
-		--screenshot=docs/images/report.png docs/reports/quickstart.html
 
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

@@ -1,8 +1,10 @@
-"""What is committed under results/ and shown in the README is what the records say."""
+"""What is committed under results/ and shown on pages is what the records say."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 FILES = kinds.files_below(ROOT / "results")
 RUNS = sorted((ROOT / "results").rglob("*.runs.jsonl"))
 FITS = sorted((ROOT / "results").rglob("*.fit.jsonl"))
-README = (ROOT / "README.md").read_text()
-SHOWN = re.findall(r"<!-- (results/[\w./-]+) -->\n((?:\|.*\n)+)", README + (ROOT / "docs" / "fit.md").read_text())
+PAGES = "".join(page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+SHOWN = re.findall(r"<!-- (results/[\w./-]+) -->\n((?:\|.*\n)+)", PAGES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -59,12 +61,13 @@ def test_committed_records_come_from_committed_code(file: Path) -> None:
     assert not any(record.versions.dirty for record in store.read_results(file).records)
 
 
-def test_the_readme_shows_results() -> None:
-    assert {folder for folder, _ in SHOWN} >= {"results/quickstart", "results/agreement", "results/fewbit-roberta"}
+def test_pages_show_results() -> None:
+    named = {"quickstart", "agreement", "fewbit-roberta", "t4-largest", "actnn-memory", "finetune-8b", "shard-70b"}
+    assert {folder for folder, _ in SHOWN} >= {f"results/{name}" for name in named}
 
 
 @pytest.mark.parametrize(("folder", "table"), SHOWN, ids=[folder for folder, _ in SHOWN])
-def test_every_row_of_the_readme_stands_in_the_results(folder: str, table: str) -> None:
+def test_every_row_of_a_page_stands_in_the_results(folder: str, table: str) -> None:
     texts = [file.read_text() for file in (ROOT / folder).glob("*.md")]
     if (ROOT / "recipes" / f"{Path(folder).name}.toml").exists():
         records, _ = store.read_all(kinds.files_in([ROOT / folder]))
@@ -77,7 +80,7 @@ def test_every_row_of_the_readme_stands_in_the_results(folder: str, table: str) 
         assert any(cells_of(line) <= row for row in committed), line
 
 
-def test_the_readme_shows_what_quickstart_prints() -> None:
+def test_the_start_page_shows_what_quickstart_prints() -> None:
     [shown] = [table for folder, table in SHOWN if folder == "results/quickstart"]
     recipe = recipes.load("quickstart")
     records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]))
@@ -85,6 +88,15 @@ def test_the_readme_shows_what_quickstart_prints() -> None:
 
     assert recipe.columns
     assert shown in markdown(table)
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_records() -> None:
+    """``make pages`` writes it."""
+    drawn = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "picture.py"], capture_output=True, text=True, check=True
+    )
+
+    assert (ROOT / "docs" / "images" / "memory.svg").read_text() == drawn.stdout
 
 
 def cells_of(line: str) -> set[str]:

@@ -94,7 +94,7 @@ def test_one_scheme_is_no_stack(cli, tmp_path):
     ended = cli("sweep", *SMALL, "--cumulative", "--output", tmp_path)
 
     assert ended.status == 2
-    assert "cumulative adds schemes one after the other: give at least two beside exact" in ended.err
+    assert "cumulative adds schemes one after the other: give at least two in addition to exact" in ended.err
 
 
 def test_a_mistyped_column_is_refused_before_anything_is_measured(cli, tmp_path):

@@ -88,7 +88,7 @@ class SchemeFlags:
         short += [] if self.linear is None else [self.linear]
         if short and len(given) > 1:
             raise UsageError(
-                "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme beside them"
+                "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme with them"
             )
         found = ["+".join([*given, *short])] if short else given
         return checked_schemes(found, self.scheme_flags)

@@ -280,7 +280,7 @@ def finish(
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
     remark(f"{summary.measured} {did}, {summary.failed} failed, {summary.skipped} taken from the results file")
     if comparison.path is not None:
-        remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
+        remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]
     over_limit = any(isinstance(outcome, Measurement) and not outcome.fits for outcome in outcomes)
     if any(isinstance(outcome, Failure) for outcome in outcomes) or (over_limit and require_fit):

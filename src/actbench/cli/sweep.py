@@ -36,7 +36,7 @@ TimeByOption = Annotated[
     Literal["operator"] | None,
     option(
         "--time-by",
-        "operator: list the ten operators that take most of a step's estimated time, exact beside schemes.",
+        "operator: list the ten operators that take most of a step's estimated time, for exact and for each scheme.",
         show_default=False,
     ),
 ]
@@ -76,9 +76,9 @@ def sweep(
     """Measure a grid of models, batch sizes and schemes, and print the comparison.
 
     Each case runs in its own process, and its row is stored as soon as it ends, in OUTPUT/RECIPE/MACHINE.jsonl, with
-    the tables beside it. Run the same command again to continue where it stopped. A case that takes too long, crashes
-    or runs out of a device's memory is a row with the reason. A measured case that needs more memory than it may use
-    is a row with all its numbers and the excess.
+    the tables in the same folder. Run the same command again to continue where it stopped. A case that takes too long,
+    crashes or runs out of a device's memory is a row with the reason. A measured case that needs more memory than it
+    may use is a row with all its numbers and the excess.
 
     Exit status: 0 all cases measured, 1 some case failed (with --require-fit: or is over its limit), 2 wrong usage.
 
@@ -132,7 +132,7 @@ def measure(
     output: OutputOption = None,
     exports: ResultFlags,
 ) -> None:
-    """Measure one model with a scheme beside the exact model.
+    """Measure one model with schemes, and compare them with the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
     is measured: it lists what the schemes (or else the exact model) save for backward, by module, operator, reason and

@@ -204,7 +204,7 @@ class Session:
             found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
             found = self._world.whole(found, self.setup.module)
         if exact is None or found is None:
-            return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
+            return {}, ("gradient quality is unknown: the exact step does not fit in memory together with it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
         del found, exact
         diagnostics = _if_it_fits(self._diagnostics)

@@ -138,9 +138,9 @@ def _refuse_apart(parts: Sequence[Scheme], text: str) -> None:
     adapting = next((part for part in parts if (facet := part.facet(Adaptive)) and facet.by_gradients), None)
     if sharing and adapting:
         raise SpecError(
-            f"scheme {text!r}: {adapting.name} shares out bits by gradients, of which each process of {sharing.name} "
-            f"has others: what all of them have would be packed otherwise in each; take {adapting.name} with bits that "
-            "are fixed (gact:L1, actnn:L2), or leave one of the two out"
+            f"scheme {text!r}: {adapting.name} allocates bits by gradients, and ranks of {sharing.name} have different "
+            f"ones: they would pack the same tensor in different bits; take {adapting.name} with fixed bits (gact:L1, "
+            "actnn:L2), or leave one of the two out"
         )
 
 

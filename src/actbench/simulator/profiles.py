@@ -139,7 +139,7 @@ def read_device_table(path: Path) -> DeviceTable:
             f"{flag}: there is no kind of operator {', '.join(sorted(unknown))}; known: {', '.join(published().kinds)}"
         )
     if (table.efficiencies or table.operators) and table.host is None:
-        raise UsageError(f"{flag}: efficiencies and operators need the table [host] beside them")
+        raise UsageError(f"{flag}: efficiencies and operators need the table [host], too")
     some = [name for name in _TIMED if name in table.model_fields_set]
     if some and not table.has_rates:
         raise UsageError(f"{flag}: fp32, bandwidth, link and launch belong together; it has {', '.join(some)}")

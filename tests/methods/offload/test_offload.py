@@ -114,7 +114,7 @@ def test_randomized_and_checkpoint_keep_what_checkpoint_keeps():
 
 def test_hooks_that_would_hide_it_are_refused():
     model = convert(plain(), "gact").module
-    with pytest.raises(ConversionError, match="only the innermost run, so that offload would move none"):
+    with pytest.raises(ConversionError, match="Only the innermost hooks run, so offload would move nothing"):
         convert(model)
 
 

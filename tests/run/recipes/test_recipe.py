@@ -289,7 +289,7 @@ def test_a_flag_makes_any_recipe_cumulative(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("cumulative = true", "cumulative adds schemes one after the other: give at least two beside exact"),
+        ("cumulative = true", "cumulative adds schemes one after the other: give at least two in addition to exact"),
         ('columns = ["peak", "peek"]', "columns: there is no column 'peek'; did you mean peak"),
         ("columns = [1]", "columns: there is no column '1'"),
     ],

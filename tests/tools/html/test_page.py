@@ -127,7 +127,7 @@ def test_charts_hold_the_values_of_records(make_record: MakeRecord) -> None:
         "c": (4.0, 700),
     }
     assert [row["scheme"] for row in frontier if row["frontier"]] == ["exact", "a", "c"]
-    assert {row["scheme"]: row["gradient_error"] for row in values_of(page, "Gradient error beside memory")} == {
+    assert {row["scheme"]: row["gradient_error"] for row in values_of(page, "Gradient error and memory")} == {
         "a": 0.0,
         "b": 0.5,
     }

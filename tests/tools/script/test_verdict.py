@@ -37,7 +37,7 @@ def test_a_script_that_fits_has_so_much_to_spare(make_record: MakeRecord) -> Non
         "train.py fits into the 24.00 GiB of rtx-4090, with 14.00 GiB to spare: the peak of a step is 10.00 GiB in the "
         "forward pass."
     )
-    assert context == "The CUDA context of a process takes some 0.5 GiB more, which is no part of these."
+    assert context == "The CUDA context of a process takes some 0.5 GiB more, not included here."
 
 
 def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> None:

@@ -77,7 +77,7 @@ class Compile(Scheme):
         if refused is not None:
             raise ConversionError(
                 f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave one of the two out, or take fewbit "
-                "or randomized beside it"
+                "or randomized with it"
             )
         bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph)
         bound.bind()

@@ -49,7 +49,7 @@ class Lora(Scheme):
     name: ClassVar[str] = "lora"
     positional: ClassVar[str | None] = "r"
     card: ClassVar[Card] = Card(
-        summary="low-rank matrices beside frozen weights (peft): few parameters are trained",
+        summary="low-rank matrices next to frozen weights (peft): few parameters are trained",
         paper="Hu et al. 2021, arXiv 2106.09685",
         published=(
             Published(
@@ -136,5 +136,5 @@ class Lora(Scheme):
         ]
         for path in targets.saved:
             was = "classifier" if path == targets.head else "module"
-            found.append(Site(path=path, was=was, becomes="trained whole, beside a frozen copy"))
+            found.append(Site(path=path, was=was, becomes="trained whole; a frozen copy is kept"))
         return found

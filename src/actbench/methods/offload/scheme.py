@@ -64,8 +64,8 @@ class Offload(Scheme):
             raise ConversionError("offload: the model offloads its saved tensors already; convert the original model")
         if HookedForward.of(setup.module) is not None:
             raise ConversionError(
-                "offload: the model packs its saved tensors by hooks, of which only the innermost run, so that offload "
-                "would move none of them; gact:L3 moves what it has packed"
+                "offload: the model packs its saved tensors by hooks already. Only the innermost hooks run, so offload "
+                "would move nothing; gact:L3 moves what it has packed"
             )
         refuse_compiled(setup.module, *OFFLOAD)
         bound = OffloadedForward(setup.module)

@@ -81,7 +81,7 @@ class Recipe(BaseRecipe):
 
     def _check_repeats(self) -> None:
         if self.cumulative and len([row for row in self.scheme if row.is_added]) < 2:
-            raise ValueError("cumulative adds schemes one after the other: give at least two beside exact")
+            raise ValueError("cumulative adds schemes one after the other: give at least two in addition to exact")
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
         meters = {meter for grid in self.workload for meter in self._meters(grid)}
         for place, row in enumerate(self.scheme):

@@ -89,7 +89,7 @@ def calibration_table(report: CalibrationReport) -> Table:
         f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}.",
         f"{report.timed} operators were timed in {report.seconds:.0f} s.",
         f"Peak rates: {peaks}; {links}.",
-        f"The host needs, beside what operators take: {_of_host(report.host)}.",
+        f"The host needs, in addition to what operators take: {_of_host(report.host)}.",
         "Share: of the peak rate of the type, or of the bandwidth; more than 100 % where caches help.",
         *report.notes,
     ]

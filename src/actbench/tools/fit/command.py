@@ -209,7 +209,7 @@ def _remarks(found: Fit) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
     remark(f"{found.simulated} cases simulated whole, {known} taken from the results file")
     if found.path is not None:
-        remark(f"results: {found.path} (tables beside it, as .md and .csv)")
+        remark(f"results: {found.path} (tables in the same folder, as .md and .csv)")
     for why in found.refused:
         remark(f"not for this model: {why}")
     for why in found.kept:

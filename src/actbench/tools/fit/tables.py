@@ -152,7 +152,7 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
     tables[0] = replace(tables[0], lead=(verdict,) if verdict else answer(found), notes=notes)
     pairs = _pairs(found)
     if pairs:
-        tables.append(fill(f"Measured beside estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
+        tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
     return (*tables, *_frontiers(found, about))
 
 

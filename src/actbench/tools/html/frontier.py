@@ -152,7 +152,7 @@ def error_beside_memory(rows: Values, memory: Scale) -> Picture:
     }
     about = "Relative L2 distance of one gradient from the exact model's. Zero is the exact gradient."
     return Picture(
-        "Gradient error beside memory",
+        "Gradient error and memory",
         about,
         spec(values, [points, *([_names(None, x, y)] if len(rows) <= _FEW else [])]),
     )

@@ -33,7 +33,7 @@ from actbench.units import parse_bytes
 Target = Annotated[
     str,
     argument(
-        "SCRIPT.py|MODULE", "The script; with -m, the module. All that follows is its own, as python takes it.", named
+        "SCRIPT.py|MODULE", "The script; with -m, the module. All that follows is passed to it, as python does.", named
     ),
 ]
 Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the script.")]
@@ -50,7 +50,7 @@ def run_script(
     scheme: SchemeOption = None,
     batch_size: Annotated[
         int | None,
-        count_option("--batch-size -b", "Rows of a batch, in place of those of the script's DataLoader."),
+        count_option("--batch-size -b", "Rows of a batch, instead of the script's own number."),
     ] = None,
     meter: Annotated[
         Literal["simulated", "cpu", "cuda"],
@@ -87,12 +87,13 @@ def run_script(
 ) -> None:
     """Run a training script, unchanged, on a card that need not be there: does it fit, and what holds the memory?
 
-    The script runs in a process of its own until two steps of its optimizer are equal, on fake tensors: its data is
-    loaded for real, no weight is computed, and it ends before it saves. Printed are whether a step fits and by how
-    much not, its peak by phase, kind, line of the script and module, its estimated time, and schemes worth trying.
-    With --scheme there is a row beside the unchanged script for each. With --quiet what the script prints is left out.
+    The script runs on fake tensors, in a separate process, until two steps of its optimizer are equal. Its data is
+    loaded for real, no weight is computed, and it ends before it saves anything. The output says whether a step fits
+    and how much memory is missing, then the peak by phase, kind, line of the script and module, the estimated time,
+    and schemes worth trying. Each --scheme adds a row to compare with the unchanged script.
+    With --quiet what the script prints is left out.
 
-    Options stand before the script; everything behind it is the script's own. Its code runs as python would run it:
+    Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
     run no script that you do not trust.
 
     Exit status: 0 all measured, 1 the script or a scheme failed (with --require-fit: or is over its limit), 2 wrong

@@ -71,7 +71,7 @@ def _reserved(measured: Measurement) -> list[str]:
 
 
 def _context(record: MeasuredRecord, measured: Measurement) -> str:
-    told = f"The CUDA context of a process takes some {CONTEXT_BYTES / GIB:.1f} GiB more, which is no part of these"
+    told = f"The CUDA context of a process takes some {CONTEXT_BYTES / GIB:.1f} GiB more, not included here"
     limit, needed = measured.memory_limit_bytes, needed_bytes(measured)
     is_whole_card = limit is not None and record.case.memory_limit_bytes is None and record.case.meter == "simulated"
     if limit is not None and is_whole_card and measured.fits and needed + CONTEXT_BYTES > limit:

@@ -169,7 +169,7 @@ def test_wrong_specifications_are_refused(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["gact:L2", "gact:L1,auto_prec=true", "actnn:L3", "actnn:L2,per_sample=true"])
 def test_bits_by_gradients_that_each_process_has_others_of_are_refused(spec: str) -> None:
-    with pytest.raises(SpecError, match="shares out bits by gradients, of which each process of tp has others"):
+    with pytest.raises(SpecError, match="allocates bits by gradients, and ranks of tp have different ones"):
         schemes.build(f"tp:2+{spec}")
 
 
