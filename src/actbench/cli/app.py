@@ -25,8 +25,8 @@ PANELS = {
         "--trust-remote-code --seed --module"
     ),
     "Which schemes": (
-        "--scheme --base --cumulative --gelu-bits --activation-bits --linear --max-slowdown --max-gradient-error "
-        "--exact"
+        "--scheme --base --cumulative --no-exact --gelu-bits --activation-bits --linear --max-slowdown "
+        "--max-gradient-error --exact"
     ),
     "How it is measured": (
         "--meter --device-profile --memory-limit --gpus --max-batch --longest-sequence --largest-batch --which-card "

@@ -14,8 +14,7 @@ from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
-from actbench.model.declared import check_device_profile
-from actbench.model.records import Attention, Optimizer, Task, WeightsChoice, whole_name
+from actbench.model.records import Attention, Task, WeightsChoice, whole_name
 
 
 def _float_type(text: str) -> str:
@@ -190,71 +189,6 @@ class DeviceFlags:
             metavar="NAME|FILE",
         ),
     ] = None
-
-
-@dataclass(frozen=True)
-class CaseFlags(ModelFlags, DeviceFlags):
-    """Flags: which schemes are applied to what, and how they are measured."""
-
-    batch_size: Annotated[
-        str | None,
-        option(
-            "--batch-size -b",
-            "8, a list 8,16,32, or a range 8-512*2 or 8-64+8; of one process, under fsdp, zero1 and ddp.",
-            metavar="RANGE",
-            show_default=False,
-        ),
-    ] = None
-    meter: Annotated[
-        list[str] | None,
-        option(
-            "--meter -m",
-            "simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a GPU, "
-            "otherwise simulated.",
-            metavar="METER",
-        ),
-    ] = None
-    optimizer: Annotated[
-        Optimizer | None,
-        option(
-            "--optimizer",
-            "adamw, adamw-fused (the default of transformers' Trainer), adam, adafactor, muon, sgd, sgd-momentum or "
-            "sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function returns, or else "
-            "adamw.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None
-    steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
-    seconds: Annotated[
-        float | None, seconds_option("--seconds", "At least so many seconds of timed steps of a case.")
-    ] = None
-
-    @property
-    def workload(self) -> dict[str, Any]:
-        """The given flags, by field of a recipe's ``[workload]``."""
-        from actbench.run.recipes.sections import WorkloadGrid
-
-        return self.given(WorkloadGrid.model_fields)
-
-    @property
-    def measure(self) -> dict[str, Any]:
-        """The given flags, by field of a recipe's ``[measure]``."""
-        meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
-        if self.device_profile is not None:
-            check_device_profile(self.device_profile)
-        flags = {
-            "meters": meters,
-            "device_profile": self.device_profile,
-            "memory_limit": self.memory_limit,
-            "largest_batch": True if self.max_batch else None,
-            "seed": self.seed,
-            "min_steps": self.steps,
-            "min_seconds": self.seconds,
-        }
-        if self.device_profile is None and {"simulated", "cpu"} == set(meters or ()):
-            flags["device_profile"] = "cpu"  # so the simulation estimates the measured CPU
-        return {name: value for name, value in flags.items() if value is not None}
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:

@@ -69,9 +69,13 @@ def _sortable(value: Any) -> tuple[Any, ...]:
     return value is not None, value if isinstance(value, int | float) else 0, str(value)
 
 
-def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
-    """Return the position of each scheme among all; two spellings of one scheme share a position."""
-    keys = {scheme: _key(scheme) for scheme in set(schemes)}
+def scheme_places(schemes: Iterable[str], first: Sequence[str] = ()) -> dict[str, int]:
+    """Return the position of each scheme among all; two spellings of one scheme share a position.
+
+    Those in ``first`` come first, in their order there.
+    """
+    given = {scheme: place for place, scheme in enumerate(first)}
+    keys = {scheme: (given.get(scheme, len(given)), _key(scheme)) for scheme in set(schemes)}
     places = {key: place for place, key in enumerate(sorted(set(keys.values())))}
     return {scheme: places[key] for scheme, key in keys.items()}
 
