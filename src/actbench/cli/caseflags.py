@@ -25,7 +25,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
             show_default=False,
         ),
     ] = None
-    sequence_length: Annotated[  # type: ignore[assignment]  # verbs of one case take one length
+    sequence_length: Annotated[
         str | None,
         option(
             "--sequence-length",
@@ -33,7 +33,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
             metavar="RANGE",
             show_default=False,
         ),
-    ] = None
+    ] = None  # type: ignore[assignment]  # verbs of one case take one length
     no_exact: Annotated[
         bool, option("--no-exact", "Measure neither the unchanged model nor errors of gradients, which need it.")
     ] = False

@@ -9,16 +9,32 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
+from actbench.cli.app import (
+    argument,
+    count_option,
+    named,
+    one_of,
+    option,
+    path_named,
+    place_of,
+    seconds_option,
+    whole_number,
+)
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
+from actbench.model.imagesizes import image_size
 from actbench.model.records import Attention, Task, WeightsChoice, whole_name
 
 
 def _float_type(text: str) -> str:
     return one_of(whole_name(text), ("float32", "bfloat16", "float16"))
+
+
+def _image_size(text: str) -> int | str:
+    """Return a size of images, as read by :func:`actbench.model.imagesizes.image_size`; typer tells of a ValueError."""
+    return image_size(text, int) if "x" in text else whole_number(text)
 
 
 def _half_type(text: str) -> str:
@@ -120,8 +136,23 @@ class StepFlags:
     sequence_length: Annotated[
         int | None, count_option("--sequence-length", "Tokens per sample (default 128).", show_default=False)
     ] = None
+    target_length: Annotated[
+        int | None,
+        count_option(
+            "--target-length",
+            "Tokens that an encoder-decoder model writes (default: as many as it reads).",
+            show_default=False,
+        ),
+    ] = None
     image_size: Annotated[
-        int | None, count_option("--image-size", "Height and width of images.", show_default=False)
+        str | None,
+        option(
+            "--image-size",
+            "Pixels of an edge of square images, or HEIGHTxWIDTH: 224, 512x1024.",
+            metavar="SIZE",
+            parser=_image_size,
+            show_default=False,
+        ),
     ] = None
     attention: Annotated[
         Attention | None, option("--attention", "Attention implementation of Hugging Face models.")

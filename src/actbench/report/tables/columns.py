@@ -107,6 +107,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or _setting(entry, "task")),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
+    Column("target_length", "Target length", "count", lambda entry: getattr(entry.built, "target_length", None)),
     Column("image_size", "Image size", "count", computed.image_size),
     Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),

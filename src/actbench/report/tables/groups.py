@@ -30,7 +30,10 @@ _HOW_MEASURED = (
 _NAMED = ("model", "batch_size", "meter", "scheme")
 _WORKLOAD = tuple(name for name in Case.model_fields if name not in (*_NAMED, *_HOW_MEASURED))
 _HOW = tuple(name for name in Case.model_fields if name in _HOW_MEASURED)
-_BUILT_FROM = ("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code", "script")
+_BUILT_FROM = (
+    *("model", "task", "sequence_length", "target_length", "image_size", "dtype", "optimizer", "trust_remote_code"),
+    "script",
+)
 
 FIELDS = ("model", *_WORKLOAD, "batch_size", "meter", *_HOW)
 """Fields of the case, in the order in which rows are sorted by them."""
