@@ -50,9 +50,9 @@ class CaseFlags(ModelFlags, DeviceFlags):
         Optimizer | None,
         option(
             "--optimizer",
-            "adamw, adamw-fused (the default of transformers' Trainer), adam, adafactor, muon, sgd, sgd-momentum or "
-            "sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function returns, or else "
-            "adamw.",
+            "adamw, adamw-fused (the default of transformers' Trainer), adamw-loop, adam, adafactor, muon, sgd, "
+            "sgd-momentum or sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function "
+            "returns, or else adamw.",
             metavar="NAME",
             show_default=False,
         ),

@@ -49,7 +49,9 @@ def whole_name(value: Any) -> Any:
 
 FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
 HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
-Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
+Optimizer = Literal[
+    "adamw", "adamw-fused", "adamw-loop", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"
+]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 
 LATER: Final[dict[str, Any]] = {"target_length": None}
