@@ -76,7 +76,7 @@ def test_a_small_batch_is_cut_into_its_rows_and_says_so() -> None:
 
 @pytest.mark.slow
 def test_the_largest_batch_is_larger() -> None:
-    limit = {"meter": "simulated", "memory_limit_bytes": 16 * 2**20, "find_largest_batch": True, "batch_size": 1}
+    limit = {"meter": "simulated", "memory_limit_bytes": 24 * 2**20, "find_largest_batch": True, "batch_size": 1}
 
     assert measured("accumulate:4", **limit).largest_batch > 1.5 * measured("exact", **limit).largest_batch
 

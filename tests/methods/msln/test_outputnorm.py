@@ -162,6 +162,33 @@ def test_under_autocast_outputs_and_gradients_are_the_exact_layers(dtype: torch.
             assert (found - wanted).norm() < 0.02 * wanted.norm()
 
 
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - {"two dimensions"}))
+def test_under_autocast_linear_layers_share_an_output_that_is_cast(name: str) -> None:
+    """Two layers behind a norm keep its output in bfloat16 once; the copies that they would make are those bits."""
+    exact = nn.ModuleDict({"norm": made(name), "q": nn.Linear(64, 8), "v": nn.Linear(64, 8)})
+
+    class Both(nn.Module):
+        def __init__(self, parts: nn.ModuleDict) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.parts["norm"](x)
+            return self.parts["q"](y) + self.parts["v"](y)
+
+    plain, x = Both(exact), torch.randn(9, 64)
+    model = converted(plain, "msln,cast=true")
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(x), plain(x))
+        shared = kept(model, x.clone().requires_grad_())
+        for found, wanted in zip(gradients(model, x), gradients(plain, x), strict=True):
+            assert (found - wanted).norm() < 0.02 * wanted.norm()
+    weights = 2 * 8 * 64 * 2  # their copies in bfloat16
+    assert shared == 9 * 64 * 2 + 9 * 4 + weights
+    assert torch.equal(model(x), plain(x))  # without autocast nothing is cast
+
+
 def test_what_a_norm_computes_decides_and_not_its_name() -> None:
     class Scaling(LlamaRMSNorm):
         pass

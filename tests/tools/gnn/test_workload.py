@@ -113,7 +113,7 @@ def test_a_gcn_of_full_size_keeps_what_its_layers_keep() -> None:
 
 @pytest.mark.slow
 def test_the_largest_number_of_graphs_is_found() -> None:
-    found = bench.measure(case("gcn", meter="simulated", find_largest_batch=True, memory_limit_bytes=20_000_000))
+    found = bench.measure(case("gcn", meter="simulated", find_largest_batch=True, memory_limit_bytes=40_000_000))
 
     assert found.largest_batch is not None
     assert found.largest_batch > 1

@@ -58,12 +58,16 @@ def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path) -> None:
-    """What the scaler and the step before hold at the peak is four blocks of 512 bytes more in all."""
+    """At the peak, in the backward pass of the cross entropy, five blocks of 512 bytes are there more.
+
+    They are the scale, its growth, the norm of the clipped gradients of the step before, the scaled loss and the
+    gradient of the loss, which is a product by the scale.
+    """
     words = [str(SCRIPTS / "nanogpt.py"), *NANOGPT.split()]
 
     simulated = peak(["run", "--device-profile", PROFILE, "--quiet", *words], tmp_path)
 
-    assert simulated == measured("nanogpt", tmp_path, "--autocast", "fp16") + 4 * 512
+    assert simulated == measured("nanogpt", tmp_path, "--autocast", "fp16") + 5 * 512
 
 
 @pytest.mark.slow

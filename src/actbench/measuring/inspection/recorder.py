@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,15 +34,18 @@ Around = Callable[[str], Callable[[], object]]
 
 
 class RunningModules:
-    """Follows which module runs, by hooks on all modules.
+    """Follows which module runs, by hooks on all modules, or on those at ``paths``.
 
     Attributes:
         calls: How often each module ran so far, by path.
     """
 
-    def __init__(self, module: nn.Module, around: Around | None = None) -> None:
-        self.calls = {path: 0 for path, _ in module.named_modules()}
-        self._module = module
+    def __init__(
+        self, module: nn.Module, around: Around | None = None, *, paths: Collection[str] | None = None
+    ) -> None:
+        named = module.named_modules()
+        self._modules = {path: each for path, each in named if paths is None or path in paths}
+        self.calls = dict.fromkeys(self._modules, 0)
         self._around = around or (lambda path: lambda: None)
         self._active: list[tuple[str, Callable[[], object]]] = []
         # autograd counts nodes per thread; recomputation in the backward pass on a GPU runs in another thread
@@ -54,7 +57,7 @@ class RunningModules:
         """Follow modules inside the block, whose thread runs forward passes; remove the hooks at the end."""
         self._thread = threading.get_ident()
         with ExitStack() as handles:
-            for path, child in self._module.named_modules():
+            for path, child in self._modules.items():
                 enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
                 handles.callback(enter.remove)
                 leave = child.register_forward_hook(self._leave, always_call=True)

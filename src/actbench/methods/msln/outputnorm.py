@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.func import functional_call
 
 from actbench.packing import savedtensors
-from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype, wide
+from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype, product_dtype, wide
 from actbench.packing.refusals import first_order, refuse_compiling, saved_output
 from actbench.packing.replacement import made_class, standing_in, without_hooks
 
@@ -44,10 +44,19 @@ class NormFromOutput(torch.autograd.Function):
     """Layer norm or RMS norm whose backward pass reads the output and 1 / deviation of each row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, run: Run, centered: bool) -> Tensor:
-        """Return the first result of ``run(x)``, and save it with the second; ``centered`` for layer norm."""
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        run: Run,
+        centered: bool,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return the first result of ``run(x)`` in a type, and save it with the second; ``centered`` for layer norm."""
         ctx.dtypes, ctx.centered = dtypes_of(x, weight, bias), centered
         output, rstd = run(x)
+        output = output if dtype is None else output.to(dtype)
         savedtensors.packed(x, rstd)
         ctx.save_for_backward(output, rstd, weight, bias)
         return output
@@ -79,18 +88,23 @@ class NormFromOutput(torch.autograd.Function):
                     work.sub_(work.mean(1, keepdim=True))
                 work.sub_(xhat.mul_(slope[:, None])).mul_(rstd.view(-1, 1))
                 found[0] = work.view_as(grad)
-        return *cast_all(found, ctx.dtypes), None, None
+        return *cast_all(found, ctx.dtypes), None, None, None
 
 
 class FromOutput(nn.Module):
-    """A base class, put before a norm's own, that saves the output; the norm runs plain if its weights forbid it."""
+    """A base class, put before a norm's own, that saves the output; the norm runs plain if its weights forbid it.
+
+    Attributes:
+        casts: Whether autocast's type is that of the output, as linear layers take it.
+    """
 
     weight: Any
     bias: Any
+    casts: bool
     uncompilable = VALUES
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit."""
+        """Return what the exact layer returns, bit for bit, in autocast's type if the layer casts."""
         bias = getattr(self, "bias", None)
         wanted = any(each is not None and each.requires_grad for each in (input, self.weight, bias))
         if not (torch.is_grad_enabled() and wanted and input.numel()):
@@ -100,7 +114,8 @@ class FromOutput(nn.Module):
         output: Tensor
         if why_not(self) is None:
             centered = isinstance(self, nn.LayerNorm)
-            output = NormFromOutput.apply(input, self.weight, bias, self._run(super().forward), centered)
+            run, dtype = self._run(super().forward), product_dtype(input) if self.casts else None
+            output = NormFromOutput.apply(input, self.weight, bias, run, centered, dtype)
         else:
             output = super().forward(input)
         return output
@@ -215,7 +230,7 @@ def _class_for(kind: type[Any]) -> type[Any]:
     return made_class(f"{kind.__name__}FromOutput", (FromOutput, kind), _class_for, kind)
 
 
-def from_output(layer: nn.Module) -> nn.Module:
-    """Return a norm with the identity of ``layer`` that saves its output."""
-    new: nn.Module = standing_in(layer, _class_for(type(layer)))  # type: ignore[arg-type]  # mypy: not Hashable
+def from_output(layer: nn.Module, *, casts: bool = False) -> nn.Module:
+    """Return a norm with the identity of ``layer`` that saves its output, in autocast's type if it ``casts``."""
+    new: nn.Module = standing_in(layer, _class_for(type(layer)), casts=casts)  # type: ignore[arg-type]  # mypy: not Hashable
     return new

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch import nn
@@ -12,6 +13,7 @@ from actbench.packing.refusals import refuse_compiled
 from actbench.packing.replacement import census, overwritten, reasons, swap
 from actbench.scheme.base import Scheme
 from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import Part, TrainingSetup
 
 
@@ -29,6 +31,11 @@ class MemorySharingNorms(Scheme):
     Converted are ``nn.LayerNorm``, ``nn.RMSNorm`` and layers of other classes, such as those of transformers and timm,
     if a test run shows that they compute the same.
     Not reproduced: the authors fold w and b into the next layer, which changes the keys and values of a state_dict.
+
+    Attributes:
+        cast: Whether norms under autocast return and save their output in autocast's type. Linear layers then save that
+            tensor, and not a copy each. What else reads the output, such as a residual sum behind the norm, gets it
+            rounded to that type. Without autocast nothing changes.
     """
 
     name: ClassVar[str] = "msln"
@@ -37,6 +44,13 @@ class MemorySharingNorms(Scheme):
         paper="Yang et al. 2024, arXiv 2406.16282",
     )
     gradient: ClassVar[Gradient] = "exact"
+
+    cast: bool = False
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """What reads a norm's output and is no linear layer gets it rounded."""
+        return (LossyForward(),) if self.cast else ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace norms.
@@ -60,7 +74,7 @@ class MemorySharingNorms(Scheme):
                 unreached.append(Unreached(path=path, kind=kind, reason=reason))
                 return None
             sites.append(Site(path=path, was=kind, becomes="its output and 1 number a row"))
-            return from_output(layer)
+            return from_output(layer, casts=self.cast)
 
         model = swap(setup.module, rule)
         if not sites:

@@ -35,6 +35,7 @@ _OF_EACH_ELEMENT = frozenset(
     (
         *("_to_copy", "alias", "clone", "copy_", "detach", "empty_like", "ones_like", "zeros_like"),
         *("bernoulli_", "native_dropout", "hardswish", "hardswish_", "_prelu_kernel"),
+        *("_c10d_functional::all_reduce", "_c10d_functional::wait_tensor"),  # over processes, not over positions
     )
 )
 """Those that torch does not tag as pointwise."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from actbench import scheme as schemes
 from actbench.measuring import bench
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
+from actbench.measuring.inspection.recorder import RunningModules
+from actbench.measuring.inspection.sites import Trace, inspect
+from actbench.model.measured import Measurement
 from actbench.model.records import Case
+from actbench.packing import savedtensors
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import blockmarks
@@ -22,8 +28,18 @@ class Session(bench.Session):
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
         super().__init__(case)
-        if self.scheme.changes and not self._inspects:
-            self._refuse_idle()
+
+    def memory(self) -> Measurement:
+        """Read the step; an error where a scheme does nothing in it, which is heard while it runs."""
+        if not self.scheme.changes or self._inspects:
+            return super().memory()
+        paths = {site.path for site in self.setup.sites}
+        modules, acted = RunningModules(self.setup.module, paths=paths), set[tuple[str, Hashable]]()
+        with modules.watching(), savedtensors.listening(lambda by: acted.add((modules.running, by))):
+            measured = super().memory()
+        # What modules save is not known, and so sites have no bytes.
+        _, unreached = inspect(Trace((), modules.calls), Trace((), modules.calls, acted), self.setup)
+        return measured.model_copy(update={"unreached": unreached})
 
     def time(self, steps: int) -> None:
         """Nothing is timed: what is measured for real here is the error of the gradient."""
@@ -33,9 +49,3 @@ class Session(bench.Session):
         if isinstance(self.meter, SimulatedMeter):
             self.meter.blocks = blockmarks.found(exact.module)  # before schemes, which replace parts of blocks
         return exact
-
-    def _refuse_idle(self) -> None:
-        seen = self._trace(self.setup)
-        if seen is not None:
-            self._inspect(seen, seen)
-            self.sites = self.setup.sites  # what the exact model saves there is not known

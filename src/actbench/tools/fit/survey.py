@@ -214,15 +214,17 @@ class Survey:
     # -- other ways of computing ------------------------------------------------------------------------------------
 
     def _cut(self, way: Effects) -> None:
-        """Learn of the same way of computing in micro-batches."""
-        for parts, choice in self.choices.in_parts[:_MOST_PARTS]:
-            if way.exact.held.sum() < _LEAST_SHARE * parts * way.exact.base or not self._goes_with(choice, way.around):
-                continue
-            around = way.around | {choice}
-            case = self._around_case(around)
-            found = self._measured({case: Plan(around)}).get(case)
+        """Learn of the same way of computing in micro-batches, down to those that hold next to nothing."""
+        held = way.exact.held.sum()
+        wanted = {
+            choice: (parts, self._around_case(way.around | {choice}))
+            for parts, choice in self.choices.in_parts[:_MOST_PARTS]
+            if held >= _LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
+        }
+        found = self._measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
+        for choice, (parts, case) in wanted.items():
             self._note(frozenset({choice}), case)
-            exact = Costs.of(found, parts) if found else None
+            exact = Costs.of(found[case], parts) if case in found else None
             if exact is not None:
                 self._add_parts(way, choice, parts, exact)
 

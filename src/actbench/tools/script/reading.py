@@ -108,6 +108,7 @@ def measurement(
     warnings: tuple[str, ...],
     communicated: Communicated | None = None,
     moved: Set[int] = frozenset(),
+    workspace: int = -1,
     built: Built | None = None,
     **more: Any,
 ) -> Measurement:
@@ -122,6 +123,7 @@ def measurement(
         warnings: What has to be said beside the figures.
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
+        workspace: Name of the workspace of matrix products; -1 for none.
         built: What is known of the models; None for their classes alone.
         more: Other fields of :class:`actbench.measuring.meters.meter.MemoryReading`.
     """
@@ -134,6 +136,7 @@ def measurement(
         communicated=communicated,
     )
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
+    kinds.pop(workspace, None)  # was there before the step, and is no batch
     before = list(alive(events[: step.begun]).items())
     shift = len(before) - step.begun
     passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]

@@ -208,6 +208,7 @@ class Simulation:
             origins=self.lines.origins,
             communicated=self.tracker.communicated,
             moved=self.moved,
+            workspace=self.tracker.workspace,
             memory_bytes=self.memory_bytes,
             warnings=(*self.notes, *self._unmodelled.warnings()),
             built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),

@@ -27,6 +27,8 @@ OF_TWO = {
     "chunked_loss": {"model": "tiny-llama", "spec": "tp:2+chunked_loss"},
     "release": {"model": "tiny-llama", "spec": "tp:2+release"},
     "accumulate": {"model": "tiny-llama", "spec": "tp:2+accumulate:2"},
+    "tiled_mlp": {"model": "tiny-llama", "spec": "tp:2+tiled_mlp:3"},
+    "tiled_mlp, biases": {"model": "tiny-gpt2", "spec": "tp:2+tiled_mlp:3"},
     "fewbit": {"model": "tiny-llama", "spec": "tp:2+fewbit:3", "alone": "fewbit:3"},
     "fewbit, tokens": {"model": "tiny-gpt2", "spec": "tp:2,sequence=true+fewbit:3", "alone": "fewbit:3"},
     "lora": {"model": "tiny-llama", "spec": "lora:4+tp:2", "alone": "lora:4"},
@@ -40,6 +42,7 @@ RANDOM = {
 PASSES = 24
 DROPPING = {
     "dropping": {"model": "tiny-gpt2", "spec": "tp:2", "dropping": True},
+    "dropping, tiled_mlp": {"model": "tiny-gpt2", "spec": "tp:2+tiled_mlp:3", "dropping": True},
     "dropping, tokens": {"model": "tiny-bert", "spec": "tp:2,sequence=true", "dropping": True},
 }
 OF_FOUR = {
