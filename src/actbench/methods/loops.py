@@ -36,6 +36,7 @@ class KeepOutputs(Scheme):
     card: ClassVar[Card] = Card(
         summary="the loop keeps the model's outputs, such as logits, until the next forward pass (saves nothing)",
         rank=56,
+        variants=(),
     )
     changes: ClassVar[tuple[Change, ...]] = ()
     claims: ClassVar[tuple[str, ...]] = ("keep the outputs of the model",)
@@ -109,6 +110,7 @@ class LateZeroGrad(Scheme):
     card: ClassVar[Card] = Card(
         summary="gradients are freed only before the next backward pass, and fill the forward pass (saves nothing)",
         rank=57,
+        variants=(),
     )
     changes: ClassVar[tuple[Change, ...]] = ()
     claims: ClassVar[tuple[str, ...]] = (GRADIENTS, WAITING_GRADIENTS)

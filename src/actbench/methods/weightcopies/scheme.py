@@ -53,7 +53,7 @@ class Master(Pure):
         summary="weights of bfloat16 with float32 master weights and main gradients, as Megatron-LM trains",
         paper="Micikevicius et al. 2017, arXiv 1710.03740",
         rank=3,
-        variants=(":bfloat16",),
+        variants=(),  # the code that fit prints has no such optimizer
     )
     claims: ClassVar[tuple[str, ...]] = (PRECISION, OPTIMIZER_STATE, GRADIENTS)
     changes: ClassVar[tuple[Change, ...]] = ("precision", "optimizer", "gradients")
@@ -109,6 +109,7 @@ class Ema(Scheme):
         summary="a moving average of the weights is kept beside them; gradients and updates are exact",
         paper="Polyak and Juditsky 1992, doi 10.1137/0330046",
         rank=55,
+        variants=(),  # it saves nothing
     )
     claims: ClassVar[tuple[str, ...]] = (STEPPED_TOGETHER,)
     changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
