@@ -58,6 +58,7 @@ NEEDS = {
     "methods.randomized": "methods.actnn",
     "methods.tiled": "methods.checkpointing",
     "methods.velora": "methods.actnn",
+    "methods.weightcopies": "methods.precision",
     "tools.fit": "tools.convert",
     "tools.html": "tools.train",
     "tools.script": "tools.fit",

@@ -10,10 +10,11 @@ import pytest
 import typer
 
 from actbench.cli.app import app
-from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, expanded
+from actbench.cli.caseflags import CaseFlags
+from actbench.cli.flags import SchemeFlags, _float_type, _half_type, expanded
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags
-from actbench.errors import SpecError
+from actbench.errors import SpecError, UsageError
 from actbench.model.records import Case
 from actbench.run.recipes.sections import WorkloadGrid
 
@@ -120,3 +121,9 @@ def test_two_exports_onto_one_file_are_refused_before_anything_runs(
     assert "same file" in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_unchanged_model_is_not_both_named_and_left_out():
+    assert CaseFlags(scheme=["fewbit:3"], no_exact=True).schemes == ["fewbit:3"]
+    with pytest.raises(UsageError, match="--no-exact leaves out the scheme exact, and --scheme names it"):
+        _ = CaseFlags(scheme=["fewbit:3", "exact"], no_exact=True).schemes

@@ -120,3 +120,13 @@ def test_a_recipe_that_there_is_not_is_told_with_all_that_there_are(cli):
     assert "there is no recipe 'digit'; did you mean 'digits'?" in ended.err
     assert "of 'actbench sweep': actnn-memory," in ended.err
     assert "of 'actbench train': accuracy, digits" in ended.err
+
+
+@pytest.mark.slow
+def test_schemes_are_shown_as_typed_and_the_unchanged_model_is_left_out(cli):
+    flags = ("-s", "offload", "-s", "checkpoint", "--no-exact", "--sequence-length", "8,16", "-b", "1")
+    found = cli("measure", "tiny-roberta", *flags, "--meter", "simulated", "--columns", "scheme", "--export-csv", "-")
+
+    assert found.status == 0, found.err
+    rows = [line.split(",") for line in found.out.splitlines() if line]
+    assert rows == [["sequence_length", "scheme"], *([n, s] for n in ("8", "16") for s in ("offload", "checkpoint"))]

@@ -29,6 +29,11 @@ REFUSED = {
     ("encode:int:6,on=gradients", "zero1:8"): "does not go with weight gradients in a number format",
     ("release", "ddp:8"): "does not go with parameters that are stepped within the backward pass",
     ("release", "zero1:8"): "does not go with parameters that are stepped within the backward pass",
+    ("ema", "fsdp:8"): "ema: averages of shares are not kept",
+    ("late_zero_grad", "fsdp:8"): "late_zero_grad: gradients of shares are not followed",
+    ("master", "fsdp:8"): "master: float32 copies of shares are not made",
+    ("master", "ddp:8"): "does not go with gradients that are added up in float32",
+    ("master", "zero1:8"): "does not go with gradients that are added up in float32",
 }
 
 

@@ -61,7 +61,7 @@ def test_a_shipped_name_wins_over_a_folder_of_the_same_bare_name(
         ("resnet5", "did you mean"),
         ("no-such-thing-at-all", "actbench models"),
         ("torchvision:resnet51", "did you mean resnet50|resnet"),
-        ("torchvision:fcn_resnet50", "segmentation model; only classification"),
+        ("torchvision:keypointrcnn_resnet50_fpn", "detection model, for which actbench makes no batches"),
         ("torchvision:raft_large", "optical_flow model"),
         ("hf:", "not a name on the hub"),
         ("hf:a/b/c", "not a name on the hub"),

@@ -22,6 +22,7 @@ from actbench.workload.optimizers import make_optimizer
         ("sgd-momentum", "SGD", 1),
         ("sgd-nesterov", "SGD", 1),
         ("adamw-fused", "AdamW", 3),
+        ("adamw-loop", "AdamW", 3),
         ("adafactor", "Adafactor", 3),
     ],
 )
@@ -48,7 +49,7 @@ def test_the_optimizer_has_its_kind_and_state_and_leaves_frozen_weights(
     [
         "adafactor",
         "muon",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw-fused", "sgd-nesterov")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw-fused", "adamw-loop", "sgd-nesterov")),
     ],
 )
 def test_the_simulation_knows_state_and_peak(name: Optimizer) -> None:
@@ -61,11 +62,14 @@ def test_the_simulation_knows_state_and_peak(name: Optimizer) -> None:
 
 def test_a_fused_step_needs_no_memory_of_its_own_on_cuda() -> None:
     case = Case(model="tiny-roberta", batch_size=1, sequence_length=4, device_profile="cuda-16gib")
-    fused, foreach = (
-        Session(case.model_copy(update={"optimizer": name})).memory() for name in ("adamw-fused", "adamw")
+    fused, foreach, loop = (
+        Session(case.model_copy(update={"optimizer": name})).memory() for name in ("adamw-fused", "adamw", "adamw-loop")
     )
 
     assert foreach.peak_bytes - fused.peak_bytes > 0.5 * fused.weights_bytes
+    largest = 4 * 50265 * 64  # the embedding of tokens
+    assert 0 < loop.peak_bytes - fused.peak_bytes <= 2 * largest
+    assert loop.optimizer_bytes == foreach.optimizer_bytes
 
 
 def test_muon_steps_hidden_matrices_and_adamw_the_rest() -> None:

@@ -97,7 +97,7 @@ def test_sizes_are_the_published_ones(model: str, parameters: int, size: int) ->
     workload = load(model)
 
     assert sum(value.numel() for value in workload.setup(materialize=False, seed=0).module.parameters()) == parameters
-    assert workload.image_size == size
+    assert workload.size == (size, size)
 
 
 def test_auxiliary_classifiers_count_with_their_weight() -> None:

@@ -21,12 +21,12 @@ from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 PANELS = {
     "What is trained": (
-        "--batch-size --sequence-length --image-size --dtype --autocast --optimizer --task --attention --weights "
-        "--trust-remote-code --seed --module --script"
+        "--batch-size --sequence-length --target-length --image-size --dtype --autocast --optimizer --task "
+        "--attention --weights --trust-remote-code --seed --module --script"
     ),
     "Which schemes": (
-        "--scheme --base --cumulative --gelu-bits --activation-bits --linear --max-slowdown --max-gradient-error "
-        "--exact"
+        "--scheme --base --cumulative --no-exact --gelu-bits --activation-bits --linear --max-slowdown "
+        "--max-gradient-error --exact"
     ),
     "How it is measured": (
         "--meter --device-profile --torch-era --no-workspaces --memory-limit --gpus --max-batch --longest-sequence "
@@ -228,6 +228,11 @@ def option(names: str, text: str, **details: Any) -> Any:
 def count_option(names: str, text: str, *, least: int = 1, metavar: str = "N", **details: Any) -> Any:
     """Return an option for a whole number from ``least`` to the largest that a file may hold."""
     return option(names, text, metavar=metavar, parser=lambda given: _number(given, int, least, LARGEST), **details)
+
+
+def whole_number(text: str) -> int:
+    """Return a number from 1 to the largest that a file may hold; refuse any other text."""
+    return int(_number(text, int, 1, LARGEST))
 
 
 def seconds_option(names: str, text: str, *, least: float = 0) -> Any:

@@ -9,17 +9,32 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
+from actbench.cli.app import (
+    argument,
+    count_option,
+    named,
+    one_of,
+    option,
+    path_named,
+    place_of,
+    seconds_option,
+    whole_number,
+)
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
-from actbench.model.declared import check_device_profile
-from actbench.model.records import Attention, Optimizer, Task, TorchEra, WeightsChoice, whole_name
+from actbench.model.imagesizes import image_size
+from actbench.model.records import Attention, Task, WeightsChoice, whole_name
 
 
 def _float_type(text: str) -> str:
     return one_of(whole_name(text), ("float32", "bfloat16", "float16"))
+
+
+def _image_size(text: str) -> int | str:
+    """Return a size of images, as read by :func:`actbench.model.imagesizes.image_size`; typer tells of a ValueError."""
+    return image_size(text, int) if "x" in text else whole_number(text)
 
 
 def _half_type(text: str) -> str:
@@ -117,8 +132,23 @@ class StepFlags:
     sequence_length: Annotated[
         int | None, count_option("--sequence-length", "Tokens per sample (default 128).", show_default=False)
     ] = None
+    target_length: Annotated[
+        int | None,
+        count_option(
+            "--target-length",
+            "Tokens that an encoder-decoder model writes (default: as many as it reads).",
+            show_default=False,
+        ),
+    ] = None
     image_size: Annotated[
-        int | None, count_option("--image-size", "Height and width of images.", show_default=False)
+        str | None,
+        option(
+            "--image-size",
+            "Pixels of an edge of square images, or HEIGHTxWIDTH: 224, 512x1024.",
+            metavar="SIZE",
+            parser=_image_size,
+            show_default=False,
+        ),
     ] = None
     attention: Annotated[
         Attention | None, option("--attention", "Attention implementation of Hugging Face models.")
@@ -186,83 +216,6 @@ class DeviceFlags:
             metavar="NAME|FILE",
         ),
     ] = None
-
-
-@dataclass(frozen=True)
-class CaseFlags(ModelFlags, DeviceFlags):
-    """Flags: which schemes are applied to what, and how they are measured."""
-
-    batch_size: Annotated[
-        str | None,
-        option(
-            "--batch-size -b",
-            "8, a list 8,16,32, or a range 8-512*2 or 8-64+8; of one process, under fsdp, zero1 and ddp.",
-            metavar="RANGE",
-            show_default=False,
-        ),
-    ] = None
-    meter: Annotated[
-        list[str] | None,
-        option(
-            "--meter -m",
-            "simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a GPU, "
-            "otherwise simulated.",
-            metavar="METER",
-        ),
-    ] = None
-    optimizer: Annotated[
-        Optimizer | None,
-        option(
-            "--optimizer",
-            "adamw, adamw-fused (the default of transformers' Trainer), adam, adafactor, muon, sgd, sgd-momentum or "
-            "sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function returns, or else "
-            "adamw.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None
-    torch_era: Annotated[
-        TorchEra | None,
-        option(
-            "--torch-era",
-            "Simulate a step of older torch, to compare with figures of its time: before 2.0 (1.13) zero_grad kept "
-            "gradients and optimizers looped; before 1.11 (1.10) softmax also saved its input.",
-            show_default=False,
-        ),
-    ] = None
-    no_workspaces: Annotated[
-        bool, option("--no-workspaces", "Leave out what CUDA's libraries allocate for themselves in a simulated step.")
-    ] = False
-    steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
-    seconds: Annotated[
-        float | None, seconds_option("--seconds", "At least so many seconds of timed steps of a case.")
-    ] = None
-
-    @property
-    def workload(self) -> dict[str, Any]:
-        """The given flags, by field of a recipe's ``[workload]``."""
-        from actbench.run.recipes.sections import WorkloadGrid
-
-        return self.given(WorkloadGrid.model_fields) | ({"workspaces": False} if self.no_workspaces else {})
-
-    @property
-    def measure(self) -> dict[str, Any]:
-        """The given flags, by field of a recipe's ``[measure]``."""
-        meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
-        if self.device_profile is not None:
-            check_device_profile(self.device_profile)
-        flags = {
-            "meters": meters,
-            "device_profile": self.device_profile,
-            "memory_limit": self.memory_limit,
-            "largest_batch": True if self.max_batch else None,
-            "seed": self.seed,
-            "min_steps": self.steps,
-            "min_seconds": self.seconds,
-        }
-        if self.device_profile is None and {"simulated", "cpu"} == set(meters or ()):
-            flags["device_profile"] = "cpu"  # so the simulation estimates the measured CPU
-        return {name: value for name, value in flags.items() if value is not None}
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import Context, argument, command, count_option, named, option
+from actbench.cli.caseflags import CaseFlags
 from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
-    CaseFlags,
     ModelArgument,
     OutputOption,
     RequireFitOption,
@@ -91,6 +91,8 @@ def sweep(
     actbench sweep roberta-base -s fewbit:3 -s randomized:0.2 --max-batch --memory-limit 16GiB
 
     actbench sweep llama-3.2-1b -s checkpoint -s adam8bit -s chunked_loss:8 --cumulative --columns peak,peak-vs-previous
+
+    actbench sweep llama-3.1-70b -s qlora:16 --no-exact -b 1 --sequence-length 512-4096*2 --device-profile h100-80gb
 
     actbench sweep mine.toml --meter cuda --export-markdown table.md
 
@@ -230,8 +232,8 @@ def _compare(
             progress=progress,
             machines=machines,
         )
-    shown = report_tables(comparison.records, recipe.title, columns)
     records = comparison.records
+    shown = report_tables(records, recipe.title, columns, tuple(dict.fromkeys(each.case.scheme for each in records)))
     if by_operator:
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
@@ -283,7 +285,7 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 
     if recipes.files_of(target) is not None or target.endswith(".toml"):
         return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
-            flags.workload, flags.measure, flags.schemes, cumulative=cumulative
+            flags.workload, flags.measure, flags.schemes, cumulative=cumulative, exact=not flags.no_exact
         )
     return _recipe_of(target, flags, cumulative)
 
@@ -295,4 +297,5 @@ def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe
     check_model(model)
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"
-    return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes, cumulative=cumulative)
+    measure = {"meters": [best], **flags.measure}
+    return Recipe.from_flags(workload, measure, flags.schemes, cumulative=cumulative, exact=not flags.no_exact)

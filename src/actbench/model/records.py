@@ -5,60 +5,32 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import to_json
+from pydantic import Field, model_validator
 
-from actbench.model.data import CaseData, Data, OutcomeData
+from actbench.model.data import Data, OutcomeData
 from actbench.model.meters import MeterName
 from actbench.model.modelspecs import dtype_for, optimizer_for
 from actbench.model.provenance import Machine, Published, Versions
 from actbench.model.scripts import Script
-from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
+from actbench.model.settings import (  # cases are of them, and so are most who import cases
+    Attention as Attention,
+    FloatName as FloatName,
+    FloatType as FloatType,
+    HalfType as HalfType,
+    Optimizer as Optimizer,
+    Task as Task,
+    WeightsChoice as WeightsChoice,
+    WorkloadSettings as WorkloadSettings,
+    whole_name as whole_name,
+)
+from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # a Literal accepts true for 1
 
-Task = Literal[
-    "auto",
-    "sequence-classification",
-    "masked-lm",
-    "causal-lm",
-    "seq2seq-lm",
-    "image-classification",
-    "node-classification",
-    "token-classification",
-    "question-answering",
-    "multiple-choice",
-    "next-sentence-prediction",
-    "pretraining",
-    "masked-image-modeling",
-    "semantic-segmentation",
-    "depth-estimation",
-    "object-detection",
-    "audio-classification",
-    "ctc",
-    "speech-seq2seq",
-    "image-text-contrastive",
-    "image-text-to-text",
-]
-Attention = Literal["sdpa", "eager"]
-FloatName = Literal["float32", "bfloat16", "float16"]
-_SHORT: Final[dict[Any, FloatName]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-def whole_name(value: Any) -> Any:
-    """Return the full name of a dtype that is written ``fp32``, ``bf16`` or ``fp16``; else the value."""
-    return _SHORT.get(value, value) if isinstance(value, str) else value
-
-
-FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
-HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
-Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
-WeightsChoice = Literal["auto", "pretrained", "random"]
 TorchEra = Literal["1.10", "1.13"]
 """A torch that a step is simulated of in place of this one's: the last before 1.11, and the last before 2.0."""
 Phase = Literal["forward", "backward", "optimizer"]
@@ -71,23 +43,6 @@ FailureReason = Literal[
     "unsupported",  # the meter, model and scheme do not go together
     "unavailable",  # the device or a library is missing on this machine
 ]
-
-
-class WorkloadSettings(CaseData):
-    """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes."""
-
-    task: Task = "auto"
-    sequence_length: Count | None = None
-    image_size: Count | None = None
-    attention: Attention = "sdpa"
-    dtype: FloatType | None = None
-
-    def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
-        """Return a hash of the fields, in the order of the oldest files: the fields in ``first``, then the settings."""
-        written = self.model_dump(mode="json", exclude=set(exclude))
-        order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
-        text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
-        return hashlib.sha256(text).hexdigest()[:16]
 
 
 class Case(WorkloadSettings):
@@ -194,6 +149,7 @@ class Built(Data):
         model_class: Name of the model's class.
         task: Never ``auto``; None for a function of the user's own.
         sequence_length: Tokens of a sample, of the decoder if the encoder reads no text; None without text.
+        target_length: Tokens that a decoder writes, where its encoder reads another number of them.
         image_size: Height and width of a sample's image in pixels; None without images.
         audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
         batch_size: Rows of a micro-batch of a script, as they were found.
@@ -203,6 +159,7 @@ class Built(Data):
     model_class: str
     task: Task | None = None
     sequence_length: PositiveInt | None = None
+    target_length: PositiveInt | None = None
     image_size: tuple[PositiveInt, PositiveInt] | None = None
     audio_shape: tuple[PositiveInt, ...] | None = None
     batch_size: PositiveInt | None = None

@@ -10,7 +10,7 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Record
 
 _SITES = ("sites", "unreached")
-UNTABLED: Final = (*_SITES, "phase_peaks", "blocks")
+UNTABLED: Final = (*_SITES, "blocks")
 """Fields of a measurement that no table shows; they take most of the memory of many rows."""
 UNCOMPARED: Final = (
     *UNTABLED,
@@ -21,6 +21,7 @@ UNCOMPARED: Final = (
     "memory_limit_bytes",
     "rank_peak_bytes",
     "peak_parts",
+    "phase_peaks",
     "estimated",
     "communication",
     "untimed",

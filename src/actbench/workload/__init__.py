@@ -52,9 +52,9 @@ def load_workload(case: Case) -> Workload:
     with boundary(f"model {case.model!r} cannot be read", ModelError):
         name = names.parse_model_name(case.model)
         if name.kind == "torchvision":
-            from actbench.workload.torchvision import TorchvisionWorkload
+            from actbench.workload import densevision, torchvision
 
-            return TorchvisionWorkload(name.name, case)
+            return densevision.BY_TASK[torchvision.tasks()[name.name]](name.name, case)
         if name.kind == "plugin":
             network = plugins.find_plugin("workloads", name.name, Network)  # type: ignore[type-abstract]
             if network is None:
@@ -82,14 +82,17 @@ def from_folder(folder: Path, case: Case) -> Workload:
 
 
 def available() -> list[Available]:
-    """Return the shipped presets and torchvision's classification models."""
+    """Return the shipped presets and torchvision's models."""
     from actbench.workload import torchvision
 
     shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
     networks: dict[str, Network] = plugins.loaded("workloads", partial(plugins.fault, of=Network))
     shipped += [Available(name, "preset", network.task, network.note) for name, network in networks.items()]
-    return shipped + [
+    shipped += [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
         for name in torchvision.torchvision_names()
     ]
+    dense = {name: task for name, task in torchvision.tasks().items() if task != "image-classification"}
+    notes = {"semantic-segmentation": "480 px", "object-detection": "480 x 640 px, not simulated"}
+    return shipped + [Available(name, "torchvision", task, notes[task]) for name, task in dense.items()]

@@ -27,6 +27,7 @@ AUTO_CLASSES: dict[Task, str] = {
     "semantic-segmentation": "AutoModelForSemanticSegmentation",
     "depth-estimation": "AutoModelForDepthEstimation",
     "object-detection": "AutoModelForObjectDetection",
+    "mask-generation": "AutoModelForMaskGeneration",
     "masked-image-modeling": "AutoModelForMaskedImageModeling",
     "ctc": "AutoModelForCTC",
     "audio-classification": "AutoModelForAudioClassification",
@@ -39,6 +40,7 @@ AUTO_CLASSES: dict[Task, str] = {
 # Classes for images and text are usable if their kind of model is among these, classes for pretraining by their labels.
 _CAPTIONING = ("blip", "git", "vision-encoder-decoder", *AMONG_TOKENS)
 _PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
+_PROMPTED = ("sam",)
 _PRETRAINING = ("electra", "funnel", "vit_mae", "hiera")
 # Inputs of the encoders of models that read more than text.
 _SENSES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "visual_embeds", "visual_feats")
@@ -211,6 +213,8 @@ def _is_fed(task: Task, cls: Any, config: Any) -> bool:
             return bool(getattr(config, "is_encoder_decoder", False))
         case "image-text-to-text":
             return config.model_type in _CAPTIONING
+        case "mask-generation":
+            return config.model_type in _PROMPTED
         case "pretraining":
             return config.model_type in _PRETRAINING or any(name in parameters for name in _PRETRAINING_LABELS)
     return True

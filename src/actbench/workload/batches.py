@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from actbench.errors import ModelError
+from actbench.model.imagesizes import ImageSize, edges
 from actbench.model.records import Case, Task
 from actbench.scheme.microbatches import Batch
-from actbench.workload import base, pictures, text
+from actbench.workload import base, losses, pictures, text
 
 _IMAGES_ALONE: set[Task] = {
     *("image-classification", "semantic-segmentation", "depth-estimation", "object-detection"),
-    "masked-image-modeling",
+    *("masked-image-modeling", "mask-generation"),
 }
 _WITHOUT_TEXT: set[Task] = {*_IMAGES_ALONE, "audio-classification"}
 _WITH_IMAGES: set[Task] = {*_IMAGES_ALONE, "image-text-contrastive", "image-text-to-text"}
@@ -33,6 +34,7 @@ class Sizes:
 
     Attributes:
         length: Tokens.
+        target: Tokens that the decoder writes, where the encoder reads others.
         image: Height and width in pixels.
         picture: Tokens that stand for a picture among those of the sample.
         audio: ``(samples,)`` of a waveform, or the shape of its features.
@@ -42,6 +44,7 @@ class Sizes:
     image: tuple[int, int] | None = None
     audio: tuple[int, ...] | None = None
     picture: int | None = None
+    target: int | None = None
 
 
 def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
@@ -60,11 +63,16 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
         length = ctc_length(config, heard, case.sequence_length, case.model)
     else:
         length = text.sequence_length(config, case.sequence_length, case.model)
+    target = length if task == "seq2seq-lm" else None
+    if case.target_length is not None:
+        if target is None:
+            raise ModelError(f"--target-length: {case.model} reads no text to write another from; leave it out")
+        target = text.sequence_length(config, case.target_length, case.model, flag="--target-length")
     image = image_size(config, case.image_size) if sees else None
     if image is not None and min(image) < 1:
         raise ModelError(f"model {case.model!r}: its config says images of {image[0]} x {image[1]} px")
     if image is None or config.model_type not in pictures.AMONG_TOKENS:
-        return Sizes(length, image, heard)
+        return Sizes(length, image, heard, target=target)
     tokens = pictures.token_count(config, cls, image, case.model)
     if case.sequence_length is None:
         length = text.sequence_length(config, None, case.model) + tokens
@@ -89,7 +97,7 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
         return audio_batch(config, task, cls, batch_size, sizes.audio, sizes.length, dtype, random)
     if sizes.image is None:
         assert sizes.length is not None
-        return text.batch(config, task, batch_size, sizes.length, random)
+        return text.batch(config, task, batch_size, sizes.length, random, sizes.target)
     if sizes.length is None:
         return image_batch(config, task, batch_size, sizes.image, dtype, random)
     if sizes.picture is not None:
@@ -109,9 +117,11 @@ def image_part(config: Any) -> Any:
     return next((found for found in parts if getattr(found, "image_size", None)), config)
 
 
-def image_size(config: Any, requested: int | None) -> tuple[int, int]:
+def image_size(config: Any, requested: ImageSize | None) -> tuple[int, int]:
     """Return height and width: the requested ones, else the config's, else 224 pixels."""
-    found = requested or getattr(image_part(config), "image_size", None) or _USUAL_SIZE
+    if requested is not None:
+        return edges(requested)
+    found = getattr(image_part(config), "image_size", None) or _USUAL_SIZE
     return (found, found) if isinstance(found, int) else (found[0], found[1])
 
 
@@ -124,7 +134,9 @@ def image_batch(
         ``pixel_values (batch, channels, height, width)`` of ``dtype`` and ``labels``. Classification: ``(batch,)``;
         segmentation: ``(batch, height, width)`` int64; depth: ``(batch, height, width)`` of ``dtype``; detection: a
         list with ``class_labels (8,)`` int64 and ``boxes (8, 4)``, centers and sizes as shares of the image, for each
-        image. Masked images have ``bool_masked_pos (batch, patches)`` in place of labels.
+        image. Masked images have ``bool_masked_pos (batch, patches)`` in place of labels, images with a prompt one
+        point each, ``input_points (batch, 1, 1, 2)`` in pixels and ``input_labels (batch, 1, 1)`` int64, and the object
+        there, ``TARGET (batch, height, width)`` of ``dtype`` at a fourth of the image's size.
     """
     made: dict[str, Any] = {"pixel_values": pixels(config, batch_size, size, dtype, random)}
     match task:
@@ -136,6 +148,8 @@ def image_batch(
             made["labels"] = [_objects(config.num_labels, dtype, random) for _ in range(batch_size)]
         case "masked-image-modeling":
             made["bool_masked_pos"] = torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
+        case "mask-generation":
+            made |= _prompted(config, batch_size, size, dtype, random)
         case "pretraining":
             pass  # these models draw their own mask
         case _:
@@ -155,6 +169,18 @@ def _objects(classes: int, dtype: torch.dtype, random: torch.Generator) -> dict[
     return {
         "class_labels": base.classes(OBJECTS, classes, random),
         "boxes": torch.cat([centers, extents], dim=1).to(dtype),
+    }
+
+
+def _prompted(
+    config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator
+) -> dict[str, Tensor]:
+    height, width = (4 * edge // config.vision_config.patch_size for edge in size)
+    points = torch.rand(batch_size, 1, 1, 2, generator=random) * torch.tensor([size[1], size[0]])
+    return {
+        "input_points": points.to(dtype),
+        "input_labels": torch.ones(batch_size, 1, 1, dtype=torch.int64),
+        losses.TARGET: torch.rand(batch_size, height, width, generator=random).round().to(dtype),
     }
 
 

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
 from actbench.errors import ModelError, boundary
+from actbench.model.imagesizes import ImageSize, edges
 from actbench.model.modelspecs import brings_dtype
 from actbench.model.records import Attention, Built, Case, Task
 from actbench.scheme.microbatches import Batch
@@ -53,7 +54,7 @@ class HuggingFaceWorkload(base.Workload):
             self.task, self._class = choice.task, choice.cls
             self._config = _settled(config, self.task, case.image_size)
             self._sizes = batches.sizes(self._config, self.task, self._class, case)
-            asked, names = case.task != "auto", set(self.batch(1, seed=0))
+            asked, names = case.task != "auto", set(self.batch(1, seed=0)) - {losses.TARGET}
             unread = architectures.check_inputs(choice, names, self._config, self.spec, asked=asked)
             self.warnings = self._found = choice.warnings + unread
 
@@ -84,6 +85,7 @@ class HuggingFaceWorkload(base.Workload):
             model_class=type(module).__name__,
             task=self.task,
             sequence_length=self._sizes.length,
+            target_length=None if self._sizes.target == self._sizes.length else self._sizes.target,
             image_size=self._sizes.image,
             audio_shape=self._sizes.audio,
         )
@@ -134,7 +136,17 @@ class HuggingFaceWorkload(base.Workload):
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
-        return lambda: self._class._from_config(config, attn_implementation=self._asked(attention), dtype=self._dtype)
+        apart = self._source.config.get("tie_word_embeddings") is False
+
+        def make() -> nn.Module:
+            module = self._class._from_config(config, attn_implementation=self._asked(attention), dtype=self._dtype)
+            head = module.get_output_embeddings() if apart else None
+            if head is not None and head.weight is module.get_input_embeddings().weight:
+                # newer versions tie each T5 that they make, and none that they load, such as FLAN's
+                head.weight = nn.Parameter(head.weight.detach().clone())
+            return module  # type: ignore[no-any-return]
+
+        return make
 
     def _loaded(self, attention: Attention, files: tuple[Any, ...]) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
@@ -221,7 +233,7 @@ def _config(source: Source, trusted: bool) -> Any:
         return cls.from_dict({**source.config, **source.renamed_changes(plain)}) if source.changes else plain
 
 
-def _settled(config: Any, task: Task, image_size: int | None) -> Any:
+def _settled(config: Any, task: Task, image_size: ImageSize | None) -> Any:
     """Set what this task needs in a config and pretraining did not."""
     _set_image_size(image_part(config), image_size)
     if task == "sequence-classification":
@@ -234,14 +246,15 @@ def _settled(config: Any, task: Task, image_size: int | None) -> Any:
     return config
 
 
-def _set_image_size(part: Any, requested: int | None) -> None:
+def _set_image_size(part: Any, requested: ImageSize | None) -> None:
     found = getattr(part, "image_size", None)
     if requested is None or found is None:
         return
     patch = getattr(part, "patch_size", None)
-    if isinstance(patch, int) and requested < patch:
+    if isinstance(patch, int) and min(edges(requested)) < patch:
         raise ModelError(f"--image-size {requested}: one patch of this model alone is {patch} px wide")
-    part.image_size = requested if isinstance(found, int) else type(found)((requested, requested))
+    is_square = isinstance(found, int) and isinstance(requested, int)
+    part.image_size = requested if is_square else (list if isinstance(found, int) else type(found))(edges(requested))
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ class _Ctc(torch.autograd.Function):
 
 # Tasks whose losses look at values; our batches have known values.
 _ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
+TARGET = "target_masks"
+"""In a batch, what no model reads: the mask of the object at a point, of which transformers computes no loss."""
 # The only depth models of transformers that compute a loss.
 _WITH_DEPTH_LOSS = ("glpn",)
 
@@ -108,6 +110,8 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
                 stack.enter_context(steady(module))
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(dict(batch))):
                 stack.enter_context(_without_values(described, task, tasks))
+            if task == "mask-generation":
+                return _mask_loss(module, batch)
             return _depth_error(module, batch) if own_loss else _own_loss(module, batch, options, described)
 
     warnings = []
@@ -178,3 +182,24 @@ def _depth_error(module: nn.Module, batch: Batch) -> Tensor:
     depths: Tensor = output[0] if isinstance(output, tuple) else output.predicted_depth
     labels = F.interpolate(batch["labels"][:, None], size=depths.shape[-2:])[:, 0]
     return F.l1_loss(depths, labels)
+
+
+def _mask_loss(module: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss of Segment Anything (Kirillov et al. 2023, arXiv 2304.02643, section 3 and appendix A).
+
+    Of the three masks of a point the best counts, by focal loss times 20 plus dice loss; the predicted IoU of each mask
+    is compared with its own. ``TARGET`` is ``(batch, height, width)``.
+    """
+    output: Any = module(**{name: value for name, value in batch.items() if name != TARGET})
+    masks: Tensor = output.pred_masks[:, 0].flatten(2)
+    target = batch[TARGET].flatten(1)[:, None].expand_as(masks)
+    chance = masks.sigmoid()
+    missed = F.binary_cross_entropy_with_logits(masks, target, reduction="none")
+    focal = ((1 - chance * target - (1 - chance) * (1 - target)) ** 2 * missed).mean(-1)
+    both, all_of = (chance * target).sum(-1), (chance + target).sum(-1)
+    found = 20 * focal + 1 - (2 * both + 1) / (all_of + 1)
+    with torch.no_grad():
+        overlap = ((masks > 0) * target).sum(-1)
+        iou = overlap / ((masks > 0).sum(-1) + target.sum(-1) - overlap).clamp(min=1)
+    best: Tensor = found.min(-1).values.mean()
+    return best + F.mse_loss(output.iou_scores[:, 0], iou.to(masks.dtype))

@@ -73,7 +73,7 @@ def _preset(name: str, tables: dict[str, Any]) -> Preset:
         name=name,
         task=table["task"] if base is None else table.get("task", base.task),
         note=table["note"],
-        config={**(base.config if base else {}), **table["config"]},
+        config={**(base.config if base else {}), **table["config"], **dict.fromkeys(table.get("null", ()))},
         hub=tuple(table.get("hub", ())),
         also=tuple(table.get("also", ())),
     )
@@ -222,10 +222,10 @@ def _folder(text: str) -> ModelName:
 def _bare(text: str) -> ModelName:
     from actbench.workload import torchvision
 
-    if text in torchvision.torchvision_names():
+    if text in torchvision.tasks():
         return ModelName("torchvision", text)
     if os.path.exists(text):
         return _folder(text)
     also = (name for preset in presets().values() for name in preset.also)
     known = [*SMALL_NETS, *plugins.installed("workloads"), *presets(), *also]
-    raise unknown_model(text, [*known, *torchvision.torchvision_names()])
+    raise unknown_model(text, [*known, *torchvision.tasks()])

@@ -135,6 +135,7 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
 _OPTIMIZERS: dict[Optimizer, tuple[Callable[..., optim.Optimizer], dict[str, Any]]] = {
     "adamw": (partial(_of_all, optim.AdamW), {"lr": ADAM_RATE}),
     "adamw-fused": (partial(_of_all, optim.AdamW), {"lr": ADAM_RATE, "fused": True}),
+    "adamw-loop": (partial(_of_all, optim.AdamW), {"lr": ADAM_RATE, "foreach": False}),
     "adam": (partial(_of_all, optim.Adam), {"lr": ADAM_RATE}),
     "adafactor": (partial(_of_all, Adafactor), {"lr": ADAM_RATE}),
     "muon": (_muon, {"lr": ADAM_RATE}),
@@ -151,6 +152,7 @@ TRAINERS: dict[Optimizer, str] = {"adamw": "adamw_torch", "adamw-fused": "adamw_
 _CODE: dict[Optimizer, tuple[str, str]] = {
     "adamw": ("torch.optim.AdamW", ""),
     "adamw-fused": ("torch.optim.AdamW", ", fused=True"),
+    "adamw-loop": ("torch.optim.AdamW", ", foreach=False"),
     "adam": ("torch.optim.Adam", ""),
     "adafactor": ("torch.optim.Adafactor", ""),
     "sgd": ("torch.optim.SGD", ""),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
+from actbench.model.imagesizes import edges
 from actbench.model.records import Built, Case
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
@@ -108,23 +109,23 @@ class SmallNetWorkload(base.Workload):
         self.spec = case.model
         self._options = _checked({**_DEFAULTS[name], **changes}, _DEFAULTS[name], case.model)
         self._stages = _stages(name, self._options, case.model)
-        self._size = case.image_size or USUAL_SIZE
-        if self._size < _SMALLEST.get(name, 1):
-            raise ModelError(f"--image-size {self._size}: {case.model} needs images of {_SMALLEST[name]} px at least")
+        self._size = edges(case.image_size or USUAL_SIZE)
+        if min(self._size) < _SMALLEST.get(name, 1):
+            raise ModelError(
+                f"--image-size {case.image_size}: {case.model} needs images of {_SMALLEST[name]} px at least"
+            )
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
         module = construct(self._make, materialize=materialize, seed=seed)
-        size = (self._size, self._size)
-        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
+        built = Built(model_class=type(module).__name__, task="image-classification", image_size=self._size)
         return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
-        random = base.generator(seed)
-        size, dtype = (self._size, self._size), float_type(self.case)
+        """Make ``images (batch_size, channels, height, width)`` of the case's type, ``labels (batch_size,)`` int64."""
+        random, dtype = base.generator(seed), float_type(self.case)
         return {
-            "images": base.images(batch_size, self._options["channels"], size, dtype, random),
+            "images": base.images(batch_size, self._options["channels"], self._size, dtype, random),
             "labels": base.classes(batch_size, self._options["num_classes"], random),
         }
 

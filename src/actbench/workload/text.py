@@ -25,7 +25,7 @@ OFFSET_POSITIONS = (
 DISCRIMINATORS = ("electra", "funnel")
 
 
-def sequence_length(config: Any, requested: int | None, spec: str) -> int:
+def sequence_length(config: Any, requested: int | None, spec: str, flag: str = "--sequence-length") -> int:
     """Return the length of sequences: the requested one, else 128, or the longest of the model if that is less.
 
     Raises:
@@ -35,11 +35,13 @@ def sequence_length(config: Any, requested: int | None, spec: str) -> int:
     if requested is None:
         return USUAL_LENGTH if longest is None else min(USUAL_LENGTH, longest)
     if longest is not None and requested > longest:
-        raise ModelError(f"--sequence-length {requested}: {spec} has positions for {longest} tokens at most")
+        raise ModelError(f"{flag} {requested}: {spec} has positions for {longest} tokens at most")
     return requested
 
 
-def batch(config: Any, task: Task, batch_size: int, length: int, random: torch.Generator) -> Batch:
+def batch(
+    config: Any, task: Task, batch_size: int, length: int, random: torch.Generator, target: int | None = None
+) -> Batch:
     """Make full-length sequences of random tokens with the labels of a task.
 
     The batch has no attention mask: without padding it is all ones, and models drop it after they look at its values,
@@ -47,21 +49,23 @@ def batch(config: Any, task: Task, batch_size: int, length: int, random: torch.G
 
     Returns:
         ``input_ids (batch, length)`` int64, for multiple choice ``(batch, 2, length)``; ``labels`` of the same shape,
-        or ``(batch,)`` if a whole sample has one label; for encoder-decoders also ``decoder_input_ids (batch,
-        length)``; for question answering ``start_positions`` and ``end_positions (batch,)``.
+        or ``(batch,)`` if a whole sample has one label; for encoder-decoders ``decoder_input_ids`` and ``labels
+        (batch, target)``; for question answering ``start_positions`` and ``end_positions (batch,)``.
     """
     ids = draw(config, batch_size * (CHOICES if task == "multiple-choice" else 1), length, random)
     made = {"input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):
         _end(config, ids)  # encoder-decoder classifiers read the state at the end token
         if task == "seq2seq-lm":
-            made["decoder_input_ids"] = draw(config, batch_size, length, random)
+            made["decoder_input_ids"] = draw(config, batch_size, target or length, random)
     if task == "multiple-choice":
         made["input_ids"] = ids.view(batch_size, CHOICES, length)
-    return made | _labels(config, task, ids, batch_size, random)
+    return made | _labels(config, task, ids, batch_size, random, target or length)
 
 
-def _labels(config: Any, task: Task, ids: Tensor, batch_size: int, random: torch.Generator) -> dict[str, Tensor]:
+def _labels(
+    config: Any, task: Task, ids: Tensor, batch_size: int, random: torch.Generator, target: int
+) -> dict[str, Tensor]:
     length = ids.shape[1]
     match task:
         case "sequence-classification":
@@ -81,7 +85,7 @@ def _labels(config: Any, task: Task, ids: Tensor, batch_size: int, random: torch
             return _pretraining_labels(config, ids, random)
         case "causal-lm":
             return {"labels": ids.clone()}
-    return {"labels": draw(config, batch_size, length, random)}
+    return {"labels": draw(config, batch_size, target, random)}
 
 
 def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, random: torch.Generator) -> Batch:

@@ -1,4 +1,4 @@
-"""torchvision's classification models; the only file that imports torchvision."""
+"""torchvision's models, and those for classification as workloads; the only file that imports torchvision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.model.records import Built, Case
+from actbench.model.imagesizes import ImageSize, edges, write
+from actbench.model.records import Built, Case, Task
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.workload import base, folder
@@ -40,16 +41,25 @@ def torchvision_names() -> tuple[str, ...]:
     return tuple(models.list_models(module=models))
 
 
+@functools.cache
+def tasks() -> dict[str, Task]:
+    """Return the models that actbench can train, by name: classification, then segmentation and detection."""
+    found: dict[str, Task] = dict.fromkeys(torchvision_names(), "image-classification")
+    found |= dict.fromkeys(models.list_models(module=models.segmentation), "semantic-segmentation")
+    detection = [name for name in models.list_models(module=models.detection) if not name.startswith("keypoint")]
+    return found | dict.fromkeys(detection, "object-detection")
+
+
 def check_torchvision_name(name: str) -> None:
-    """Raise a ModelError unless torchvision has a classification model of this name."""
-    if name in torchvision_names():
+    """Raise a ModelError unless torchvision has a model of this name that actbench can train."""
+    if name in tasks():
         return
     if name in models.list_models():
         kind = models.get_model_builder(name).__module__.removeprefix("torchvision.models.").partition(".")[0]
         raise ModelError(
-            f"torchvision:{name} is a {kind} model; only classification models can be measured (see 'actbench models')"
+            f"torchvision:{name} is a {kind} model, for which actbench makes no batches (see 'actbench models')"
         )
-    close = difflib.get_close_matches(name, torchvision_names(), n=3)
+    close = difflib.get_close_matches(name, tasks(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "see 'actbench models' for the names"
     raise ModelError(f"torchvision has no model {name!r}; {hint}")
 
@@ -91,16 +101,26 @@ class TorchvisionWorkload(base.Workload):
 
     def __init__(self, name: str, case: Case) -> None:
         check_torchvision_name(name)
-        if case.task not in ("auto", "image-classification"):
-            raise ModelError(f"--task {case.task}: {case.model} is a torchvision model and does image-classification")
+        self.task = tasks()[name]
+        if case.task not in ("auto", self.task):
+            raise ModelError(f"--task {case.task}: {case.model} is a torchvision model and does {self.task}")
         self.name = name
         self.case = case
         self.spec = case.model
-        self.image_size = case.image_size or image_size(name)
-        if self.image_size < smallest_size(name):
-            raise ModelError(
-                f"--image-size {self.image_size}: {self.spec} needs images of {smallest_size(name)} px at least"
-            )
+        self.size = edges(case.image_size or self.usual_size())
+        self.check_size()
+
+    def usual_size(self) -> ImageSize:
+        """Return the size of images where the case names none."""
+        return image_size(self.name)
+
+    def check_size(self) -> None:
+        """Raise a ModelError for images that the model does not take."""
+        asked, least = f"--image-size {write(self.size)}", smallest_size(self.name)
+        if min(self.size) < least:
+            raise ModelError(f"{asked}: {self.spec} needs images of {least} px at least")
+        if self.size[0] != self.size[1] and _size_option(self.name) == "image_size":
+            raise ModelError(f"{asked}: {self.spec} takes square images only")
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
@@ -113,41 +133,52 @@ class TorchvisionWorkload(base.Workload):
             module = construct(self._make, materialize=materialize, seed=seed)
         except (ValueError, RuntimeError, AssertionError) as error:
             raise ModelError(
-                f"{self.spec} cannot be built for images of {self.image_size} px: {error} (see --image-size)"
+                f"{self.spec} cannot be built for images of {write(self.size)} px: {error} (see --image-size)"
             ) from error
         self.weights_origin = self._load(module) if materialize else folder.without_values(self.case.weights)
-        size = (self.image_size, self.image_size)
-        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
-        return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
+        built = Built(model_class=type(module).__name__, task=self.task, image_size=self.size)
+        return base.setup_of(self.case, module.to(float_type(self.case)), self.loss, built=built)
+
+    @staticmethod
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        """Return the cross-entropy of the class scores, plus the weighted one of auxiliary classifiers."""
+        output = module(batch["images"])
+        if isinstance(output, Tensor):
+            return F.cross_entropy(output, batch["labels"])
+        scores, *auxiliary = output
+        loss = F.cross_entropy(scores, batch["labels"])
+        weight = AUXILIARY_WEIGHT[type(output).__name__]
+        for other in auxiliary:
+            loss = loss + weight * F.cross_entropy(other, batch["labels"])
+        return loss
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Make ``images (batch_size, 3, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
+        """Make ``images (batch_size, 3, height, width)`` of the case's type and ``labels (batch_size,)`` int64."""
         random = base.generator(seed)
-        size = (self.image_size, self.image_size)
         return {
-            "images": base.images(batch_size, 3, size, float_type(self.case), random),
+            "images": base.images(batch_size, 3, self.size, float_type(self.case), random),
             "labels": base.classes(batch_size, CLASSES, random),
         }
 
-    def _make(self) -> nn.Module:
-        options: dict[str, Any] = {}
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of the model's constructor."""
         size_option = _size_option(self.name)
-        if size_option == "image_size":
-            options[size_option] = self.image_size
-        elif size_option == "input_size":
-            options[size_option] = (self.image_size, self.image_size)
-        if self.name in ("googlenet", "inception_v3"):
-            options["init_weights"] = False  # without it, these models warn and are slow to build
+        if size_option is not None:
+            return {size_option: self.size[0] if size_option == "image_size" else self.size}
+        # without it, these models warn and are slow to build
+        return {"init_weights": False} if self.name in ("googlenet", "inception_v3") else {}
+
+    def _make(self) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module: nn.Module = models.get_model(self.name, weights=None, **options)
+            module: nn.Module = models.get_model(self.name, weights=None, **self.options())
         return module
 
     def _load(self, module: nn.Module) -> str:
         """Load published weights if the policy asks for them, and return the origin of the weights."""
         if self.case.weights == "random":
             return "random"
-        _, weights = published_weights(self.name)
+        weights = self.published()
         if weights is None:
             return self._without_weights("torchvision publishes no weights for it")
         file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
@@ -161,6 +192,10 @@ class TorchvisionWorkload(base.Workload):
                 f"the published weights of {self.spec} cannot be loaded from {file}: {problem} (see --weights random)"
             ) from error
         return f"pretrained:{weights}"
+
+    def published(self) -> Any:
+        """Return the published weights of the model, or None."""
+        return published_weights(self.name)[1]
 
     def _without_weights(self, reason: str) -> str:
         if self.case.weights == "pretrained":
@@ -213,16 +248,3 @@ def _read(url: str) -> dict[str, Tensor]:
         )
     # DenseNet's files write norm.1 where the model says norm1.
     return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", key): value for key, value in state.items()}
-
-
-def _loss(module: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the class scores, plus the weighted cross-entropy of auxiliary classifiers."""
-    output = module(batch["images"])
-    if isinstance(output, Tensor):
-        return F.cross_entropy(output, batch["labels"])
-    scores, *auxiliary = output
-    loss = F.cross_entropy(scores, batch["labels"])
-    weight = AUXILIARY_WEIGHT[type(output).__name__]
-    for other in auxiliary:
-        loss = loss + weight * F.cross_entropy(other, batch["labels"])
-    return loss

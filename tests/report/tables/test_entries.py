@@ -135,6 +135,18 @@ def test_the_order_of_rows_does_not_depend_on_when_they_were_measured(make_recor
     assert [entry.record for entry in join(shuffled)] == ordered
 
 
+def test_schemes_stand_in_the_order_in_which_they_are_given(make_record: MakeRecord) -> None:
+    records = [make_record(batch_size=size, scheme=scheme) for size in (16, 8) for scheme in ("checkpoint", "exact")]
+    records.append(make_record(batch_size=8, scheme="fewbit:3"))
+
+    entries = join(records, ["fewbit:3", "exact"])
+
+    assert [(entry.record.case.batch_size, entry.record.case.scheme) for entry in entries] == [
+        *((8, scheme) for scheme in ("fewbit:3", "exact", "checkpoint")),
+        *((16, scheme) for scheme in ("exact", "checkpoint")),
+    ]
+
+
 def test_seconds_and_throughput_follow_from_the_steps(make_record: MakeRecord) -> None:
     exact = make_record(meter="cpu", step_seconds=(0.4, 0.5, 0.6))
     slow = make_record("checkpoint", meter="cpu", step_seconds=(1.0, 1.0, 1.0))

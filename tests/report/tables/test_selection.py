@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.model.measured import MeasuredRecord, PeakParts
+from actbench.model.measured import MeasuredRecord, PeakParts, PhasePeaks
 from actbench.report import tables
 from actbench.report.render import csv_text, markdown
 from actbench.report.render.widths import fitted
@@ -46,6 +46,20 @@ def test_of_what_tells_rows_apart_some_can_be_chosen(make_record: MakeRecord, re
     assert titles(records, "scheme,machine,peak") == ["Scheme", "Machine", "Peak"]
     several = [make_record(attention=attention) for attention in ("eager", "sdpa")]
     assert titles(several, "scheme,peak") == ["Attention", "Scheme", "Peak"]
+
+
+def test_the_peak_of_each_phase_is_in_csv_and_shown_where_it_is_asked_for(make_record: MakeRecord) -> None:
+    phases = PhasePeaks(forward_bytes=700, backward_bytes=900, optimizer_bytes=800)
+    records = [make_record(phase_peaks=phases), make_record("fewbit:3", phase_peaks=phases)]
+
+    asked = tables.results_table(records, columns=names_in("scheme,peak-forward,peak-backward,peak-optimizer"))
+
+    assert [column.key for column in asked.columns if not column.quiet] == [
+        *("scheme", "forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes"),
+    ]
+    assert list(asked.rows[1].values()) == ["fewbit:3", 700, 900, 800]
+    assert "forward_peak_bytes,backward_peak_bytes,optimizer_peak_bytes" in csv_text(tables.results_table(records))
+    assert "Peak, forward" not in markdown(tables.results_table(records))
 
 
 def test_a_spread_comes_with_its_value(records: list[MeasuredRecord]) -> None:

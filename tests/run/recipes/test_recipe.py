@@ -242,6 +242,28 @@ def test_flags_take_the_place_of_what_a_recipe_says(tmp_path: Path) -> None:
     assert found.with_flags() == found
 
 
+def test_without_the_unchanged_model_only_schemes_are_measured(tmp_path: Path) -> None:
+    found = loaded(tmp_path, f'exact = false\n{RECIPE}[[scheme]]\nspec = "exact"\n[[scheme]]\nspec = "fewbit:3"\n')
+    cases = [planned.case for planned in found.cases()]
+    on_cpu = found.with_flags(measure={"meters": ["cpu"]}).cases()
+    by_flag = Recipe.from_flags({"model": "tiny", "batch_size": "8"}, {}, ["fewbit:3"], exact=False).cases()
+
+    assert [(case.scheme, case.gradient_quality) for case in cases] == [("fewbit:3", True)]  # the key of other recipes
+    assert [(planned.case.scheme, planned.case.gradient_quality) for planned in on_cpu] == [("fewbit:3", False)]
+    assert [planned.case for planned in by_flag] == cases
+    assert loaded(tmp_path, RECIPE).with_flags(schemes=["fewbit:3"], exact=False).exact is False
+    with pytest.raises(RecipeError, match="nothing is measured of 'tiny': give a scheme"):
+        loaded(tmp_path, f"exact = false\n{RECIPE}")
+
+
+def test_lengths_of_sequences_are_an_axis_like_sizes_of_batches(tmp_path: Path) -> None:
+    found = loaded(tmp_path, RECIPE.replace("[workload]", '[workload]\nsequence_length = "8,16-64*2"'))
+
+    assert [planned.case.sequence_length for planned in found.cases()] == [8, 16, 32, 64]
+    with pytest.raises(RecipeError, match="sequence length '0': '0' is neither a size"):
+        loaded(tmp_path, RECIPE.replace("[workload]", '[workload]\nsequence_length = "0"'))
+
+
 STACK = """
 cumulative = true
 columns = "peak,saved"

@@ -46,7 +46,12 @@ def parts_of(held: Sequence[Held]) -> PeakParts:
     sums = Counter[str]()
     for each in held:
         sums[each.kind] += each.amount
-    return PeakParts(weights_bytes=sums["weights"], optimizer_bytes=sums["optimizer"], batch_bytes=sums["batch"])
+    return PeakParts(
+        weights_bytes=sums["weights"],
+        gradients_bytes=sums["gradients"],
+        optimizer_bytes=sums["optimizer"],
+        batch_bytes=sums["batch"],
+    )
 
 
 class TracedStep:

@@ -96,7 +96,7 @@ def before(step: TrainStep) -> list[HeldStorage]:
         for path, leaf in batch
         if isinstance(leaf, Tensor)
     ]
-    buckets = [(Origin(OPTIMIZER, "gradient bucket"), list(step.setup.processes.gradient_buckets))]
+    buckets = [(Origin(OPTIMIZER, "gradient bucket"), footprint.lasting_gradients(step))]
     groups = (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs), ("gradients", buckets))
     for kind, held in groups:
         for origin, tensors in held:

@@ -10,7 +10,7 @@ from actbench.errors import ConversionError
 from actbench.methods.release.inbackward import StepInBackward
 from actbench.model.records import Site
 from actbench.packing.refusals import NotInParallel, refuse_flattened
-from actbench.scheme.base import GRADIENTS, STEPS, Change, Scheme, refuse_untrained
+from actbench.scheme.base import GRADIENTS, STEPPED_TOGETHER, STEPS, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
 from actbench.scheme.setup import MakeOptimizer, TrainingSetup
 
@@ -38,7 +38,7 @@ class Release(Scheme):
         paper="Lv et al. 2023, arXiv 2306.09782",
         rank=60,
     )
-    claims: ClassVar[tuple[str, ...]] = (GRADIENTS, STEPS)
+    claims: ClassVar[tuple[str, ...]] = (GRADIENTS, STEPS, STEPPED_TOGETHER)
     changes: ClassVar[tuple[Change, ...]] = ("gradients",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

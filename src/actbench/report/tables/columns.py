@@ -53,6 +53,11 @@ def _at_peak(part: str, title: str) -> Column[Entry]:
     return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
 
 
+def _peak_of(phase: str) -> Column[Entry]:
+    key, compute = f"{phase}_peak_bytes", _of("phase_peaks", f"{phase}_bytes")
+    return Column(key, f"Peak, {phase}", "bytes", compute, "lower", quiet=True)
+
+
 def _with_estimate(
     columns: tuple[Column[Entry], Column[Entry]], compute: Callable[[Entry], Value]
 ) -> tuple[Column[Entry], ...]:
@@ -69,13 +74,7 @@ def _estimated(name: str) -> Callable[[Entry], Value]:
 
 
 def _published(quantity: str) -> Callable[[Entry], Value]:
-    def compute(entry: Entry) -> Value:
-        for item in entry.record.published:
-            if item.quantity == quantity:
-                return item.value
-        return None
-
-    return compute
+    return lambda entry: next((item.value for item in entry.record.published if item.quantity == quantity), None)
 
 
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:
@@ -108,6 +107,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or _setting(entry, "task")),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
+    Column("target_length", "Target length", "count", lambda entry: getattr(entry.built, "target_length", None)),
     Column("image_size", "Image size", "count", computed.image_size),
     Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),
@@ -181,6 +181,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("weights_bytes", "Weights", "bytes", _measured("weights_bytes"), "lower", detail=1, quiet=True),
     Column("gradients_bytes", "Gradients", "bytes", _measured("gradients_bytes"), "lower", detail=1, quiet=True),
     OPTIMIZER_STATE,
+    *map(_peak_of, ("forward", "backward", "optimizer")),
     _at_peak("weights_bytes", "Weights"),
     _at_peak("gradients_bytes", "Gradients"),
     _at_peak("optimizer_bytes", "Optimizer state"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from actbench.model.imagesizes import edges
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.report.tables.entries import Entry
 from actbench.report.tables.values import Value, change, quotient, step_time
@@ -36,7 +37,8 @@ def sequence_length(entry: Entry) -> Value:
 def image_size(entry: Entry) -> Value:
     """Return the pixels of one side for square images, ``height x width`` for others."""
     if entry.built is None:
-        return entry.record.case.image_size
+        asked = entry.record.case.image_size
+        return asked if asked is None or isinstance(asked, int) else _product(edges(asked))
     size = entry.built.image_size
     if size is None:
         return None

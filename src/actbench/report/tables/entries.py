@@ -160,10 +160,11 @@ class _Peers:
     exact_step: SpreadValue | None = None
 
 
-def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
+def join(records: Sequence[MeasuredRecord], schemes: Sequence[str] = ()) -> list[Entry]:
     """Return an entry for each record, in an order that depends only on the cases; for several seeds it is one.
 
-    Comparable rows are next to each other: the exact model first, then single schemes, then compositions.
+    Comparable rows are next to each other: those of ``schemes`` in this order, and of others the exact model first,
+    then single schemes, then compositions.
     """
     seeded = over_seeds(records)
     records = [each.record for each in seeded]
@@ -171,7 +172,7 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
     groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
     peers = _peers(records, groups, list(numbers))
     estimates = Estimates((record, peers[group].what) for record, group in zip(records, groups, strict=True))
-    order = _order(records, groups, list(numbers))
+    order = _order(records, groups, list(numbers), schemes)
     rows = [(records[place], peers[groups[place]]) for place in order]
     steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
     speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
@@ -254,11 +255,13 @@ def _peak(record: MeasuredRecord) -> float:
     return math.inf if peak is None else peak
 
 
-def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
+def _order(
+    records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group], schemes: Sequence[str]
+) -> list[int]:
     """Return the indices of records, sorted by group, then by scheme."""
     number = {group: place for place, group in enumerate(in_order(keys))}
     of_group = [number[key] for key in keys]
-    of_scheme = scheme_places(record.case.scheme for record in records)
+    of_scheme = scheme_places((record.case.scheme for record in records), schemes)
     ranks = [
         of_group[group] * len(of_scheme) + of_scheme[record.case.scheme]
         for record, group in zip(records, groups, strict=True)

@@ -30,7 +30,10 @@ _HOW_MEASURED = (
 _NAMED = ("model", "batch_size", "meter", "scheme")
 _WORKLOAD = tuple(name for name in Case.model_fields if name not in (*_NAMED, *_HOW_MEASURED))
 _HOW = tuple(name for name in Case.model_fields if name in _HOW_MEASURED)
-_BUILT_FROM = ("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code", "script")
+_BUILT_FROM = (
+    *("model", "task", "sequence_length", "target_length", "image_size", "dtype", "optimizer", "trust_remote_code"),
+    "script",
+)
 
 FIELDS = ("model", *_WORKLOAD, "batch_size", "meter", *_HOW)
 """Fields of the case, in the order in which rows are sorted by them."""
@@ -69,9 +72,13 @@ def _sortable(value: Any) -> tuple[Any, ...]:
     return value is not None, value if isinstance(value, int | float) else 0, str(value)
 
 
-def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
-    """Return the position of each scheme among all; two spellings of one scheme share a position."""
-    keys = {scheme: _key(scheme) for scheme in set(schemes)}
+def scheme_places(schemes: Iterable[str], first: Sequence[str] = ()) -> dict[str, int]:
+    """Return the position of each scheme among all; two spellings of one scheme share a position.
+
+    Those in ``first`` come first, in their order there.
+    """
+    given = {scheme: place for place, scheme in enumerate(first)}
+    keys = {scheme: (given.get(scheme, len(given)), _key(scheme)) for scheme in set(schemes)}
     places = {key: place for place, key in enumerate(sorted(set(keys.values())))}
     return {scheme: places[key] for scheme, key in keys.items()}
 

@@ -213,13 +213,17 @@ def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates a
 
 
 def report_tables(
-    records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()
+    records: Sequence[MeasuredRecord],
+    title: str = "Results",
+    columns: Sequence[str] = (),
+    schemes: Sequence[str] = (),
 ) -> tuple[Table, ...]:
     """Return the comparison of schemes and, if there are estimates, their table.
 
-    With ``columns``, as for :func:`results_table`, return only the comparison.
+    With ``columns``, as for :func:`results_table`, return only the comparison. Rows are in the order of ``schemes``, as
+    records spell them; those of others follow.
     """
-    entries = join(records)
+    entries = join(records, schemes)
     results = _results_table(entries, title, columns)
     estimates = _estimates_table([] if columns else entries)
     return (results, estimates) if estimates.rows else (results,)

@@ -128,7 +128,7 @@ def check_count(count: int, what: str) -> None:
 
 
 class BaseRecipe(Data):
-    """A recipe as its author wrote it; the exact model is always compared.
+    """A recipe as its author wrote it; the exact model is compared, too.
 
     A kind of recipe sets ``files``, and in ``sections`` the model of each of its tables beside ``[[scheme]]``. The
     title is the question that the comparison answers.

@@ -33,7 +33,9 @@ def _columns(value: Any) -> Any:
 class Recipe(BaseRecipe):
     """What to measure: one or several grids of models, settings and batch sizes, and how to measure them.
 
-    With ``cumulative`` the schemes of a model are added one after the other. ``columns`` are those that are shown.
+    With ``cumulative`` the schemes of a model are added one after the other. Without ``exact`` the unchanged model is
+    not measured, nor is anything that takes it: gradient errors, and speeds and savings in comparison with it.
+    ``columns`` are those that are shown.
     """
 
     files: ClassVar[RecipeFiles] = SWEEPS
@@ -42,6 +44,7 @@ class Recipe(BaseRecipe):
     workload: Tables[WorkloadGrid]
     measure: Measure = Measure()
     cumulative: Switch = False
+    exact: Switch = True
     columns: Annotated[tuple[str, ...], BeforeValidator(_columns)] = ()
     scheme: tuple[SchemeRow, ...] = ()
 
@@ -70,9 +73,11 @@ class Recipe(BaseRecipe):
         return tuple(dict.fromkeys([*super().code, *remote]))
 
     def rows(self, model: str) -> tuple[SchemeRow, ...]:
-        """Return the schemes for a model, with ``exact`` first unless the author gave it."""
+        """Return the schemes for a model, with ``exact`` first unless the author gave it, or wants it not."""
         rows, stack = [], list[str]()
         for row in super().rows(model):
+            if row.spec == "exact" and not self.exact:
+                continue
             if self.cumulative and row.is_added:
                 stack.append(row.spec)
                 row = row.model_copy(update={"spec": "+".join(stack)})
@@ -82,6 +87,11 @@ class Recipe(BaseRecipe):
     def _check_repeats(self) -> None:
         if self.cumulative and len([row for row in self.scheme if row.is_added]) < 2:
             raise ValueError("cumulative adds schemes one after the other: give at least two in addition to exact")
+        bare = next((model for model in self.models if not self.rows(model)), None)
+        if bare is not None:
+            raise ValueError(
+                f"without the unchanged model (exact = false) nothing is measured of {bare!r}: give a scheme"
+            )
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
         meters = {meter for grid in self.workload for meter in self._meters(grid)}
         for place, row in enumerate(self.scheme):
@@ -123,6 +133,8 @@ class Recipe(BaseRecipe):
             settings = measure.settings(meter) | (point if meter == "simulated" else of_real_device(point))
             if searched and grid.largest_batch_within is not None:
                 settings.setdefault("memory_limit_bytes", grid.largest_batch_within)
+            if not self.exact and meter != "simulated":  # which compares no gradients anyway
+                settings["gradient_quality"] = False
             for row in self._rows_on(point["model"], meter):
                 case = Case(
                     **settings,
@@ -141,6 +153,7 @@ class Recipe(BaseRecipe):
         schemes: Sequence[str] = (),
         *,
         cumulative: bool = False,
+        exact: bool = True,
     ) -> Recipe:
         """Build a recipe from flags, by field of ``WorkloadGrid`` and ``Measure``; None was not given.
 
@@ -150,7 +163,7 @@ class Recipe(BaseRecipe):
         models = workload.get("model") or ()
         name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
         base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
-        merged = _with_flags(base, workload, measure or {}, schemes, cumulative)
+        merged = _with_flags(base, workload, measure or {}, schemes, cumulative=cumulative, exact=exact)
         return Recipe.validated(merged, "command line", flag)
 
     def with_flags(
@@ -160,10 +173,11 @@ class Recipe(BaseRecipe):
         schemes: Sequence[str] = (),
         *,
         cumulative: bool = False,
+        exact: bool = True,
     ) -> Recipe:
         """Return this recipe with the given flags in place of what it says; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
-        merged = _with_flags(base, workload or {}, measure or {}, schemes, cumulative)
+        merged = _with_flags(base, workload or {}, measure or {}, schemes, cumulative=cumulative, exact=exact)
         return Recipe.validated(merged, "command line", flag)
 
 
@@ -172,9 +186,11 @@ def _with_flags(
     workload: Mapping[str, Any],
     measure: Mapping[str, Any],
     schemes: Sequence[str],
+    *,
     cumulative: bool,
+    exact: bool,
 ) -> dict[str, Any]:
-    merged = {**base, **({"cumulative": True} if cumulative else {})}
+    merged = {**base, **({"cumulative": True} if cumulative else {}), **({} if exact else {"exact": False})}
     chosen = {**_given(workload), **({"meters": None} if measure.get("meters") else {})}
     merged["workload"] = [{**grid, **chosen} for grid in base["workload"]]
     merged["measure"] = {**base.get("measure", {}), **_given(measure)}

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator
@@ -32,37 +33,35 @@ else:
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})([+*])(\d{1,18})")
 
 
-def parse_batch_range(text: str) -> tuple[int, ...]:
+def parse_batch_range(text: str, what: str = "batch size") -> tuple[int, ...]:
     """Read batch sizes: ``8``, ``8,16``, ``8-32+8`` (in steps of 8), ``8-512*2`` (doubling), or these with commas.
 
-    A range holds its last value only when a step lands on it.
+    A range holds its last value only when a step lands on it. ``what`` is what messages call them.
 
     Raises:
         UsageError: The text is none of these, or a size is 0 or stands twice.
     """
     sizes: list[int] = []
     for part in text.split(","):
-        sizes.extend(_parse_part(part.strip(), text))
+        sizes.extend(_parse_part(part.strip(), f"{what} {text!r}"))
         if len(sizes) > MOST_BATCH_SIZES:
-            raise UsageError(f"batch size {text!r} spans more than {MOST_BATCH_SIZES:,} sizes: take larger steps")
+            raise UsageError(f"{what} {text!r} spans more than {MOST_BATCH_SIZES:,} sizes: take larger steps")
     if len(set(sizes)) < len(sizes):
-        raise UsageError(f"batch size {text!r} holds the same size twice")
+        raise UsageError(f"{what} {text!r} holds the same size twice")
     return tuple(sizes)
 
 
-def _parse_part(part: str, text: str) -> tuple[int, ...]:
+def _parse_part(part: str, whole: str) -> tuple[int, ...]:
     if part.isascii() and part.isdigit() and len(part) < 19 and int(part) > 0:
         return (int(part),)
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise UsageError(
-            f"batch size {text!r}: {part!r} is neither a size, such as 8, nor a range, such as 8-32+8 or 8-512*2"
-        )
+        raise UsageError(f"{whole}: {part!r} is neither a size, such as 8, nor a range, such as 8-32+8 or 8-512*2")
     first, last, step = int(match[1]), int(match[2]), int(match[4])
     if not 0 < first <= last:
-        raise UsageError(f"batch size {text!r}: a range begins at 1 or more and ends at its beginning or after it")
+        raise UsageError(f"{whole}: a range begins at 1 or more and ends at its beginning or after it")
     if step < (2 if match[3] == "*" else 1):
-        raise UsageError(f"batch size {text!r}: a range never ends with the step {match[3]}{step}")
+        raise UsageError(f"{whole}: a range never ends with the step {match[3]}{step}")
     return tuple(_steps(first, last, match[3], step))
 
 
@@ -108,6 +107,7 @@ Axis = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1), 
 """One value or a list of distinct values, read as a tuple."""
 BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
 """An axis that can also be written as a range."""
+Lengths = Annotated[Axis[Count], read_by(partial(parse_batch_range, what="sequence length"))]
 
 
 Switch = Annotated[bool, Field(strict=True)]
@@ -144,6 +144,7 @@ class WorkloadGrid(SettingsGrid):
 
     model: Axis[Annotated[str, Field(min_length=1)]]
     batch_size: BatchSizes
+    sequence_length: Lengths | None = None
     autocast: Axis[Autocast] | None = None
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None

@@ -1,0 +1,148 @@
+"""What loops hold longer than they must: the model's outputs, and the gradients of the step before."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor, nn, optim
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.model.records import Site
+from actbench.scheme.base import GRADIENTS, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
+from actbench.scheme.card import Card
+from actbench.scheme.conditions import Limits
+from actbench.scheme.facets import Facet
+from actbench.scheme.microbatches import Batch
+from actbench.scheme.setup import TrainingSetup
+from actbench.scheme.wrapped import HoldsGradients, StepsInBackward, WrappedOptimizer
+
+_KEPT: Final = "_actbench_outputs"
+
+
+class KeepOutputs(Scheme):
+    """The loop keeps the model's outputs in a variable, as ``outputs = model(**batch)`` does, until it gets the next.
+
+    Kept from the forward pass of one step to the end of that of the next: what the model returns, such as logits, which
+    are otherwise freed as soon as nothing saves them. At the end of a forward pass those of two steps are alive. Loss,
+    gradients and updates are those without the scheme, which saves nothing: it says what such a loop needs.
+    """
+
+    name: ClassVar[str] = "keep_outputs"
+    card: ClassVar[Card] = Card(
+        summary="the loop keeps the model's outputs, such as logits, until the next forward pass (saves nothing)",
+        rank=56,
+        variants=(),
+    )
+    changes: ClassVar[tuple[Change, ...]] = ()
+    claims: ClassVar[tuple[str, ...]] = ("keep the outputs of the model",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Keep what the model returned last, in an attribute.
+
+        Raises:
+            NothingToConvertError: The module trains nothing, so that no loop runs it.
+        """
+        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
+            raise NothingToConvertError(f"{self.name}: {type(setup.module).__name__} trains nothing")
+        setup.module.register_forward_hook(_keep)
+        return setup.changed(setup.module, (Site(path="(outputs)", was="freed", becomes="kept to the next pass"),))
+
+
+def _keep(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    vars(module)[_KEPT] = outputs
+
+
+class LateOptimizer(WrappedOptimizer):
+    """Another optimizer whose gradients stay in memory until :meth:`forget`, in the next forward pass.
+
+    Of fake tensors it holds the gradients of a step before from the beginning.
+
+    Raises:
+        ConversionError: The inner optimizer holds gradients itself, or steps within the backward pass.
+    """
+
+    unscalable: ClassVar[str] = "gradients that stay until the next backward pass"
+    remedy: ClassVar[str] = "leave late_zero_grad out"
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        if isinstance(inner, HoldsGradients | StepsInBackward):
+            raise ConversionError(f"late_zero_grad: {type(inner).__name__} holds or steps gradients itself")
+        super().__init__(inner)
+        trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
+        # a simulation runs one step, which must find what the step before leaves; a meter runs that step
+        self._kept: list[Tensor] = [torch.zeros_like(each) for each in trained if isinstance(each, FakeTensor)]
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients by parameter."""
+        return {parameter: parameter.grad for parameter in self.parameters() if parameter.grad is not None}
+
+    def gradient_parts(self) -> Iterable[Tensor]:
+        """Return the gradients of the step before, as long as they are there."""
+        return self._kept
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Take the gradients off the parameters, and keep them."""
+        self._kept = list(self.gradients().values())
+        super().zero_grad()
+
+    def forget(self) -> None:
+        """Free the gradients of the step before."""
+        self._kept = []
+
+    def _step(self) -> None:
+        self.inner.step()
+
+
+class LateZeroGrad(Scheme):
+    """The loop calls ``optimizer.zero_grad()`` before ``loss.backward()``, and not behind ``optimizer.step()``.
+
+    Kept until the end of the next forward pass: the gradients of the step before, with the size of the trained
+    parameters. Loss, gradients and updates are those without the scheme, which saves nothing: it says what such a loop
+    needs.
+    """
+
+    name: ClassVar[str] = "late_zero_grad"
+    card: ClassVar[Card] = Card(
+        summary="gradients are freed only before the next backward pass, and fill the forward pass (saves nothing)",
+        rank=57,
+        variants=(),
+    )
+    changes: ClassVar[tuple[Change, ...]] = ()
+    claims: ClassVar[tuple[str, ...]] = (GRADIENTS, WAITING_GRADIENTS)
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """Gradients of shares are not followed."""
+        return (Limits(unsharded="late_zero_grad: gradients of shares are not followed"),)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Let gradients stay until the loss of the next step is known.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There is no loss or no optimizer.
+        """
+        refuse_untrained(self.name, setup.module)
+        make, loss = setup.make_optimizer, setup.loss
+        if make is None or loss is None:
+            raise ConversionError(f"{self.name}: a model brings no loop; call optimizer.zero_grad() where you want")
+        made: list[weakref.ref[LateOptimizer]] = []
+
+        def wrapped(module: nn.Module) -> LateOptimizer:
+            optimizer = LateOptimizer(make(module))
+            made.append(weakref.ref(optimizer))
+            return optimizer
+
+        def then_forget(module: nn.Module, batch: Batch) -> Tensor:
+            found = loss(module, batch)
+            for optimizer in filter(None, (each() for each in made)):
+                optimizer.forget()
+            return found
+
+        changed = setup.changed(setup.module, (Site(path="(weight gradients)", was="freed", becomes="kept"),))
+        return replace(changed, make_optimizer=wrapped, loss=then_forget)

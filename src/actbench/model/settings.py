@@ -1,0 +1,86 @@
+"""The settings of a model and of its inputs, and the names that they take."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Set
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import to_json
+
+from actbench.model.data import CaseData
+from actbench.model.imagesizes import ImageSize
+from actbench.units import Count
+
+Task = Literal[
+    "auto",
+    "sequence-classification",
+    "masked-lm",
+    "causal-lm",
+    "seq2seq-lm",
+    "image-classification",
+    "node-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "pretraining",
+    "masked-image-modeling",
+    "semantic-segmentation",
+    "depth-estimation",
+    "object-detection",
+    "audio-classification",
+    "ctc",
+    "speech-seq2seq",
+    "image-text-contrastive",
+    "image-text-to-text",
+    "mask-generation",
+]
+Attention = Literal["sdpa", "eager"]
+FloatName = Literal["float32", "bfloat16", "float16"]
+_SHORT: Final[dict[Any, FloatName]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def whole_name(value: Any) -> Any:
+    """Return the full name of a dtype that is written ``fp32``, ``bf16`` or ``fp16``; else the value."""
+    return _SHORT.get(value, value) if isinstance(value, str) else value
+
+
+FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
+HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
+Optimizer = Literal[
+    "adamw", "adamw-fused", "adamw-loop", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"
+]
+WeightsChoice = Literal["auto", "pretrained", "random"]
+
+LATER: Final[dict[str, Any]] = {"target_length": None}
+"""Settings that older records lack, with what these mean."""
+
+
+class WorkloadSettings(CaseData):
+    """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes.
+
+    Attributes:
+        sequence_length: Tokens of a sample; of what the encoder reads, if a decoder reads a text of its own.
+        target_length: Tokens of what the decoder of an encoder-decoder model writes; None for as many as it reads.
+        image_size: Pixels of an edge of square images, or ``HEIGHTxWIDTH``.
+    """
+
+    task: Task = "auto"
+    sequence_length: Count | None = None
+    target_length: Count | None = None
+    image_size: ImageSize | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType | None = None
+
+    def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
+        """Return a hash of the fields, in the order of the oldest files: the fields in ``first``, then the settings.
+
+        Settings of :data:`LATER` have no part in it where older cases, which lack them, mean the same.
+        """
+        unset = {name for name, usual in LATER.items() if getattr(self, name) == usual}
+        written = self.model_dump(mode="json", exclude={*exclude, *unset})
+        order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
+        text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
+        return hashlib.sha256(text).hexdigest()[:16]
