@@ -296,6 +296,5 @@ def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe
 
     check_model(model)
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
-    best = "cuda" if find_gpu() else "simulated"
-    measure = {"meters": [best], **flags.measure}
+    measure = {"meters": ["cuda" if find_gpu() else "simulated"], **flags.measure}
     return Recipe.from_flags(workload, measure, flags.schemes, cumulative=cumulative, exact=not flags.no_exact)

@@ -35,7 +35,6 @@ from actbench.report.tables.values import Column, Curve, Item, Rows, Unit, Value
 if TYPE_CHECKING:
     import pandas
 
-
 Group = tuple[str, str]
 """A model and a meter."""
 
