@@ -18,8 +18,9 @@ PAGE = (ROOT / "docs" / "published-peaks.md").read_text()
 MOST = 0.01
 SAMPLE = (  # small and quick, of all sources
     "bert-large-uncased -b 4 --sequence-length 512 --device-profile v100-16gb --attention eager --optimizer adafactor",
-    "vit_l_16 -b 16 --device-profile a100-40gb --optimizer adam --dtype bf16 -s exact",
+    "vit_l_16 -b 16 --device-profile a100-40gb --optimizer adam --dtype bf16 -s late_zero_grad",
     "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:64",
+    "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:256",
     "mistral-7b -b 4 --sequence-length 4096 --dtype bf16 --device-profile a100-80gb -s lora:16",
     "llama-3.1-8b -b 2 --sequence-length 2048 --dtype bf16 --device-profile rtx-4090 --optimizer adamw-fused -s lora:8",
     "llama-3.2-1b@tie_word_embeddings=false",
@@ -27,7 +28,10 @@ SAMPLE = (  # small and quick, of all sources
     "llama-3.1-8b@vocab_size=151936,intermediate_size=11008,num_key_value_heads=32 -b 1 --sequence-length 512",
     "vit_h_14 -b 8 --autocast bf16 --optimizer adamw-fused --device-profile cuda-16gib -s adamfp8",
     "./benchmarks/published_models/others.py:head_4096",
-    "google/vit-base-patch16-224@num_labels=100",
+    (
+        "google/vit-base-patch16-224@num_labels=100 -b 64 --autocast float16 --optimizer adamw"
+        " --device-profile rtx-2080-ti -s lora:4,target=q_proj/v_proj+regelu2"
+    ),
     "./benchmarks/published_models/deit.py:ti",
     "./benchmarks/published_models/t5.py:glue_base -b 100 --device-profile a100-80gb -s lora:32 ",
     "resnet101 -b 64",
