@@ -155,6 +155,7 @@ def test_measure_times_as_many_steps_as_asked() -> None:
     assert len(measured.step_seconds) == 3
 
 
+@pytest.mark.slow
 def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def errors() -> list[float | None]:
         fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}

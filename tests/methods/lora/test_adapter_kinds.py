@@ -176,7 +176,7 @@ def test_the_contract_of_schemes_holds(spec: str) -> None:
 
 def test_magnitudes_are_not_cut_among_processes() -> None:
     with pytest.raises(ConversionError, match="has adapters that are not LoRA's"):
-        bench.Session(Case(model="tiny-llama", batch_size=2, sequence_length=16, scheme="lora:4,adapter=dora+tp:2"))
+        bench.measure(Case(model="tiny-llama", batch_size=2, sequence_length=16, scheme="lora:4,adapter=dora+tp:2"))
 
 
 def test_the_magnitudes_over_4_bits_are_the_norms_of_the_rounded_rows() -> None:

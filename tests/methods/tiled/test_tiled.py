@@ -315,7 +315,7 @@ def test_together_with_schemes_that_pack_gradients_are_finite_and_less_is_saved(
     ("spec", "why"),
     [
         ("gact:L1,only=mlp.down_proj+tiled_mlp", "hooks pack or move"),
-        ("tp:2+tiled_mlp", "no MLP that computes each position"),
+        ("tp:2,sequence=true+tiled_mlp", "no MLP that computes each position"),
     ],
 )
 def test_what_runs_inside_an_mlp_and_does_not_go_with_pieces_is_refused(spec: str, why: str) -> None:

@@ -47,7 +47,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path: Path, monkeypat
     [("hf:org/name", "org-name-fewbit-3"), ("torchvision:swin_t", "swin_t-fewbit-3"), ("swin_t", "swin_t-fewbit-3")],
 )
 def test_the_folder_is_called_after_the_model_and_the_scheme(monkeypatch, model: str, folder: str):
-    def written(_case: Case, found: Path, *, force: bool) -> None:
+    def written(_case: Case, found: Path, *, force: bool, probe: bool) -> None:
         raise StoreError(f"{found} is there, {force}")
 
     monkeypatch.setattr(workload, "convert_workload", written)

@@ -160,6 +160,7 @@ def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     assert "adapters" not in ended.out
 
 
+@pytest.mark.slow
 def test_a_later_fit_takes_no_plans_from_an_earlier_one(cli, log, fake, tmp_path) -> None:
     words = (*STEP, *AMONG, "--scheme", "lora:16", "-o", tmp_path)
 
@@ -237,6 +238,7 @@ def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     assert "nothing fits within --max-slowdown 1.2: checkpoint, adamw-fused fits and takes 1.26 times" in told
 
 
+@pytest.mark.slow
 def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
     words = (*STEP, "--scheme", "checkpoint", "--memory-limit", "6GiB", "-o", tmp_path)
     assert cli(*words).status == 0
@@ -255,6 +257,7 @@ def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
 TRAINED_ALL = ("--scheme", "checkpoint", "--scheme", "adam8bit")
 
 
+@pytest.mark.slow
 def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *TRAINED_ALL, "--scheme", "lora:16", "--memory-limit", "3GiB", "-o", tmp_path)
 
@@ -268,6 +271,7 @@ def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_p
 
 
 @pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the survey"])
+@pytest.mark.slow
 def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
     begun = []
     in_time = simulations.Simulations._in_time
@@ -377,9 +381,9 @@ def test_what_is_measured_stands_beside_what_was_simulated(cli, log, fake, tmp_p
     assert ended.status == 0, ended.err
     meters = [line.split()[0] for line in log.read_text().splitlines()]
     assert meters.count("cpu") == 2
-    assert "Measured beside estimated" in ended.out
+    assert "Measured and estimated" in ended.out
     (table,) = tmp_path.rglob("*.fit.md")
-    section = table.read_text().partition("Measured beside estimated")[2].partition("Frontier")[0]
+    section = table.read_text().partition("Measured and estimated")[2].partition("Frontier")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
     heads, lines = rows[0], [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
     assert {"Peak off by", "Step off by"} <= set(heads)

@@ -124,6 +124,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
         ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
     ],
 )
+@pytest.mark.slow
 def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[Any, Any], bool]) -> None:
     text = TRAINING.replace("model[2](hidden)", "model(x.cuda())").replace("hidden = model[1](model[0](x.cuda()))", "")
     exact, found = run(text), run(text, scheme=scheme)
@@ -150,6 +151,7 @@ def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None
     assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
 
 
+@pytest.mark.slow
 def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> None:
     loop = TRAINING.replace(
         TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],

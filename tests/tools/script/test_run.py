@@ -44,6 +44,7 @@ def test_each_script_runs_at_its_real_size(case: ScriptCase, command: Any, tmp_p
     check(case, "real", command, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     words = [EXAMPLE, "--batch-size", "2", "--context", "32", "--width", "64", "--depth", "1"]
     found = run(words, tmp_path)["outcome"]
