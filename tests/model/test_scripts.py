@@ -191,3 +191,14 @@ def test_the_file_of_a_module_is_found_without_its_code(tmp_path: Path, monkeypa
 
     made = Case(model="-m evil.inner", batch_size=1, script=Script(target="evil.inner", is_module=True))
     assert list(Contents().of(made) or ()) == ["evil.inner"]
+
+
+def test_a_module_is_found_in_a_folder_that_has_no_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "package" / "deep"
+    deep.mkdir(parents=True)
+    (deep.parent / "__init__.py").touch()
+    (deep / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert file_of_module("package.deep.train") == str(deep / "train.py")
+    assert file_of_module("package.other.train") is None
