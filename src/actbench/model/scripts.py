@@ -76,7 +76,8 @@ def _found(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
         with suppress(ImportError, ValueError, KeyError):  # no module has the name, or the parent is not imported
             if (spec := finder.find_spec(name, locations)) is not None:
                 return spec
-    folders = [os.path.join(location, name.rpartition(".")[2]) for location in locations or ()]
+    own = name.rpartition(".")[2]
+    folders = [os.path.join(location, own) for location in locations or () if own.isidentifier()]
     if not (folder := next(filter(os.path.isdir, folders), None)):
         return None
     found = ModuleSpec(name, None, is_package=True)  # a package without __init__.py: finders ask the imported parent
