@@ -29,7 +29,7 @@ WRONG_FLAGS = {
     "unknown flag": (["sweep", "--bathc-size", "8"], "--bathc-size"),
     "unknown model": (["measure", "robrta-base"], "roberta-base"),
     "unknown torchvision model": (["measure", "torchvision:resnet51"], "resnet50"),
-    "detection model": (["measure", "torchvision:fasterrcnn_resnet50_fpn"], "fasterrcnn"),
+    "model for optical flow": (["measure", "torchvision:raft_small"], "is an optical flow model"),
     "unknown configuration key": (["measure", "tiny-roberta@num_layerz=2"], "num_layerz"),
     "unknown scheme": (["measure", "tiny-roberta", "-s", "fewbti:3"], "fewbit"),
     "unknown key of a scheme": (["measure", "tiny-roberta", "-s", "fewbit:3,bitz=2"], "bitz"),

@@ -72,7 +72,7 @@ def test_every_model_and_device_is_known() -> None:
         declared.check_device_profile(name)
 
 
-@pytest.mark.parametrize("name", ["resnet19", "roberta-bas", "gpt", "fasterrcnn_resnet50_fpn", "gcm@hidden_size=4"])
+@pytest.mark.parametrize("name", ["resnet19", "roberta-bas", "gpt", "keypointrcnn_resnet50_fpn", "gcm@hidden_size=4"])
 def test_wrong_models_have_the_message_of_building(name: str) -> None:
     assert message(ModelError, declared.check_model, name) == message(ModelError, names.parse_model_name, name)
 

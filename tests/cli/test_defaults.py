@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actbench.cli.app import app, verbs_of
+from actbench.cli.beside import NEEDED, REFUSED
 from actbench.cli.defaults import put_before, read
 from actbench.errors import UsageError
+from actbench.tools.fit.stepflags import FitFlags
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +67,48 @@ def test_the_environment_is_stronger_than_the_file_and_may_take_a_default_away()
     ]
 
 
+OF_ALL = """
+[tool.actbench]
+quiet = true
+optimizer = "sgd"
+dtype = "bf16"
+max-batch = true
+torch-era = "1.10"
+top = 3
+no-exact = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("fit --script x.py", "--quiet"),
+        ("fit gpt2 -v --optimizer adam", "--dtype=bf16"),
+        ("measure gpt2", "--quiet --optimizer=sgd --dtype=bf16 --max-batch --torch-era=1.10 --no-exact"),
+        ("measure gpt2 --ledger", "--quiet --optimizer=sgd --dtype=bf16 --torch-era=1.10 --top=3 --no-exact"),
+        ("measure gpt2 --meter cpu,cuda -s exact", "--quiet --optimizer=sgd --dtype=bf16 --max-batch"),
+        (
+            "measure gpt2 --meter cpu,simulated",
+            "--quiet --optimizer=sgd --dtype=bf16 --max-batch --torch-era=1.10 --no-exact",
+        ),
+    ],
+)
+def test_a_default_that_is_refused_beside_what_is_typed_is_left_out(command: str, defaults: str) -> None:
+    written(OF_ALL)
+    verb, *typed = command.split()
+
+    assert put(verb, *typed) == [verb, *defaults.split(), *typed]
+
+
+def test_every_option_that_gives_way_is_an_option() -> None:
+    names = {option.name for verb in verbs_of(app).values() for option in verb.params}
+    of_fit = {each.name for each in fields(FitFlags)} - {"device_profile", "batch_size", "memory_limit", "seed"}
+    others = {each for refused in REFUSED.values() for each in refused}
+
+    assert others | set(REFUSED) | set(NEEDED) | set(NEEDED.values()) <= names
+    assert of_fit - {"script"} <= set(REFUSED["script"])
+
+
 def test_a_script_keeps_its_own_arguments() -> None:
     written(FILE)
 
@@ -95,7 +141,10 @@ def test_a_wrong_file_is_refused_by_name_by_every_verb_but_doctor(cli: Any, text
 
 @pytest.mark.parametrize(
     "line",
-    ["trust-remote-code = true", "trust-recipe = true", "cluster = 'ray://x'", "html = 'x.html'", "output = '../x'"],
+    [
+        *("trust-remote-code = true", "trust-recipe = true", "cluster = 'ray://x'", "html = 'x.html'"),
+        *("output = '../x'", r'output = "a\u0000b"', "module = true", "script = 'evil.py'"),
+    ],
 )
 def test_a_folder_of_someone_else_trusts_no_code_names_no_host_and_writes_no_file(line: str) -> None:
     written(f"[tool.actbench]\n{line}")
@@ -120,11 +169,11 @@ def test_a_variable_that_is_no_options_is_told_and_does_not_matter() -> None:
 
 
 def test_an_error_names_what_was_run_with_the_defaults(cli: Any) -> None:
-    written("[tool.actbench]\nmeter = 'cpu'")
+    written("[tool.actbench]\nmemory-limit = 'much'")
 
-    told = cli.refused("run", "--device-profile", "rtx-4090", "x.py", naming="leave one out")
-    assert "that was: actbench run --meter=cpu --device-profile rtx-4090 x.py" in told
-    assert sys.argv[1:3] == ["run", "--meter=cpu"], "the command in records"
+    told = cli.refused("run", "--device-profile", "rtx-4090", "x.py", naming="--memory-limit")
+    assert "that was: actbench run --memory-limit=much --device-profile rtx-4090 x.py" in told
+    assert sys.argv[1:3] == ["run", "--memory-limit=much"], "the command in records"
 
 
 def test_doctor_shows_defaults_and_what_is_wrong(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

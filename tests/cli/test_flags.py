@@ -16,6 +16,7 @@ from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags
 from actbench.errors import SpecError, UsageError
 from actbench.model.records import Case
+from actbench.run.recipes import Recipe
 from actbench.run.recipes.sections import WorkloadGrid
 
 
@@ -127,3 +128,18 @@ def test_the_unchanged_model_is_not_both_named_and_left_out():
     assert CaseFlags(scheme=["fewbit:3"], no_exact=True).schemes == ["fewbit:3"]
     with pytest.raises(UsageError, match="--no-exact leaves out the scheme exact, and --scheme names it"):
         _ = CaseFlags(scheme=["fewbit:3", "exact"], no_exact=True).schemes
+
+
+@pytest.mark.parametrize("flags", [("--torch-era", "1.10"), ("--no-workspaces",)])
+def test_what_changes_simulated_steps_alone_is_refused_without_any(cli, flags):
+    naming = f"{flags[0]} changes only a simulated step"
+    cli.refused("measure", "resnet18", *flags, "--meter", "cpu", naming=naming)
+    cli.refused("sweep", "quickstart", *flags, "--meter", "cuda", naming=naming)
+    made = CaseFlags(torch_era="1.10", meter=["cpu,simulated"])
+    recipe = made.recipe(Recipe.from_flags, ({"model": "resnet18", "batch_size": "8"}, {}), cumulative=False)
+    assert recipe.meters == {"cpu", "simulated"}
+
+
+def test_a_wrong_size_of_images_is_told_in_plain_words(cli):
+    told = cli.refused("measure", "resnet18", "--image-size", "0x10", naming="'0x10' is no size of images")
+    assert "Value error" not in told

@@ -100,3 +100,13 @@ def test_what_is_kept_is_told_in_80_columns(cli, monkeypatch):
     out = cli("measure", "tiny-gpt2", "-s", "gact", "--ledger", *SIZES).out
 
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_tables_of_several_lengths_are_told_apart(cli, tmp_path):
+    file = tmp_path / "ledger.csv"
+    out = cli("measure", "tiny-gpt2", "--ledger", "-b", "2", "--sequence-length", "8,16", "--export-csv", file).out
+
+    for length in ("8", "16"):
+        assert f"on tiny-gpt2, batch 2, sequence length {length} (" in out
+    assert {row["sequence_length"] for row in csv.DictReader(file.read_text().splitlines())} == {"8", "16"}

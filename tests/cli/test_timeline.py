@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from actbench.cli.printing import ProgressFlags
-from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, files_of, line_of
+from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, files_of, line_of, tables_of
 from actbench.model.measured import MeasuredRecord
 from actbench.model.timeline import Holder, Span, Timeline
 
@@ -111,6 +111,24 @@ def test_each_of_several_cases_has_a_file_of_its_own(make_record: Callable[..., 
         "x-exact-simulated-8.pickle",
         "x-exact-3.pickle",
     ]
+
+
+def test_cases_that_differ_in_a_setting_have_it_in_titles_and_files(records: list[MeasuredRecord]) -> None:
+    exact, packed, failed = records
+    longer = [
+        exact.model_copy(update={"case": exact.case.model_copy(update={"sequence_length": length})})
+        for length in (128, 512)
+    ]
+
+    assert [table.title.partition(" (")[0] for table in tables_of([*longer, failed])] == [
+        "Who holds the peak of exact on tiny, batch 8, sequence length 128",
+        "Who holds the peak of exact on tiny, batch 8, sequence length 512",
+    ]
+    assert [path.name for path in files_of(Path("x.pickle"), longer)] == [
+        "x-exact-sequence-length-128.pickle",
+        "x-exact-sequence-length-512.pickle",
+    ]
+    assert "length" not in "".join(table.title for table in tables_of([exact, packed]))
 
 
 @pytest.mark.slow

@@ -109,6 +109,70 @@ def test_the_content_of_a_script_is_part_of_its_case(
     assert content_of(record.model_copy(update={"files": files})) == (files["train.py"], None)
 
 
+def test_what_a_script_may_import_is_part_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["train.py", "blk.py", "pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/layers.py"]
+    others = [
+        ".hidden/a.py",
+        "venv/pyvenv.cfg",
+        "venv/lib/a.py",
+        "lib/site-packages/a.py",
+        "pkg/__pycache__/a.py",
+        "a.md",
+    ]
+    for name in (*files, *others):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("x = 1")
+    elsewhere = tmp_path.parent / "elsewhere.py"
+    elsewhere.write_text("x = 1")
+    Path("link.py").symlink_to(elsewhere)
+    Path("around").symlink_to(tmp_path)
+    scripts = (Script(target="train.py"), Script(target="pkg.deep.layers", is_module=True))
+    cases = [Case(model=script.text, batch_size=1, script=script) for script in scripts]
+
+    def content() -> list[dict[str, str] | None]:
+        return [Contents().of(case) for case in cases]
+
+    first = content()
+    for name in (*others, elsewhere):
+        Path(name).write_text("x = 2")
+    assert content() == first
+    assert [list(each or ()) for each in first] == [["train.py"], ["pkg.deep.layers"]]
+    seen = [first]
+    for name in files:
+        Path(name).write_text("x = 3")
+        seen.append(content())
+    Path("pkg/more.py").write_text("")
+    seen.append(content())
+    for each in zip(*seen, strict=True):
+        assert len({str(found) for found in each}) == len(seen)
+
+
+def test_the_content_of_a_script_is_read_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "a.py", "b.py", "data/c.py", "data/d.py", "data/e.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    script = Script(target=str(tmp_path / "train.py"))
+    case = Case(model=script.text, batch_size=1, script=script)
+
+    def counts(name: str) -> bool:
+        before = Contents().of(case)
+        (tmp_path / name).write_text((tmp_path / name).read_text() + "0")
+        return Contents().of(case) != before
+
+    assert counts("data/c.py")
+    monkeypatch.setattr(
+        "actbench.model.importable.MOST_ENTRIES", 6
+    )  # the four of the folder, and not the three of data
+    assert not counts("data/c.py")
+    assert counts("b.py")
+    monkeypatch.setattr("actbench.model.importable.MOST_FILES", 1)
+    assert not counts("b.py")
+    assert counts("a.py")
+    monkeypatch.setattr("actbench.model.importable.MOST_BYTES", 4)
+    assert not counts("a.py")
+
+
 def test_the_file_of_a_module_is_found_without_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "evil" / "inner"
     inner.mkdir(parents=True)
@@ -127,3 +191,14 @@ def test_the_file_of_a_module_is_found_without_its_code(tmp_path: Path, monkeypa
 
     made = Case(model="-m evil.inner", batch_size=1, script=Script(target="evil.inner", is_module=True))
     assert list(Contents().of(made) or ()) == ["evil.inner"]
+
+
+def test_a_module_is_found_in_a_folder_that_has_no_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "package" / "deep"
+    deep.mkdir(parents=True)
+    (deep.parent / "__init__.py").touch()
+    (deep / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert file_of_module("package.deep.train") == str(deep / "train.py")
+    assert file_of_module("package.other.train") is None

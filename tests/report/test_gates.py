@@ -57,3 +57,27 @@ def test_an_annotation_is_one_line_however_cases_are_named(make_record: MakeReco
     assert "\n" not in line
     assert "\ufffe" not in junit(comparison)
     assert ElementTree.fromstring(junit(comparison)).get("failures") == "1"
+
+
+def test_cases_that_differ_in_a_setting_have_names_of_their_own(make_record: MakeRecord) -> None:
+    before = [make_record(attention=attention, peak_bytes=100) for attention in ("eager", "sdpa")]
+    after = [make_record(attention=attention, peak_bytes=200) for attention in ("eager", "sdpa")]
+    found = compare(before, after, [parse_limit("peak:5%")])
+    (suite,) = ElementTree.fromstring(junit(found))
+    names = [f"tiny, exact, batch 8 (simulated, attention {attention})" for attention in ("eager", "sdpa")]
+
+    assert [each.get("name") for each in suite] == names
+    assert [line.split("::")[2].partition(": ")[0] for line in github_lines(found)] == names
+
+
+def test_a_name_does_not_change_with_the_content_of_files(make_record: MakeRecord) -> None:
+    def of(name: str, digest: str) -> MeasuredRecord:
+        record = make_record(device_profile=name, memory_limit_bytes=1024)
+        return record.model_copy(update={"files": {name: digest}})
+
+    records = [of("a.toml", "1" * 16), of("b.toml", "2" * 16)]
+    checks = compare(records, records, [parse_limit("peak:5%")]).checks
+
+    assert [check.case for check in checks] == [
+        f"tiny, exact, batch 8 (simulated, device profile {name}.toml)" for name in "ab"
+    ]

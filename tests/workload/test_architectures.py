@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actbench import workload as workloads
-from actbench.errors import UntraceableError
+from actbench.errors import ModelError, UntraceableError
 from actbench.measuring.bench import measure
 from actbench.model.records import Built, Case
 from actbench.simulator.fake import fake_mode, to_fake
@@ -165,3 +165,10 @@ def test_a_class_that_looks_at_values_names_itself_and_what_to_do(write_config: 
 
     with pytest.raises(UntraceableError, match=r"GLPNForDepthEstimation for depth-estimation looks .*--meter cpu"):
         measure(Case(model=str(folder), batch_size=1, image_size=64))
+
+
+def test_wide_images_are_refused_by_a_model_of_square_ones(write_config: Write) -> None:
+    clip = load(write_config("CLIPModel"), image_size="32x48")
+
+    with pytest.raises(ModelError, match=r"^--image-size 32x48: this model takes square images only$"):
+        clip.setup(materialize=False, seed=0)

@@ -62,7 +62,7 @@ def test_a_shipped_name_wins_over_a_folder_of_the_same_bare_name(
         ("no-such-thing-at-all", "actbench models"),
         ("torchvision:resnet51", "did you mean resnet50|resnet"),
         ("torchvision:keypointrcnn_resnet50_fpn", "detection model, for which actbench makes no batches"),
-        ("torchvision:raft_large", "optical_flow model"),
+        ("torchvision:raft_large", "is an optical flow model"),
         ("hf:", "not a name on the hub"),
         ("hf:a/b/c", "not a name on the hub"),
         ("./no/such/folder", "no such folder"),

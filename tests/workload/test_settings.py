@@ -68,6 +68,12 @@ def test_a_decoder_writes_as_many_tokens_as_it_is_told_to() -> None:
         workloads.load_workload(of("tiny-bert", target_length=5))
 
 
+@pytest.mark.parametrize("model", ["resnet18", "resnet-cifar", "gcn", "mine.py:build", "tiny-vit"])
+def test_a_target_length_is_refused_by_what_writes_no_text(model: str) -> None:
+    with pytest.raises(ModelError, match=f"--target-length: {model} .*; leave it out"):
+        workloads.load_workload(of(model, target_length=5))
+
+
 def test_a_case_without_a_target_length_has_the_key_that_it_had() -> None:
     plain = of("tiny-t5")
 
@@ -171,3 +177,11 @@ def test_every_kind_of_detection_has_batches_and_losses(name: str) -> None:
 def test_models_for_points_of_bodies_are_refused() -> None:
     with pytest.raises(ModelError, match="is a detection model, for which actbench makes no batches"):
         workloads.load_workload(of("torchvision:keypointrcnn_resnet50_fpn"))
+
+
+def test_one_image_is_refused_where_batch_norm_would_see_one_value_a_channel() -> None:
+    workload = workloads.load_workload(of("deeplabv3_mobilenet_v3_large", batch_size=1, image_size=32))
+    setup = workload.setup(materialize=False, seed=0)
+
+    with pytest.raises(ModelError, match="take --batch-size 2 or more for each micro-batch"):
+        setup.loss(setup.module, workload.batch(1, seed=0))

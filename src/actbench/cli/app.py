@@ -185,6 +185,7 @@ def verbs_of(application: typer.Typer) -> dict[str, Any]:
     return {name: verb for name, verb in found.items() if verb is not None and not hasattr(verb, "commands")}
 
 
+BadParameter = typer.BadParameter
 Exit = typer.Exit
 Typer = typer.Typer
 Context = typer.Context

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import count_option, option, seconds_option
 from actbench.cli.flags import DeviceFlags, ModelFlags
 from actbench.errors import UsageError
 from actbench.model.declared import check_device_profile
 from actbench.model.records import Optimizer, TorchEra
+
+if TYPE_CHECKING:
+    from actbench.run.recipes import Recipe
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,27 @@ class CaseFlags(ModelFlags, DeviceFlags):
         if self.no_exact and "exact" in found:
             raise UsageError("--no-exact leaves out the scheme exact, and --scheme names it: take one of them")
         return found
+
+    def recipe(
+        self, make: Callable[..., Recipe], usual: tuple[Mapping[str, Any], Mapping[str, Any]], *, cumulative: bool
+    ) -> Recipe:
+        """Return the recipe that ``make`` makes of these flags, such as ``Recipe.from_flags``.
+
+        ``usual`` has the fields of ``[workload]`` and of ``[measure]`` that the flags may replace.
+
+        Raises:
+            UsageError: A flag is wrong, or it concerns simulated steps alone and nothing is simulated.
+        """
+        workload, measure = {**usual[0], **self.workload}, {**usual[1], **self.measure}
+        made = make(workload, measure, self.schemes, cumulative=cumulative, exact=not self.no_exact)
+        of_simulations = {"--torch-era": self.torch_era, "--no-workspaces": self.no_workspaces}
+        given = [name for name, value in of_simulations.items() if value]
+        if given and "simulated" not in made.meters:
+            raise UsageError(
+                f"{' and '.join(given)} changes only a simulated step, and nothing is simulated here "
+                f"(--meter {','.join(sorted(made.meters))}): add --meter simulated, or leave it out"
+            )
+        return made
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from actbench.cli.app import WrongUsage, app, verbs_of
+from actbench.cli.beside import refused_beside
 from actbench.errors import UsageError, encodable
 from actbench.paths import MOST_BYTES, read_bytes, read_toml
 from actbench.plugins import TOLD_BY
@@ -20,7 +21,7 @@ FILE: Final = Path("pyproject.toml")
 PREFIX: Final = "ACTBENCH_"
 _OF_OTHERS: Final = ("ACTBENCH_DATA", TOLD_BY)  # the folder of data sets, and what processes tell each other
 _NEVER: Final = ("help", "version", "debug")
-_NOT_IN_FILES: Final = ("trust_recipe", "trust_remote_code", "cluster", "module", "force")
+_NOT_IN_FILES: Final = ("trust_recipe", "trust_remote_code", "cluster", "module", "script", "force")
 """Options that a file may not set, nor any export: the file may have come with a folder of someone else."""
 
 
@@ -158,7 +159,10 @@ def _fault(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
 
 def _is_inside(text: str) -> bool:
     path = Path(text)
-    return not path.is_absolute() and path.resolve().is_relative_to(Path.cwd().resolve())
+    try:
+        return not path.is_absolute() and path.resolve().is_relative_to(Path.cwd().resolve())
+    except ValueError:  # as of a null byte, which no path has
+        return False
 
 
 def _values(default: Default, option: Any) -> list[str]:
@@ -236,8 +240,10 @@ def put_before(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[
 
 
 def _typed(found: Sequence[Default], verb: Any, parsed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that nobody typed, of each the strongest default."""
-    options, done = _options(verb), set(parsed)
+    """Yield the options that nobody typed, of each the strongest default, if the verb takes it beside what is typed."""
+    options = _options(verb)
+    has_default = {options[each.name].name for each in found if each.name in options and each.verb in (None, verb.name)}
+    done = {*parsed, *refused_beside(verb.name, parsed, has_default)}
     for default in found:
         option = options.get(default.name)
         if option is None or default.verb not in (None, verb.name) or option.name in done:

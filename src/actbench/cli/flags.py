@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from actbench.cli.app import (
+    BadParameter,
     argument,
     count_option,
     named,
@@ -33,8 +34,11 @@ def _float_type(text: str) -> str:
 
 
 def _image_size(text: str) -> int | str:
-    """Return a size of images, as read by :func:`actbench.model.imagesizes.image_size`; typer tells of a ValueError."""
-    return image_size(text, int) if "x" in text else whole_number(text)
+    """Return a size of images, as read by :func:`actbench.model.imagesizes.image_size`."""
+    try:
+        return image_size(text, whole_number) if "x" in text else whole_number(text)
+    except ValueError as error:  # to which typer would add the name of its type
+        raise BadParameter(str(error)) from None
 
 
 def _half_type(text: str) -> str:

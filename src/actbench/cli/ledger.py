@@ -50,12 +50,18 @@ def list_saved(
         ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
     """
     from actbench.report.ledgertables import LedgerLine, lines_table
+    from actbench.report.tables.groups import told_settings, varying_settings
     from actbench.run import sweep
 
     cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
     doing = f"listing what {recipe.name!r} keeps for backward"
     listed = list(zip(cases, _ledgers(cases, doing, timeout, progress), strict=True))
-    tables = [table for case, ledger in listed for table in _tables(case, ledger, flags)]
+    settings = map(told_settings, varying_settings(cases))
+    tables = [
+        table
+        for (case, ledger), varying in zip(listed, settings, strict=True)
+        for table in _tables(case, ledger, flags, varying)
+    ]
     lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
     title = f"What is saved for backward: {recipe.name}"
     export(exports, tables, lambda: _as_json(listed), csv=lambda: lines_table(lines, title), title=title)
@@ -75,10 +81,10 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float, progress: Progre
     return TypeAdapter(list[Ledger]).validate_json(answer)
 
 
-def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
+def _tables(case: Case, ledger: Ledger, flags: LedgerFlags, settings: str) -> tuple[Table, ...]:
     from actbench.report.ledgertables import TOP, ledger_table, total_tables
 
-    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
+    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size}{settings} ({case.meter})"
     top = flags.top or (None if flags.everything else TOP)
     return *total_tables(ledger, top), ledger_table(ledger, title, top=top, everything=flags.everything)
 

@@ -284,9 +284,8 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
     from actbench.run import recipes
 
     if recipes.files_of(target) is not None or target.endswith(".toml"):
-        return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
-            flags.workload, flags.measure, flags.schemes, cumulative=cumulative, exact=not flags.no_exact
-        )
+        loaded = recipes.Recipe.load_to_run(target, trusted=trusted)
+        return flags.recipe(loaded.with_flags, ({}, {}), cumulative=cumulative)
     return _recipe_of(target, flags, cumulative)
 
 
@@ -295,6 +294,6 @@ def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe
     from actbench.run.recipes import Recipe
 
     check_model(model)
-    workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
-    measure = {"meters": ["cuda" if find_gpu() else "simulated"], **flags.measure}
-    return Recipe.from_flags(workload, measure, flags.schemes, cumulative=cumulative, exact=not flags.no_exact)
+    workload = {"batch_size": "1" if flags.max_batch else "8", "model": model}
+    measure = {"meters": ["cuda" if find_gpu() else "simulated"]}
+    return flags.recipe(Recipe.from_flags, (workload, measure), cumulative=cumulative)

@@ -109,17 +109,17 @@ class TimelineFlags(CurveFlags):
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return a table of the holders at the peak of each case."""
-    from actbench.report.tables.step import holders_table, with_timelines
+    from actbench.report.tables.step import holders_table, titled_timelines
 
-    return [holders_table(record, timeline) for record, timeline in with_timelines(records)]
+    return [holders_table(title, timeline) for title, timeline in titled_timelines(records)]
 
 
 def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
     """Print the holders at the peak of each case, and its memory over the step as a line."""
-    from actbench.report.tables.step import holders_table, with_timelines
+    from actbench.report.tables.step import holders_table, titled_timelines
 
-    for record, timeline in with_timelines(records):
-        show(holders_table(record, timeline), beside=exports)
+    for title, timeline in titled_timelines(records):
+        show(holders_table(title, timeline), beside=exports)
         printed = console(readers(exports))
         for line in line_of(timeline, printed):
             printed.print(line, markup=False, soft_wrap=True)
@@ -193,13 +193,17 @@ def export_snapshots(
 
 
 def files_of(file: Path, records: Sequence[MeasuredRecord]) -> list[Path]:
-    """Return the file of each case: the named file if there is one case, else one file for each scheme."""
+    """Return the file of each case: the named file if there is one case, else one for each scheme and its settings."""
+    from actbench.report.tables.groups import varying_settings
+
     if len(records) == 1:
         return [file]
     files: list[Path] = []
-    for record in records:
-        case = record.case
-        for words in ((case.scheme,), (case.scheme, case.meter, case.batch_size), (case.scheme, len(files))):
+    settings = varying_settings([record.case for record in records])
+    for record, varying in zip(records, settings, strict=True):
+        case, also = record.case, [f"{name}-{value}" for name, value in varying.items()]
+        first = (case.scheme, *also)
+        for words in (first, (*first, case.meter, case.batch_size), (*first, len(files))):
             place = file.with_stem("-".join([file.stem, *map(_slug, words)]))
             if place not in files:
                 files.append(place)

@@ -75,10 +75,10 @@ class HycLora(Scheme):
     Paper: "HyC-LoRA: Memory Efficient LoRA Fine-tuning with Hybrid Activation Compression", MLSys 2025.
     Kept for backward: for each input that a trained weight needs, codes of ``bits`` an element, 4 bytes for each group,
     and for the share of channels whose largest magnitude is largest their values in the input's type; for ReLU, dropout
-    and pools, which may save the same tensor, an exact small code. Layers that read one tensor pack it once. With
-    ``lora`` only the inputs of adapters are saved, so only these are packed. With ``bits=8,outliers=0.001`` it is
-    8-bit rounding of adapters' inputs. The forward pass and the gradients of inputs and biases are exact; those of
-    weights are unbiased if rounding is stochastic.
+    and pools, which may save the same tensor, an exact small code. Layers that read one tensor pack it once.
+    Convolutions keep their input whole. With ``lora`` only the inputs of adapters are saved, so only these are packed.
+    With ``bits=8,outliers=0.001`` it is 8-bit rounding of adapters' inputs. The forward pass and the gradients of
+    inputs and biases are exact; those of weights are unbiased if rounding is stochastic.
     Not reproduced: what the paper fuses across operators (norms, attention and activations in few bits), which
     ``gact`` packs.
 
@@ -112,4 +112,12 @@ class HycLora(Scheme):
         """Replace layers by ones that pack, or save a small code; see :mod:`actbench.methods.actnn.packedinputs`."""
         codec = OutlierChannels(self.bits, self.outliers, self.group_size, self.stochastic)
         becomes = f"input, {self.bits} bits, {self.outliers:.1%} of its channels whole"
-        return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, self.bits), becomes, norms=False)
+        return with_packed_inputs(
+            self,
+            setup,
+            codec,
+            lambda _, path: SiteState(path, self.bits),
+            becomes,
+            norms=False,
+            convolutions=False,
+        )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn, optim
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.model.records import Site
@@ -17,11 +15,10 @@ from actbench.scheme.base import GRADIENTS, WAITING_GRADIENTS, Change, Scheme, r
 from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet
+from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward, WrappedOptimizer
-
-_KEPT: Final = "_actbench_outputs"
 
 
 class KeepOutputs(Scheme):
@@ -42,25 +39,24 @@ class KeepOutputs(Scheme):
     claims: ClassVar[tuple[str, ...]] = ("keep the outputs of the model",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Keep what the model returned last, in an attribute.
+        """Keep what the model returned last.
 
         Raises:
             NothingToConvertError: The module trains nothing, so that no loop runs it.
+            ConversionError: There is no loss.
         """
         if not any(parameter.requires_grad for parameter in setup.module.parameters()):
             raise NothingToConvertError(f"{self.name}: {type(setup.module).__name__} trains nothing")
-        setup.module.register_forward_hook(_keep)
-        return setup.changed(setup.module, (Site(path="(outputs)", was="freed", becomes="kept to the next pass"),))
-
-
-def _keep(module: nn.Module, inputs: Any, outputs: Any) -> None:
-    vars(module)[_KEPT] = outputs
+        if setup.loss is None:
+            raise ConversionError(f"{self.name}: a model brings no loop; hold its outputs in a variable of yours")
+        held = setup.held_over or HeldOver()
+        setup.module.register_forward_hook(held.keep)
+        site = Site(path="(outputs)", was="freed", becomes="kept to the next pass")
+        return replace(setup.changed(setup.module, (site,)), held_over=held)
 
 
 class LateOptimizer(WrappedOptimizer):
     """Another optimizer whose gradients stay in memory until :meth:`forget`, in the next forward pass.
-
-    Of fake tensors it holds the gradients of a step before from the beginning.
 
     Raises:
         ConversionError: The inner optimizer holds gradients itself, or steps within the backward pass.
@@ -73,9 +69,7 @@ class LateOptimizer(WrappedOptimizer):
         if isinstance(inner, HoldsGradients | StepsInBackward):
             raise ConversionError(f"late_zero_grad: {type(inner).__name__} holds or steps gradients itself")
         super().__init__(inner)
-        trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
-        # a simulation runs one step, which must find what the step before leaves; a meter runs that step
-        self._kept: list[Tensor] = [torch.zeros_like(each) for each in trained if isinstance(each, FakeTensor)]
+        self._kept: list[Tensor] = []
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
         """Return the gradients by parameter."""
@@ -86,9 +80,12 @@ class LateOptimizer(WrappedOptimizer):
         return self._kept
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Take the gradients off the parameters, and keep them."""
-        self._kept = list(self.gradients().values())
-        super().zero_grad()
+        """Take the gradients off the parameters, and keep them; without ``set_to_none`` they stay there as zeros."""
+        if not set_to_none:
+            self.forget()
+        elif found := list(self.gradients().values()):
+            self._kept = found
+        super().zero_grad(set_to_none)
 
     def forget(self) -> None:
         """Free the gradients of the step before."""
@@ -132,6 +129,7 @@ class LateZeroGrad(Scheme):
         if make is None or loss is None:
             raise ConversionError(f"{self.name}: a model brings no loop; call optimizer.zero_grad() where you want")
         made: list[weakref.ref[LateOptimizer]] = []
+        held = setup.held_over or HeldOver()
 
         def wrapped(module: nn.Module) -> LateOptimizer:
             optimizer = LateOptimizer(make(module))
@@ -140,9 +138,9 @@ class LateZeroGrad(Scheme):
 
         def then_forget(module: nn.Module, batch: Batch) -> Tensor:
             found = loss(module, batch)
-            for optimizer in filter(None, (each() for each in made)):
+            for optimizer in filter(None, (each() for each in made if not held.stays)):
                 optimizer.forget()
             return found
 
         changed = setup.changed(setup.module, (Site(path="(weight gradients)", was="freed", becomes="kept"),))
-        return replace(changed, make_optimizer=wrapped, loss=then_forget)
+        return replace(changed, make_optimizer=wrapped, loss=then_forget, held_over=held)

@@ -138,5 +138,11 @@ class Prac(Scheme):
         """Replace layers by ones that pack, or save a small code; see :mod:`actbench.methods.actnn.packedinputs`."""
         codec, becomes = Subspaces(self.share, self.principal), f"input, {self.share:.0%} of its coordinates"
         return with_packed_inputs(
-            self, setup, codec, lambda _, path: SiteState(path, 32 * self.share), becomes, norms=False
+            self,
+            setup,
+            codec,
+            lambda _, path: SiteState(path, 32 * self.share),
+            becomes,
+            norms=False,
+            convolutions=False,
         )

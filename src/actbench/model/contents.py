@@ -1,13 +1,17 @@
-"""What the files held that a case names: their content decides what a case is, not their names."""
+"""What the files held that a case names: their content decides what a case is, not their names.
+
+That of a script includes the files of Python below its folder, which it may import.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from actbench.model.data import Data
+from actbench.model.importable import with_importable
 from actbench.model.modelspecs import file_of_model
 from actbench.model.records import Record
 from actbench.paths import digest
@@ -22,17 +26,19 @@ class Contents:
     """Digests of the files that cases name, each read once: a change counts from the next command on."""
 
     def __init__(self) -> None:
-        self._digests: dict[str, str | None] = {}
+        self._digests: dict[_Named, str | None] = {}
 
     def of(self, case: Data) -> dict[str, str] | None:
         """Return the digest of each file that a case names and that is there, by its path; None for no file."""
-        found = {name: self._digest(path) for name, path in _named(case)}
+        found = {named.name: self._digest(named) for named in _named(case)}
         return {name: each for name, each in found.items() if each is not None} or None
 
-    def _digest(self, name: str) -> str | None:
-        if name not in self._digests:
-            self._digests[name] = digest(os.path.expanduser(name))
-        return self._digests[name]
+    def _digest(self, named: _Named) -> str | None:
+        if named not in self._digests:
+            path, folder = os.path.expanduser(named.path), named.imports_from
+            found = digest(path)
+            self._digests[named] = found if found is None or folder is None else with_importable(found, path, folder)
+        return self._digests[named]
 
 
 def content_of(record: Record[Any, Any]) -> Content:
@@ -50,16 +56,25 @@ def shown_content(record: Record[Any, Any]) -> str | None:
     return " ".join(each[:7] for each in content_of(record) if each is not None) or None
 
 
-def _named(case: Any) -> Iterator[tuple[str, str]]:
-    """Yield the files that a case names, each with its path, which a module is not."""
+class _Named(NamedTuple):
+    """A file as a case names it, its path, and for a script the folder from which it imports."""
+
+    name: str
+    path: str
+    imports_from: str | None = None
+
+
+def _named(case: Any) -> Iterator[_Named]:
+    """Yield the files that a case names; of several of one name the last counts."""
+    yield from (_Named(file, file) for file in map(_of_scheme, _FUNCTIONS.findall(getattr(case, "scheme", ""))))
+    if (getattr(case, "device_profile", None) or "").endswith(".toml"):
+        yield _Named(case.device_profile, case.device_profile)
     if script := getattr(case, "script", None):
         if script.file is not None:
-            yield script.target, script.file
+            here = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.file))
+            yield _Named(script.target, script.file, here)
     elif file := file_of_model(getattr(case, "model", "")):
-        yield file, file
-    yield from ((file, file) for file in map(_of_scheme, _FUNCTIONS.findall(getattr(case, "scheme", ""))))
-    if (getattr(case, "device_profile", None) or "").endswith(".toml"):
-        yield case.device_profile, case.device_profile
+        yield _Named(file, file)
 
 
 def _of_scheme(text: str) -> str:

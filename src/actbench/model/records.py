@@ -229,7 +229,8 @@ class Record(Data, Generic[CaseT, OutcomeT]):
     """One line of a results file of any kind of experiment. ``label`` is the recipe's name for the scheme.
 
     Attributes:
-        files: Digest of each file that the case names, by its path; None where it names none, and in older records.
+        files: Digest of each file that the case names, by its path, that of a script with what it may import; None
+            where it names none, and in older records.
 
     Class attributes:
         migrations: For each schema version, a function from a record of that version to one of the next.

@@ -73,7 +73,13 @@ def _found(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
     if locations is None and (here := PathFinder.find_spec(name, [os.getcwd()])) is not None:
         return here
     for finder in sys.meta_path:
-        with suppress(ImportError, ValueError):  # a name that no module can have
+        with suppress(ImportError, ValueError, KeyError):  # no module has the name, or the parent is not imported
             if (spec := finder.find_spec(name, locations)) is not None:
                 return spec
-    return None
+    own = name.rpartition(".")[2]
+    folders = [os.path.join(location, own) for location in locations or () if own.isidentifier()]
+    if not (folder := next(filter(os.path.isdir, folders), None)):
+        return None
+    found = ModuleSpec(name, None, is_package=True)  # a package without __init__.py: finders ask the imported parent
+    found.submodule_search_locations = [folder]
+    return found

@@ -12,10 +12,11 @@ from actbench.errors import UsageError
 from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import SCHEMA_VERSION, Case, SchemaVersion, named
+from actbench.report.pairs import Pair, pairs_of
 from actbench.report.sentences import rows_of
 from actbench.report.tables import Table, fill, varying_settings
-from actbench.report.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
-from actbench.report.tables.entries import Entry, join
+from actbench.report.tables.columns import BATCH, CONTENT, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
+from actbench.report.tables.entries import Entry
 from actbench.report.tables.table import with_seeds
 from actbench.report.tables.values import Column, Unit, Value, change, write
 from actbench.units import parse_bytes
@@ -97,28 +98,14 @@ _DETAILS = {"peak": 1, "activations": 3, "throughput": 2, "largest_batch": 2}
 _NOT_HERE = "not in this file"
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The entries of one case in two files; None if a file lacks it."""
-
-    before: Entry | None
-    after: Entry | None
-
-    @property
-    def either(self) -> Entry:
-        """The entry of the second file, or else of the first."""
-        entry = self.after or self.before
-        assert entry is not None
-        return entry
-
-
 @dataclass(frozen=True)
 class Check:
     """A case held to a limit.
 
     Attributes:
         limit: The limit, as the user wrote it.
-        case: The name of the case; empty if the limit could be checked against no case.
+        case: The name of the case, with the settings in which cases differ; empty if the limit could be checked
+            against no case.
         broken: How the case breaks the limit; empty if it does not.
         is_new: Whether the limit says nothing of the case, as the first file has no value to compare with.
     """
@@ -175,29 +162,23 @@ def compare(
 ) -> Comparison:
     """Compare two sets of records case by case; each of several machines is compared with itself.
 
-    A case that was measured before and fails now breaks every limit. A limit that no case could be checked against is
-    broken too: a check of nothing must not pass.
+    Means are over the seeds that both sets measured; other seeds are rows of their own. A case that was measured before
+    and fails now breaks every limit. A limit that no case could be checked against is broken too: a check of nothing
+    must not pass.
     """
     several = any(len({record.machine.name for record in records}) > 1 for records in (before, after))
-    pairs = _pairs(before, after, several)
+    pairs = pairs_of(before, after, several)
     entries = [pair.either for pair in pairs]
     machine = (MACHINE,) if several else ()
-    identity = [_of_either(column) for column in (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
+    settings = varying_settings(entries)
+    identity = [_of_either(column) for column in (*machine, MODEL, *settings, BATCH, SCHEME, METER)]
     quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
-    checks = tuple(check for limit in limits for check in _checks(limit, pairs, several))
+    told = [column for column in settings if column is not CONTENT]  # a name is the same from commit to commit
+    names = [_name(entry, told, several) for entry in entries]
+    checks = tuple(check for limit in limits for check in _checks(limit, pairs, names))
     return Comparison(table, checks, tuple(entry.record for entry in entries))
-
-
-def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
-    def identity(entry: Entry) -> tuple[Case, str | int, str | None]:
-        return entry.record.case, entry.seeded.seeds, entry.record.machine.name if several else None
-
-    first = {identity(entry): entry for entry in join(before)}
-    second = {identity(entry): entry for entry in join(after)}
-    added = (Pair(None, entry) for key, entry in second.items() if key not in first)
-    return [*(Pair(entry, second.get(key)) for key, entry in first.items()), *added]
 
 
 def _of_either(column: Column[Entry]) -> Column[Pair]:
@@ -243,15 +224,13 @@ def _value(column: Column[Entry], entry: Entry | None) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _checks(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[Check]:
+def _checks(limit: Limit, pairs: Sequence[Pair], names: Sequence[str]) -> Iterator[Check]:
     column = QUANTITIES[limit.quantity]
     checked = 0
-    for pair in pairs:
+    for pair, name in zip(pairs, names, strict=True):
         value, earlier = _value(column, pair.after), _value(column, pair.before)
         if value is None and earlier is None:
             continue
-        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
-        name = named(case.model, case.scheme, rows_of(case, pair.either.record.outcome), f"{case.meter}{here}")
         checked += 1
         if value is None:
             why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
@@ -263,6 +242,15 @@ def _checks(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[Chec
         yield Check(limit.text, name, told, is_new=broken is None)
     if not checked:
         yield Check(limit.text, "", "no case of the two files could be checked")
+
+
+def _name(entry: Entry, settings: Sequence[Column[Entry]], several: bool) -> str:
+    """Return the name of a case, with its machine if there are several, and with some of its settings."""
+    case = entry.record.case
+    found = [(column, value) for column in settings if (value := column.compute(entry)) is not None]
+    told = [f"{column.title.lower()} {write(value, column.unit)}" for column, value in found]
+    machine = [entry.record.machine.name] if several else []
+    return named(case.model, case.scheme, rows_of(case, entry.record.outcome), ", ".join([case.meter, *machine, *told]))
 
 
 def _shown(column: Column[Entry], value: float | None) -> str:

@@ -115,7 +115,7 @@ def lines_table(lines: Sequence[LedgerLine], title: str = "Saved tensors") -> Ta
     return fill(title, (*(_of_case(name) for name in _CASE), *map(_of_tensor, TENSORS)), lines)
 
 
-_CASE = ("model", "scheme", "batch_size", "meter")
+_CASE = ("model", "scheme", "batch_size", "sequence_length", "meter")
 
 
 def _of_case(name: str) -> Column[LedgerLine]:

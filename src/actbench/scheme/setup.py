@@ -14,6 +14,7 @@ from actbench.errors import MeasurementError, ModelError
 from actbench.model.records import Built, Phase, Site, Unreached
 from actbench.scheme.checks import innermost, refuse_unsteppable
 from actbench.scheme.conditions import Limits, Precision, Processes
+from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch, MicroBatch, MicroBatching
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
 
@@ -56,6 +57,7 @@ class TrainingSetup:
         limits: Where what schemes have made of it does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         keeps_gradients: Whether gradients stay after a step, as zeros.
+        held_over: What its loop holds from the step before into a forward pass; None where it frees that in time.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
@@ -73,6 +75,7 @@ class TrainingSetup:
     limits: Limits = field(default_factory=Limits)
     expandable_segments: bool = False
     keeps_gradients: bool = False
+    held_over: HeldOver | None = None
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from actbench import longsteps
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
-from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, held_by_cycles
+from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, forward_alone, held_by_cycles
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.watch import Watch
 from actbench.model.measured import PeakParts
@@ -164,9 +164,7 @@ def _read(
     tracker.add(footprint.everything(step))
     if any(parameter.dim() == 2 for parameter in step.setup.module.parameters()):
         tracker.hold_workspace()  # the steps before have multiplied matrices
-    if isinstance(step.optimizer, StepsInBackward):
-        step()  # the backward pass makes its state
-        settle_state(step, tracker)
+    alone = _settle(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
     passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
@@ -231,7 +229,7 @@ def _read(
         weights_bytes=footprint.stored_bytes(weights),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
-        activation_bytes=after - before,
+        activation_bytes=after - before if alone is None else alone[1] - alone[0],
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
         phase_peaks=phase_peaks,
@@ -239,6 +237,17 @@ def _read(
     )
     step_taken, update = events[begun:updating], events[repeating:]
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
+
+
+def _settle(step: TrainStep, tracker: StorageTracker) -> tuple[int, int] | None:
+    """Run what leaves something to the passes that count; return what :func:`forward_alone` does, in bytes."""
+    if isinstance(step.optimizer, StepsInBackward):
+        step()  # the backward pass makes its state
+        settle_state(step, tracker)
+    elif step.setup.held_over:
+        step.backward(step.forward())
+        step.abandon()
+    return forward_alone(step, lambda: tracker.live_bytes)
 
 
 def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[Tensor, int, int]:

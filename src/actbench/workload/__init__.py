@@ -47,10 +47,17 @@ class Network(Protocol):
         ...
 
 
+_SEES = "reads no text to write another from"
+_WITHOUT_DECODER = {"torchvision": _SEES, "smallnet": _SEES, "function": "makes batches of its own lengths"}
+"""Why models that are not from Hugging Face have no target length, by their kind; a plug-in says it of its own."""
+
+
 def load_workload(case: Case) -> Workload:
     """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
         name = names.parse_model_name(case.model)
+        if case.target_length is not None and name.kind in _WITHOUT_DECODER:
+            raise ModelError(f"--target-length: {case.model} {_WITHOUT_DECODER[name.kind]}; leave it out")
         if name.kind == "torchvision":
             from actbench.workload import densevision, torchvision
 

@@ -26,6 +26,7 @@ _SEGMENTATION_CLASSES = 21  # of Pascal VOC, as in the published weights
 _DETECTION_CLASSES = 91  # of COCO, with the background
 _SEGMENTED_SIZE = 480  # the crop of references/segmentation/presets.py
 _DETECTED_SIZE = "480x640"  # most images of COCO; the models scale them to 800 px and more, themselves
+_Pooling = models.segmentation.deeplabv3.ASPPPooling  # pools a whole image, before a batch norm
 _SMALLEST = 32  # of what is left after the last stage, of stride 32, no batch norm can be trained
 
 
@@ -65,7 +66,16 @@ class SegmentationWorkload(TorchvisionWorkload):
 
     @staticmethod
     def loss(module: nn.Module, batch: Batch) -> Tensor:
-        """Return the cross-entropy of the pixels, plus half that of the auxiliary classifier."""
+        """Return the cross-entropy of the pixels, plus half that of the auxiliary classifier.
+
+        Raises:
+            ModelError: Batch norm gets one value per channel: one image, pooled to one pixel.
+        """
+        if len(batch["images"]) == 1 and any(isinstance(each, _Pooling) for each in module.modules()):
+            raise ModelError(
+                f"one image in a pass: {type(module).__name__} pools each to one pixel, and its batch norm needs more "
+                "than one value per channel: take --batch-size 2 or more for each micro-batch"
+            )
         output = module(batch["images"])
         losses = {name: F.cross_entropy(scores, batch["labels"], ignore_index=255) for name, scores in output.items()}
         return losses["out"] + AUXILIARY_WEIGHT * losses["aux"] if "aux" in losses else losses["out"]

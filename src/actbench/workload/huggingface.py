@@ -75,7 +75,8 @@ class HuggingFaceWorkload(base.Workload):
             self.warnings += weights.warnings
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
         # Any error of a constructor comes from the config, which actbench did not write.
-        with quiet(), boundary(f"model {self.spec!r} cannot be built from its config", ModelError):
+        cannot = f"model {self.spec!r} cannot be built from its config"
+        with quiet(), boundary(cannot, ModelError), _square(image_part(self._config), self.case.image_size):
             module = construct(make, materialize=materialize, seed=seed)
         loss, own = losses.loss_of(module, self.task, self.spec, architectures.fed_tasks(self._config))
         self.warnings += own + self._slow(module)
@@ -255,6 +256,17 @@ def _set_image_size(part: Any, requested: ImageSize | None) -> None:
         raise ModelError(f"--image-size {requested}: one patch of this model alone is {patch} px wide")
     is_square = isinstance(found, int) and isinstance(requested, int)
     part.image_size = requested if is_square else (list if isinstance(found, int) else type(found))(edges(requested))
+
+
+@contextmanager
+def _square(part: Any, requested: ImageSize | None) -> Iterator[None]:
+    """Say that a model takes square images only where its constructor computes with the edge of a square."""
+    try:
+        yield
+    except TypeError as error:
+        if requested is None or not isinstance(part.image_size, list) or "'list'" not in str(error):
+            raise
+        raise ModelError(f"--image-size {requested}: this model takes square images only") from error
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:

@@ -56,8 +56,9 @@ def check_torchvision_name(name: str) -> None:
         return
     if name in models.list_models():
         kind = models.get_model_builder(name).__module__.removeprefix("torchvision.models.").partition(".")[0]
+        written = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind.replace('_', ' ')}"
         raise ModelError(
-            f"torchvision:{name} is a {kind} model, for which actbench makes no batches (see 'actbench models')"
+            f"torchvision:{name} is {written} model, for which actbench makes no batches (see 'actbench models')"
         )
     close = difflib.get_close_matches(name, tasks(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "see 'actbench models' for the names"

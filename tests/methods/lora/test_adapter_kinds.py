@@ -186,6 +186,17 @@ def test_the_magnitudes_over_4_bits_are_the_norms_of_the_rounded_rows() -> None:
     torch.testing.assert_close(model.first(x), model.first.base_layer(x))
 
 
+@pytest.mark.parametrize("options", ["", ",dtype=model"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_dora_on_a_half_model_begins_as_the_model(name: str, options: str) -> None:
+    given = batch(name, dtype="bfloat16")
+    with torch.no_grad():
+        wanted = built(name, dtype="bfloat16").module.eval()(**given).logits
+        model = schemes.build(f"lora:4,adapter=dora{options}").apply(built(name, dtype="bfloat16")).module.eval()
+
+        assert torch.equal(model(**given).logits, wanted)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -194,6 +205,7 @@ def test_the_magnitudes_over_4_bits_are_the_norms_of_the_rounded_rows() -> None:
         ("lora,adapter=ia3", "adapter=ia3"),
         ("lora,modules_to_save=a//b", "names of modules stand between"),
         ("qlora,adapter=lokr", "adapter=lokr is for whole weights"),
+        ("qlora,prepared=true,only=layers.0", "prepared=true casts a whole model, .* leave out only=, or prepared"),
         ("qlora,weights=gptq,prepared=true", "peft leaves a model of weights=gptq as it is"),
     ],
 )

@@ -124,3 +124,15 @@ def test_widths_that_a_library_does_not_store_are_refused_and_nothing_is_changed
     with pytest.raises(ConversionError, match="multiples of 8; 0 is 16 x 12"):
         schemes.build("qlora:4,weights=awq").apply(setup_of(module))
     assert all(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_and_large_halves_come_back_within_a_step_and_a_rounding(dtype: torch.dtype) -> None:
+    encoding = FROZEN_FORMATS["int8"]
+    for size in (1e-6, 1.0, 6e4):
+        matrix = (torch.rand(32, 64) * 2 - 1).mul_(size).to(dtype)
+        found = encoding.decode(encoding.encode(matrix, torch.tensor(0)), matrix.shape, dtype)
+
+        largest = matrix.abs().amax(1, keepdim=True).float()
+        spacing = torch.finfo(dtype).eps * largest + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        assert bool(((found - matrix).float().abs() <= largest / 254 + 2 * spacing).all())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from timm.layers import norm as timm_norms
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -31,6 +33,13 @@ NORMS = {
     "layer norm of timm": lambda: timm_norms.LayerNorm(64),
 }
 EXACT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.015}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def made(name: str) -> Any:
@@ -187,6 +196,49 @@ def test_under_autocast_linear_layers_share_an_output_that_is_cast(name: str) ->
     weights = 2 * 8 * 64 * 2  # their copies in bfloat16
     assert shared == 9 * 64 * 2 + 9 * 4 + weights
     assert torch.equal(model(x), plain(x))  # without autocast nothing is cast
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_norm_that_casts_returns_one_type_in_each_pass(refused: bool) -> None:
+    norm, x = converted(made("layer norm"), "msln,cast=true"), torch.randn(9, 64)
+    if refused:
+        with torch.no_grad():
+            norm.weight[3] = 0
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        recorded = norm(x)
+        with torch.no_grad():
+            plain = norm(x)
+    assert recorded.requires_grad
+    assert recorded.grad_fn.name().startswith("NormFromOutput") != refused
+    assert recorded.dtype == plain.dtype == torch.bfloat16
+    assert torch.equal(recorded, plain)
+    norm.bfloat16()
+    assert norm(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_norm_that_casts_keeps_the_exact_layers_type_without_autocast() -> None:
+    exact, x = made("of a Llama"), torch.randn(9, 64).bfloat16()
+    norm = converted(exact, "msln,cast=true")
+
+    assert torch.equal(norm(x), exact(x))
+    assert norm(x).dtype == exact(x).dtype == torch.float32
+
+
+def test_a_reentrant_checkpoint_differentiates_the_pass_that_it_ran() -> None:
+    """The second run, with autograd, returns the bits of the first, without: else gradients are of another pass."""
+    outputs: list[Tensor] = []
+    block = nn.Sequential(made("layer norm"), nn.Linear(64, 64))
+    block[0].register_forward_hook(lambda _, __, output: outputs.append(output.detach()))
+    model, x = converted(block, "msln,cast=true"), torch.randn(9, 64, requires_grad=True)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = checkpoint(model, x, use_reentrant=True)
+    y.float().square().sum().backward()
+
+    first, second = outputs
+    assert first.dtype == second.dtype == torch.bfloat16
+    assert torch.equal(first, second)
 
 
 def test_what_a_norm_computes_decides_and_not_its_name() -> None:

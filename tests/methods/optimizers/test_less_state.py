@@ -64,6 +64,33 @@ def test_blocks_are_heads_outputs_rows_and_vectors() -> None:
     assert blocks_of(gpt2)[fused].count == fused.shape[1]
 
 
+def test_the_matrices_of_an_adapter_are_not_cut_by_heads() -> None:
+    llama = workloads.load_workload(Case(model="tiny-llama", batch_size=1)).setup(materialize=False, seed=0)
+    model = schemes.build("lora:16").apply(llama).module
+    blocks = blocks_of(model)
+    within = "model.layers.0.self_attn.q_proj.lora_{}.default.weight"
+    config: Any = model.config
+
+    assert blocks[model.get_parameter(within.format("A"))].count == 16
+    assert blocks[model.get_parameter(within.format("B"))].count == config.num_attention_heads * config.head_dim
+
+
+def test_both_matrices_of_an_adapter_are_trained() -> None:
+    """The first gradient of A is zero, since B is."""
+
+    def without_decay(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.0)
+
+    step = TrainStep(schemes.build("lora:16+apollo:8").apply(setup(without_decay)), batch())
+    before = {name: p.detach().clone() for name, p in step.setup.module.named_parameters() if p.requires_grad}
+    for _ in range(3):
+        step()
+
+    after = dict(step.setup.module.named_parameters())
+    assert any("lora_A" in name for name in before)
+    assert not [name for name, old in before.items() if torch.equal(old, after[name])]
+
+
 HIDDEN = [(128, 64), (32, 128)]
 """The matrices between the first and the last layer, as Muon counts them: all but the head."""
 

@@ -106,10 +106,49 @@ def test_the_norm_of_an_update_grows_by_a_hundredth_at_most() -> None:
         before = weight.detach().clone()
         weight.grad = torch.randn(8, 12) * size
         optimizer.step()
-        norms.append(float((weight.detach() - before).norm()))
+        if size:  # a step without a gradient is no limit
+            norms.append(float((weight.detach() - before).norm()))
 
     assert all(later <= 1.011 * earlier + 1e-5 for earlier, later in itertools.pairwise(norms))
     assert bool(weight.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(optim.Apollo, {"rank": 64}), (optim.Apollo, {"rank": 1, "scaling": "tensor"}), (optim.Fira, {"rank": 64})],
+    ids=["channels", "tensor", "fira"],
+)
+def test_what_has_no_gradient_now_but_had_one_gets_finite_updates(kind: Any, options: dict[str, Any]) -> None:
+    weight, gradient = nn.Parameter(torch.zeros(80, 96)), torch.randn(80, 96)
+    optimizer = kind([weight], [weight], lr=1e-3, **options)
+    for _ in range(5):
+        weight.grad = gradient
+        optimizer.step()
+    before = weight.detach().clone()
+
+    weight.grad = torch.zeros(80, 96) if "scaling" in options else gradient.index_fill(1, torch.tensor(3), 0)
+    optimizer.step()
+    moved = (weight.detach() - before).norm(dim=0)
+
+    assert bool(weight.isfinite().all())
+    if kind is optim.Apollo:  # Fira's low part moves on by its moments
+        assert moved[3] == 0
+    assert bool((moved[4:] > 0).all()) != ("scaling" in options)
+
+
+@pytest.mark.parametrize("kind", [optim.Apollo, optim.Fira])
+def test_a_first_gradient_of_zero_limits_no_later_step(kind: Any) -> None:
+    weight = nn.Parameter(torch.zeros(16, 32))
+    before = weight.detach().clone()
+    optimizer = kind([weight], [weight], rank=4, gap=1, scale=1.0, lr=1.0)
+    for size in (0.0, 0.0, 1.0, 1.0):
+        before.copy_(weight.detach())
+        weight.grad = torch.randn(16, 32) * size
+        optimizer.step()
+
+    moved = weight.detach() - before
+    assert int(torch.linalg.matrix_rank(moved)) == 16  # not only within a projection
+    assert float(moved.norm()) > 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -35,7 +36,9 @@ def backward(model: nn.Module, scale: float = 1.0) -> None:
     (scale * model(x).float().square().sum()).backward()
 
 
-@pytest.mark.parametrize("scheme", ["master", "master,main_gradients=false", "ema"])
+@pytest.mark.parametrize(
+    "scheme", ["master", "master,main_gradients=false", "ema", pytest.param("pure+ema", marks=pytest.mark.slow)]
+)
 def test_the_simulation_knows_the_bytes(scheme: str) -> None:
     real, simulated = measured(scheme), measured(scheme, meter="simulated", device_profile="cpu")
 
@@ -61,6 +64,11 @@ def test_a_moving_average_takes_the_bytes_of_the_weights_from_step_to_step() -> 
     assert ema.optimizer_bytes == exact.optimizer_bytes + 4 * PARAMETERS
     assert ema.peak_bytes - exact.peak_bytes == 4 * PARAMETERS
     assert ema.loss == exact.loss
+
+
+@pytest.mark.slow
+def test_so_does_one_of_weights_of_a_half_type_in_float32() -> None:
+    assert measured("pure+ema").optimizer_bytes == measured("pure").optimizer_bytes + 4 * PARAMETERS
 
 
 @pytest.mark.parametrize("main_gradients", [True, False])
@@ -104,12 +112,7 @@ def test_main_gradients_add_up_in_float32_and_take_those_of_the_weights_away() -
 
 
 def test_only_the_last_optimizer_gets_main_gradients() -> None:
-    plain = TrainingSetup(
-        layer(torch.float32),
-        lambda model, batch: model(batch["x"]).float().sum(),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    )
-    setup = schemes.build("master").apply(plain)
+    setup = converted("master")
     batch = {"x": torch.ones(2, 8)}
     earlier, later = TrainStep(setup, batch), TrainStep(setup, batch)
 
@@ -119,17 +122,102 @@ def test_only_the_last_optimizer_gets_main_gradients() -> None:
     assert all(each.any() for each in later.gradients().values())
 
 
-def test_the_average_follows_the_weights_by_its_decay() -> None:
-    model = layer(torch.float32)
-    optimizer = AveragingOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), decay=0.75)
-    average = model.weight.detach().clone()
+def converted(scheme: str) -> TrainingSetup:
+    plain = TrainingSetup(
+        layer(torch.float32),
+        lambda model, batch: model(batch["x"]).float().sum(),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    return schemes.build(scheme).apply(plain)
+
+
+def test_an_optimizer_that_is_gone_takes_no_gradients() -> None:
+    setup, batch = converted("master"), {"x": torch.ones(2, 8)}
+    earlier = TrainStep(setup, batch)
+    earlier()
+    before = earlier.setup.module.weight.detach().clone()
+    del earlier
+    gc.collect()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in setup.module.parameters())
+    step = TrainStep(setup, batch)
+    step()
+
+    assert not setup.module.weight.equal(before)
+
+
+@pytest.mark.parametrize("main_gradients", [True, False])
+def test_parameters_without_a_gradient_are_not_stepped(main_gradients: bool) -> None:
+    used, unused = layer(), layer()
+    adam = torch.optim.AdamW([*used.parameters(), *unused.parameters()], lr=0.1, weight_decay=0.1)
+    optimizer = MasterOptimizer(adam, main_gradients=main_gradients)
+    before = unused.weight.detach().clone()
+    backward(used)
+
+    assert set(optimizer.gradients()) == set(used.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(unused)
+    after = used.weight.detach().clone()
+    assert unused.weight.equal(before)
+    optimizer.step()
+    assert not unused.weight.equal(before)
+    assert used.weight.equal(after)  # its moments would move it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_average_follows_the_weights_by_its_decay(dtype: torch.dtype) -> None:
+    model = layer(dtype)
+    optimizer = AveragingOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), decay=0.999)
+    before = average = model.weight.detach().float().clone()
     for _ in range(3):
         backward(model)
         optimizer.step()
         optimizer.zero_grad()
-        average = 0.75 * average + 0.25 * model.weight.detach()
+        average = 0.999 * average + 0.001 * model.weight.detach().float()
 
-    torch.testing.assert_close(optimizer.copies[model.weight], average)
+    torch.testing.assert_close(optimizer.copies[model.weight], average, rtol=0, atol=1e-7)
+    assert (average - before).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("kind", ["master", "master,main_gradients=false", "ema"])
+def test_a_group_that_is_added_later_is_copied_and_stepped(kind: str) -> None:
+    setup, added = converted(kind), layer(torch.float32 if kind == "ema" else torch.bfloat16)
+    optimizer: Any = setup.make_optimizer(setup.module)  # type: ignore[misc]
+    optimizer.add_param_group({"params": added.parameters(), "lr": 0.5})
+    before = optimizer.copies[added.weight].clone()
+    backward(added)
+    gradient = optimizer.gradients()[added.weight].float() if kind != "ema" else added.weight.grad
+    optimizer.step()
+
+    moved = before - 0.5 * gradient
+    if kind == "ema":
+        torch.testing.assert_close(optimizer.copies[added.weight], before.lerp(added.weight.detach(), 1e-3))
+        torch.testing.assert_close(added.weight.detach(), moved)
+    else:
+        torch.testing.assert_close(optimizer.copies[added.weight], moved)
+        assert added.weight.equal(optimizer.copies[added.weight].bfloat16())
+    assert [group["lr"] for group in optimizer.inner.param_groups] == [0.1, 0.5]
+
+
+@pytest.mark.parametrize("main_gradients", [True, False])
+def test_master_weights_refuse_a_gradient_scaler(main_gradients: bool) -> None:
+    model, scaler = layer(), torch.amp.GradScaler("cpu")
+    optimizer = MasterOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), main_gradients=main_gradients)
+    scaler.scale(model(torch.ones(1, 8).bfloat16()).float().sum()).backward()
+
+    with pytest.raises(ConversionError, match="GradScaler does not go with master weights"):
+        scaler.step(optimizer)
+
+
+def test_a_moving_average_goes_with_a_gradient_scaler() -> None:
+    def trained(scaled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        model, scaler = layer(torch.float32), torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+        optimizer = AveragingOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), decay=0.75)
+        scaler.scale(model(torch.ones(1, 8)).sum()).backward()
+        scaler.step(optimizer)
+        return model.weight.detach(), optimizer.copies[model.weight]
+
+    assert all(one.equal(other) for one, other in zip(trained(True), trained(False), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["master", "ema"])

@@ -70,7 +70,7 @@ def test_records_without_one_are_read(make_record: MakeRecord) -> None:
 @pytest.mark.parametrize("others", [0, LARGEST - 3, LARGEST - 2, 15])
 def test_the_rows_of_the_table_add_up_to_the_peak(record: Callable[..., MeasuredRecord], others: int) -> None:
     timeline = made(others=others)
-    table = holders_table(record(timeline), timeline)
+    table = holders_table("this", timeline)
     held = [row["held_bytes"] for row in table.rows]
 
     assert held[-1] == timeline.peak_bytes == sum(held[:-1])
@@ -86,7 +86,7 @@ def test_what_a_record_does_not_name_is_in_the_last_row(record: Callable[..., Me
     rest = Holder(module=OTHER, kind="temporary", operator="", tensors=9, held_bytes=5 * MIB)
     timeline = whole.model_copy(update={"holders": (*whole.holders, rest), "peak_bytes": 39 * MIB})
 
-    last = holders_table(record(timeline), timeline).rows[-2:]
+    last = holders_table("this", timeline).rows[-2:]
 
     assert [(row["module"], row["tensors"], row["held_bytes"]) for row in last] == [
         ("all others", 9, 5 * MIB),

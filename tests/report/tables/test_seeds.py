@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actbench.model.measured import MeasuredRecord
+from actbench.model.measured import MeasuredRecord, PhasePeaks
 from actbench.report import render
 from actbench.report.compare import compare, parse_limit
 from actbench.report.tables import results_table
@@ -101,6 +101,54 @@ def test_means_of_the_same_seeds_are_compared(records: list[MeasuredRecord], mak
     assert "| 824 B ± 22 B | 1.07 KiB |" in render.markdown(found.table)
     assert [check.broken for check in found.checks] == ["", "824 B before, 1.07 KiB now"]
     assert len(compare(records, [make_record("fewbit:3", seed=0, meter="cpu")]).table.rows) == 3
+
+
+def test_a_seed_that_one_file_alone_has_is_in_no_mean(make_record: MakeRecord) -> None:
+    limits = [parse_limit("peak:5%")]
+    before = [make_record(seed=seed, peak_bytes=1000) for seed in (0, 1)]
+    more = [make_record(seed=seed, peak_bytes=peak) for seed, peak in enumerate((1000, 1000, 9000, 9100))]
+    found = compare(before, more, limits)
+
+    assert found.violations == ()
+    assert [(row["seed"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in found.table.rows] == [
+        ("0, 1", 1000, 1000),
+        ("2, 3", None, 9050),
+    ]
+    assert compare(before[:1], before, limits).violations == ()
+    (missing,) = compare(before, before[:1], limits).violations
+    assert "seed 1): was measured before and is not now (it is not in the second file)" in missing
+
+
+def test_a_seed_that_fails_now_breaks_the_limit_and_others_are_compared(make_record: MakeRecord) -> None:
+    before = [make_record(seed=seed) for seed in range(4)]
+    after = [*(make_record(seed=seed) for seed in range(2)), *(make_record(seed=seed, failure="no") for seed in (2, 3))]
+    checks = compare(before, after, [parse_limit("peak:5%")]).checks
+
+    assert [(check.case.partition("seed ")[2], check.broken.partition("(")[2]) for check in checks] == [
+        ("0, 1)", ""),
+        ("2)", "out-of-memory)"),
+        ("3)", "out-of-memory)"),
+    ]
+
+
+def test_peaks_of_phases_are_means(make_record: MakeRecord) -> None:
+    peaks = [PhasePeaks(forward_bytes=seed, backward_bytes=10 * seed, optimizer_bytes=1) for seed in (1, 3)]
+    (row,) = results_table([make_record(seed=seed, phase_peaks=each) for seed, each in enumerate(peaks)]).rows
+
+    assert [row[f"{phase}_peak_bytes"] for phase in ("forward", "backward", "optimizer")] == [2, 20, 1]
+
+
+def test_the_latest_record_of_a_seed_counts(make_record: MakeRecord) -> None:
+    def measured(seed: int, peak_bytes: int, day: int) -> MeasuredRecord:
+        found = make_record(seed=seed, peak_bytes=peak_bytes)
+        return found.model_copy(update={"recorded_at": f"2026-01-{day:02}"})
+
+    both = [measured(0, 100, 2), measured(1, 200, 1), measured(0, 900, 1), measured(1, 300, 3)]
+    (row,) = results_table(both).rows
+    rows = results_table([*both, make_record("a", seed=1), make_record("a", seed=1, peak_bytes=7)]).rows
+
+    assert row["peak_bytes"] == 200
+    assert [(each["seed"], each["peak_bytes"]) for each in rows] == [("0, 1", 200), (1, 7)]
 
 
 def test_a_chart_has_one_point_and_one_bar_for_all_seeds(records: list[MeasuredRecord]) -> None:

@@ -338,3 +338,14 @@ def test_older_torch_and_workspaces_concern_simulated_cases(tmp_path: Path) -> N
         ("simulated", "1.10", False),
         ("cpu", None, True),
     }
+
+
+def test_what_differs_in_the_era_alone_is_measured_once(tmp_path: Path) -> None:
+    text = RECIPE.replace("batch_size = 8", 'batch_size = 8\ntorch_era = ["1.10", "none"]')
+    cases = [planned.case for planned in loaded(tmp_path, text + '\n[measure]\nmeters = ["simulated", "cpu"]').cases()]
+
+    assert [(case.meter, case.torch_era) for case in cases if case.scheme == "exact"] == [
+        ("simulated", "1.10"),
+        ("cpu", None),
+        ("simulated", None),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_a_large_error_is_one_line() -> None:
         "at the loss, or take a scheme with a smaller error"
     )
     assert warning("s", "m", Known(math.nan, "p")) == "s on m: the gradient is not finite (p)"
+
+
+@pytest.mark.usefixtures("tasks_here")
+def test_a_gradient_that_is_not_finite_is_told(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("actbench.tools.convert.workload.probed", lambda case: Known(math.nan, "here"))
+    words = ("convert", "tiny-roberta", "--dry-run", "-b", "2", "--sequence-length", "8", "-s", "fewbit:3", "--probe")
+    ended = cli(*words, "--export-json", "-")
+
+    assert ended.status == 0, ended.err
+    assert "warning: fewbit:3 on tiny-roberta: the gradient is not finite (one batch of 2" in ended.err
+    found = json.loads(ended.out, parse_constant=pytest.fail)
+    assert found["gradient_error"] == "NaN"
 
 
 def test_a_probe_has_the_error_that_measure_has() -> None:

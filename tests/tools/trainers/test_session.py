@@ -4,11 +4,14 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
@@ -18,6 +21,7 @@ from actbench.model.records import Site, Unreached
 from actbench.scheme import Scheme
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import conversion_of, convert
+from actbench.tools.trainers.probe import Probe
 from actbench.tools.trainers.session import ConvertedRun, SchemeCallback
 
 WIDTH, ROWS = 64, 32
@@ -284,6 +288,56 @@ def test_a_probe_of_an_exact_gradient_finds_no_error() -> None:
     assert session.watch.probe is not None
     assert session.watch.probe.error == 0.0
     session.close()
+
+
+def test_a_gradient_that_cannot_be_compared_is_warned_of_and_training_goes_on() -> None:
+    model, plain = Network(), Network()
+    for each in (model, plain):
+        run = each.layers.forward
+        each.layers.forward = partial(checkpoint, run, use_reentrant=True)  # type: ignore[method-assign]
+    session = open_session(model, "fewbit:3", probe=True)
+    given = batch()
+    given["x"].requires_grad_()
+    model(**given)["loss"].backward()  # without a parameter before the block, which autograd.grad then skips
+    with pytest.warns(UserWarning, match="the gradient could not be compared: re-entrant checkpointing"):
+        model(**given)["loss"].backward()
+    for _ in range(2):
+        plain(**given)["loss"].backward()
+
+    assert session.watch.probe is not None
+    assert session.watch.probe.error is None
+    assert torch.equal(model.head.weight.grad, plain.head.weight.grad)  # type: ignore[arg-type]
+    session.close()
+
+
+def test_an_error_of_torch_is_a_warning_and_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no room")
+
+    model = Network()
+    session = open_session(model, "fewbit:3", probe=True)
+    step(model)
+    monkeypatch.setattr(torch.autograd, "grad", refuses)
+    with pytest.warns(UserWarning, match="the gradient could not be compared: no room"):
+        step(model)
+
+    assert session.watch.probe is not None
+    assert session.watch.probe.error is None
+    assert session.watch.passes == 2
+    session.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pass_without_a_gradient_has_no_error() -> None:
+    model = Network().requires_grad_(False)
+    probe = Probe(nullcontext, "fewbit:3")
+    probe.run(model, lambda module, **given: Network.forward(module, **given), (), batch())
+    assert probe.error is None
+
+    given = batch()
+    given["x"].requires_grad_()
+    probe.run(model, lambda module, **given: Network.forward(module, **given), (), given)
+    assert probe.error is None
 
 
 def test_a_large_error_is_warned_of_and_logged() -> None:

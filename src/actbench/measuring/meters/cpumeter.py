@@ -16,6 +16,7 @@ from actbench.measuring.meters.meter import (
     MeterKind,
     allocation_failures,
     at_once,
+    forward_alone,
     held_by_cycles,
 )
 from actbench.measuring.meters.peak import Moments
@@ -81,6 +82,8 @@ class CpuMeter(Meter):
                 step.batch = whole
                 assert step.micro_batches  # cut before the run that counts, as by a first run
             gc.collect()
+            ends = iter(("alone", "alone, forward"))
+            is_alone = forward_alone(step, lambda: trace.mark(next(ends))) is not None
             traced.begin()
             step.around_forward = traced.turn
             own = footprint.own_weights(step.setup.module)
@@ -98,6 +101,7 @@ class CpuMeter(Meter):
             gc.collect()
             trace.mark("collected")
         base = tracedstep.parts_of(held)
+        begun, forwarded = ("alone", "alone, forward") if is_alone else ("begin", "forward")
         peak_at = traced.peak_at
         if watch:
             watch.events = traced.events(held)
@@ -107,7 +111,7 @@ class CpuMeter(Meter):
             weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
             gradients_bytes=gradients_bytes,
             optimizer_bytes=footprint.stored_bytes(footprint.optimizer_state(step.optimizer)),
-            activation_bytes=trace.live_bytes("forward") - trace.live_bytes("begin") - gathered_bytes,
+            activation_bytes=trace.live_bytes(forwarded) - trace.live_bytes(begun) - gathered_bytes,
             peak_bytes=peak_bytes,
             peak_phase=traced.moments.phase(peak_at),
             peak_parts=Moments.parts(trace.events, peak_at, traced.kinds, base),

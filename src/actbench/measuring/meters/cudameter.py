@@ -22,6 +22,7 @@ from actbench.measuring.meters.meter import (
     MeterKind,
     allocation_failures,
     at_once,
+    forward_alone,
     held_by_cycles,
 )
 from actbench.measuring.meters.stepevents import HostEvent, Origin
@@ -120,8 +121,7 @@ class CudaMeter(Meter):
         with self.active(step):
             if watch is not None:
                 return _watched(step, watch).against(self.memory_bytes)
-            _settle(step)
-            return _read(step).against(self.memory_bytes)
+            return _read(step, _settle(step)).against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
         """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones."""
@@ -159,17 +159,22 @@ def _set_allocator(setup: TrainingSetup) -> None:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
-def _settle(step: TrainStep) -> None:
-    """Bring the step into the steady state, and begin a new peak."""
+def _settle(step: TrainStep) -> tuple[int, int] | None:
+    """Bring the step into the steady state, begin a new peak, and return the bytes around a pass alone, if any."""
     step()
     gc.collect()
+    alone = forward_alone(step, torch.cuda.memory_allocated)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    return alone
 
 
-def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
-    """Run one step and return the counters; mark its moments in a trace, if there is one."""
+def _read(step: TrainStep, alone: tuple[int, int] | None, traced: TracedStep | None = None) -> MemoryReading:
+    """Run one step and return the counters; mark its moments in a trace, if there is one.
+
+    The activations are those of a forward pass ``alone``, if there was one.
+    """
     before = torch.cuda.memory_allocated()
     peaks: dict[Phase, int] = {}
     reserved = []
@@ -211,7 +216,7 @@ def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
         weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
-        activation_bytes=after - before,
+        activation_bytes=after - before if alone is None else alone[1] - alone[0],
         peak_bytes=peaks[phase],
         peak_phase=phase,
         reserved_bytes=max(reserved),
@@ -267,8 +272,7 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
     trace = AllocationTrace("cuda", watch.made_node)
     traced = TracedStep(trace, step)
     with trace, watch.watching(trace.around_module):
-        _settle(step)
-        reading = _read(step, traced)
+        reading = _read(step, _settle(step), traced)
     found = traced.events(held, unseen_bytes=unseen_bytes)
     if found.peak_bytes != reading.peak_bytes or any(amount < 0 for _, amount in found.events):
         raise MeasurementError(

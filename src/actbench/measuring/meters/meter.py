@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
 
 from actbench import scheme as schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
@@ -21,6 +24,8 @@ from actbench.model.records import Case, Phase
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.units import format_bytes
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,30 @@ class MemoryReading:
         """Return this reading with a memory limit, and the bytes needed above the limit."""
         over = max(self.peak_bytes, self.reserved_bytes or 0) - memory_bytes
         return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
+
+
+def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read] | None:
+    """Run a forward pass during which the loop goes on holding what it holds over, and drop it.
+
+    What is alive more at its end are activations alone: in the pass of a step, the loop frees what it held, and holds
+    outputs that may be saved for the backward pass or not.
+
+    Returns:
+        What ``read`` returned before the pass and at its end; None if the loop holds nothing over, or the weights are
+        shared out over processes, and a pass without its backward pass would leave them gathered.
+    """
+    held = step.setup.held_over
+    if held is None or footprint.own_weights(step.setup.module):
+        return None
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices), held.staying():
+        before = read()
+        loss = step.forward()
+        after = read()
+        del loss
+        step.abandon()
+        gc.collect()
+    return before, after
 
 
 _SHARE = 100

@@ -34,7 +34,8 @@ class Int8Rows(Encoding):
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return (d_out, d_in)."""
         codes, scales = parts
-        return codes.to(dtype).mul_((scales.view(torch.float32) / 127).to(dtype)[:, None])
+        # a 127th of a small float16 is 0 in float16; 128 times that is none, and a code / 128 is exact
+        return codes.to(dtype).div_(128).mul_((scales.view(torch.float32) / 127 * 128).to(dtype)[:, None])
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return ``n + 4 d_out``."""

@@ -261,3 +261,14 @@ def _plain(key: str) -> str:
 def adapters(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of a model that have adapters."""
     return (part for part in module.modules() if hasattr(part, "base_layer"))
+
+
+@torch.no_grad()
+def renew_magnitudes(adapted: Any) -> None:
+    """Set DoRA's magnitudes to the norms of the rows of the weight as it is, in the magnitudes' own type.
+
+    peft took them from the weight before it was packed, and in the weight's type: a layer would not begin as it was.
+    """
+    magnitudes, layer = adapted.lora_magnitude_vector["default"].weight, adapted.base_layer
+    of_outputs = 0 if is_conv1d(type(layer)) or getattr(layer, "transposed", False) else 1
+    magnitudes.copy_(torch.linalg.vector_norm(layer.weight.to(magnitudes.dtype), dim=of_outputs))

@@ -79,6 +79,11 @@ class QLora(Lora):
             raise ValueError("adapter=lokr is for whole weights: take lora")
         if self.prepared and self.weights == "gptq":
             raise ValueError("prepared=true: peft leaves a model of weights=gptq as it is")
+        if self.prepared and self.only:
+            raise ValueError(
+                "prepared=true casts a whole model, since float32 leaves a part of it and the layers behind it have "
+                "another type: leave out only=, or prepared=true"
+            )
         return self
 
     @property
@@ -117,12 +122,7 @@ class QLora(Lora):
             model,
             lambda layer, _: FrozenLinear(layer, encoding, own_type=self.prepared) if layer in layers else None,
         )
-        if (
-            self.adapter == "dora"
-        ):  # its magnitudes are the norms of the rounded rows, so that it begins as the identity
-            for part in lowrank.adapters(model):
-                _renew_magnitudes(part)
-        return model
+        return super()._settled(model, targets)
 
     def _left(self, path: str, module: nn.Module) -> Unreached:
         values = [value for _, value in lowrank.stacked(module)]
@@ -142,13 +142,6 @@ class QLora(Lora):
     @property
     def _bits(self) -> str:
         return "8 bits" if self.weights == "int8" else "4 bits"
-
-
-@torch.no_grad()
-def _renew_magnitudes(adapted: Any) -> None:
-    magnitudes, layer = adapted.lora_magnitude_vector["default"].weight, adapted.base_layer
-    of_outputs = 0 if layer.transposed else 1
-    magnitudes.copy_(torch.linalg.vector_norm(layer.weight.to(magnitudes.dtype), dim=of_outputs))
 
 
 def _to_float32(model: nn.Module) -> None:

@@ -118,6 +118,9 @@ class Lora(Scheme):
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         """Return the model with adapters in the form that is trained."""
+        if self.adapter == "dora":
+            for part in lowrank.adapters(model):
+                lowrank.renew_magnitudes(part)
         return model
 
     def _left(self, path: str, module: nn.Module) -> Unreached:

@@ -51,12 +51,15 @@ class NormFromOutput(torch.autograd.Function):
         bias: Tensor | None,
         run: Run,
         centered: bool,
-        dtype: torch.dtype | None = None,
+        casts: bool = False,
     ) -> Tensor:
-        """Return the first result of ``run(x)`` in a type, and save it with the second; ``centered`` for layer norm."""
+        """Return the first result of ``run(x)``, and save it with the second.
+
+        ``centered`` is for layer norm; with ``casts`` the output has autocast's type.
+        """
         ctx.dtypes, ctx.centered = dtypes_of(x, weight, bias), centered
         output, rstd = run(x)
-        output = output if dtype is None else output.to(dtype)
+        output = output.to(product_dtype(output)) if casts else output
         savedtensors.packed(x, rstd)
         ctx.save_for_backward(output, rstd, weight, bias)
         return output
@@ -107,18 +110,16 @@ class FromOutput(nn.Module):
         """Return what the exact layer returns, bit for bit, in autocast's type if the layer casts."""
         bias = getattr(self, "bias", None)
         wanted = any(each is not None and each.requires_grad for each in (input, self.weight, bias))
-        if not (torch.is_grad_enabled() and wanted and input.numel()):
-            exact: Tensor = super().forward(input)
-            return exact
-        refuse_compiling(*VALUES)
         output: Tensor
-        if why_not(self) is None:
-            centered = isinstance(self, nn.LayerNorm)
-            run, dtype = self._run(super().forward), product_dtype(input) if self.casts else None
-            output = NormFromOutput.apply(input, self.weight, bias, run, centered, dtype)
-        else:
-            output = super().forward(input)
-        return output
+        recorded = torch.is_grad_enabled() and wanted and input.numel()
+        if recorded:
+            refuse_compiling(*VALUES)
+        if recorded and why_not(self) is None:
+            run, centered = self._run(super().forward), isinstance(self, nn.LayerNorm)
+            output = NormFromOutput.apply(input, self.weight, bias, run, centered, self.casts)
+            return output
+        output = super().forward(input)
+        return output.to(product_dtype(output)) if self.casts else output
 
     def _run(self, exact: Callable[[Tensor], Tensor]) -> Run:
         layer: Any = self

@@ -82,10 +82,13 @@ def _blocks(parameter: Tensor, module: nn.Module, heads: int) -> Blocks:
 
 
 def _heads(model: nn.Module, path: str) -> int:
-    """Return into how many heads a layer projects queries or keys; 0 for another layer, or if nobody says."""
+    """Return into how many heads a layer projects queries or keys; 0 for another layer, or if nobody says.
+
+    The last name counts alone: an adapter inside of a projection, ``q_proj.lora_A.default``, has no heads.
+    """
     config: Any = getattr(model, "config", None)
-    parts = path.split(".")
+    name = path.rpartition(".")[2]
     queries: int = getattr(config, "num_attention_heads", None) or 0
-    if any(name in parts for name in _KEYS):
+    if name in _KEYS:
         return getattr(config, "num_key_value_heads", None) or queries
-    return queries if any(name in parts for name in _QUERIES) else 0
+    return queries if name in _QUERIES else 0

@@ -139,15 +139,20 @@ def _ratio(found: Tensor, low: Tensor, dim: int | None) -> Tensor:
     """Return |found| / |low| along a dimension that stays; 0 where there is no gradient."""
     over: Tensor = torch.linalg.vector_norm(found, dim=dim, keepdim=True)
     under: Tensor = torch.linalg.vector_norm(low, dim=dim, keepdim=True)
-    return over.div_(under.clamp_(min=torch.finfo(under.dtype).tiny))
+    ratio = torch.where(under > 0, over / under, 0)
+    return ratio.clamp_(max=torch.finfo(ratio.dtype).max)
 
 
 def _limited(scaled: Tensor, state: State) -> Tensor:
-    """Scale a tensor down, in place, where its norm has grown by more than :data:`GROWTH`; keep the norm."""
+    """Scale a tensor down, in place, where its norm has grown by more than :data:`GROWTH`; keep the norm.
+
+    A norm of 0 is no limit, and is not kept in place of another.
+    """
     norm = torch.linalg.vector_norm(scaled)
     if "norm" in state:
-        limited = torch.minimum(norm, state["norm"] * GROWTH)
-        scaled *= limited / norm.clamp(min=torch.finfo(norm.dtype).tiny)
-        norm = limited
+        before = state["norm"]
+        limited = torch.where(before > 0, torch.minimum(norm, before * GROWTH), norm)
+        scaled *= torch.where(norm > limited, limited / norm, 1)
+        norm = torch.where(norm > 0, limited, before)
     state["norm"] = norm
     return scaled

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn, optim
@@ -13,20 +14,22 @@ from actbench.errors import ConversionError
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward, called
 
 _COPY = "copy"
+_HALF: Final = (torch.bfloat16, torch.float16)
 
 
 class CopyingOptimizer(optim.Optimizer):
     """Another optimizer, ``inner``, with a copy of each parameter, which is in the state under ``copy``.
 
+    Copies of parameters of a half type are of float32, and those of others of the parameter's type.
+
     Args:
         inner: A fresh optimizer of the parameters; it is taken over.
-        dtype: The type of the copies; None for the type of each parameter.
 
     Raises:
         ConversionError: The optimizer has state of parameters already, or holds gradients itself.
     """
 
-    def __init__(self, inner: optim.Optimizer, dtype: torch.dtype | None) -> None:
+    def __init__(self, inner: optim.Optimizer) -> None:
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         if isinstance(inner, HoldsGradients | StepsInBackward):
             raise ConversionError(
@@ -37,23 +40,14 @@ class CopyingOptimizer(optim.Optimizer):
                 f"the {type(inner).__name__} has stepped already, without copies of the weights; make a fresh one"
             )
         self.inner = inner
-        self.copies: dict[nn.Parameter, Tensor] = {
-            parameter: parameter.detach().to(dtype=dtype or parameter.dtype, copy=True)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        }
+        self.copies: dict[nn.Parameter, Tensor] = {}
+        for group in self.param_groups:
+            self._copy(group["params"])
         self._show_state()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step, and return what the closure returned.
-
-        Raises:
-            ConversionError: An enabled ``GradScaler`` steps this.
-        """
-        if hasattr(self, "found_inf"):
-            raise ConversionError("GradScaler does not go with copies of the weights; train in bfloat16 without one")
+        """Step, and return what the closure returned."""
         result = called(closure)
         self._follow_options()
         self._step()
@@ -75,6 +69,21 @@ class CopyingOptimizer(optim.Optimizer):
             group.update({name: value for name, value in loaded.items() if name != "params"})
         self._show_state()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the optimizer inside too, with copies of its parameters as they are now."""
+        super().add_param_group(param_group)
+        if "inner" in vars(self):
+            group = self.param_groups[-1]
+            self._copy(group["params"])
+            self.inner.add_param_group({**group, "params": [self._stepped(each) for each in group["params"]]})
+            self._show_state()
+
+    def _copy(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                dtype = torch.float32 if parameter.dtype in _HALF else parameter.dtype
+                self.copies[parameter] = parameter.detach().to(dtype=dtype, copy=True)
+
     def _stepped(self, parameter: nn.Parameter) -> Tensor:
         """Return what the inner optimizer steps in place of a parameter."""
         return parameter
@@ -95,6 +104,8 @@ class CopyingOptimizer(optim.Optimizer):
 class MasterOptimizer(CopyingOptimizer):
     """Steps float32 copies of parameters of a half type, and rounds them into the parameters.
 
+    A parameter without a gradient since :meth:`zero_grad` is left as it is.
+
     Args:
         inner: A fresh optimizer of the parameters; it is taken over.
         main_gradients: Whether gradients are added up in float32 from the moment when a backward pass made them. They
@@ -102,31 +113,34 @@ class MasterOptimizer(CopyingOptimizer):
             wait, and are cast for the step.
 
     Raises:
-        ConversionError: As for :class:`CopyingOptimizer`.
+        ConversionError: As for :class:`CopyingOptimizer`; and in a step, an enabled ``GradScaler`` takes it.
     """
 
+    _step_supports_amp_scaling = True  # GradScaler then leaves it to step() to unscale, which refuses
+
     def __init__(self, inner: optim.Optimizer, *, main_gradients: bool) -> None:
-        super().__init__(inner, torch.float32)
-        for group in inner.param_groups:
-            group["params"] = [self.copies.get(parameter, parameter) for parameter in group["params"]]
+        self._adds_up = main_gradients
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        if main_gradients:
-            self._gradients = {parameter: torch.zeros_like(copy) for parameter, copy in self.copies.items()}
-        add = _adding(self._gradients)
-        hooks = [parameter.register_post_accumulate_grad_hook(add) for parameter in self._gradients]  # type: ignore[no-untyped-call]
-        self._hooks: list[RemovableHandle] = hooks
+        self._got: set[nn.Parameter] = set()
+        self._hooks: list[RemovableHandle] = []
+        super().__init__(inner)
+        for group in inner.param_groups:
+            group["params"] = [self._stepped(parameter) for parameter in group["params"]]
+        self._remove = weakref.finalize(self, _remove, self._hooks)
+        self._remove.atexit = False
 
     def release(self) -> None:
         """Leave gradients to their parameters from now on, and forget those that were added up."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove()
+        self._adds_up = False
         self._gradients.clear()
+        self._got.clear()
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
         """Return the gradients by parameter, as the step is given them; those of float32 as copies."""
         found: dict[Tensor, Tensor] = {}
         for parameter in self.copies:
-            if parameter in self._gradients:
+            if parameter in self._got:
                 found[parameter] = self._gradients[parameter].clone()
             elif parameter.grad is not None:
                 found[parameter] = parameter.grad
@@ -137,36 +151,57 @@ class MasterOptimizer(CopyingOptimizer):
         return self._gradients.values()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; those of float32 keep their memory."""
+        """Forget the gradients; those of float32 keep their memory. Without ``set_to_none`` they count as zeros."""
         super().zero_grad(set_to_none)
+        if set_to_none:
+            self._got.clear()
         if self._gradients:
             torch._foreach_zero_(list(self._gradients.values()))
 
+    def _copy(self, parameters: Iterable[nn.Parameter]) -> None:
+        parameters = list(parameters)
+        super()._copy(parameters)
+        if not self._adds_up:
+            return
+        add = _adding(self._gradients, self._got)
+        for parameter in filter(self.copies.__contains__, parameters):
+            self._gradients[parameter] = torch.zeros_like(self.copies[parameter])
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(add))  # type: ignore[no-untyped-call]
+
     def _stepped(self, parameter: nn.Parameter) -> Tensor:
-        return self.copies[parameter]
+        return self.copies.get(parameter, parameter)
 
     def _step(self) -> None:
+        if hasattr(self, "found_inf"):
+            raise ConversionError("GradScaler does not go with master weights; train in bfloat16 without one")
         for parameter, copy in self.copies.items():
-            if self._gradients:
+            if parameter in self._got:
                 copy.grad = self._gradients[parameter]
             elif parameter.grad is not None:
                 copy.grad = parameter.grad.to(copy.dtype)
         self.inner.step()
         for parameter, copy in self.copies.items():
-            copy.grad = None
-            parameter.copy_(copy)
+            if copy.grad is not None:
+                copy.grad = None
+                parameter.copy_(copy)
 
 
-def _adding(gradients: dict[nn.Parameter, Tensor]) -> Callable[[nn.Parameter], None]:
+def _adding(gradients: dict[nn.Parameter, Tensor], got: set[nn.Parameter]) -> Callable[[nn.Parameter], None]:
     """Return a hook that takes the gradient off a parameter and adds it to another; it keeps no optimizer alive."""
 
     @torch.no_grad()
     def add(parameter: nn.Parameter) -> None:
         if parameter.grad is not None:
             gradients[parameter].add_(parameter.grad)
+            got.add(parameter)
             parameter.grad = None
 
     return add
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 class AveragingOptimizer(CopyingOptimizer):
@@ -178,9 +213,14 @@ class AveragingOptimizer(CopyingOptimizer):
     """
 
     def __init__(self, inner: optim.Optimizer, decay: float) -> None:
-        super().__init__(inner, None)
+        super().__init__(inner)
         self.decay = decay
 
     def _step(self) -> None:
         self.inner.step()
-        torch._foreach_lerp_(list(self.copies.values()), list(self.copies), 1 - self.decay)
+        alike = {parameter: copy for parameter, copy in self.copies.items() if parameter.dtype == copy.dtype}
+        if alike:
+            torch._foreach_lerp_(list(alike.values()), list(alike), 1 - self.decay)
+        for parameter, copy in self.copies.items():
+            if parameter not in alike:
+                copy.lerp_(parameter.to(copy.dtype), 1 - self.decay)

@@ -95,8 +95,9 @@ class Ema(Scheme):
 
     Paper: Polyak and Juditsky 1992, doi 10.1137/0330046; torch has it as ``swa_utils.AveragedModel``, diffusers as
     ``EMAModel``.
-    Kept from step to step: one more copy of each trained parameter, in its type. Loss, gradients and updates are those
-    without the scheme. The average moves in place, without temporaries.
+    Kept from step to step: one more copy of each trained parameter, in its type, or in float32 if that is a half type,
+    which would round a small step of the average away. Loss, gradients and updates are those without the scheme. The
+    average moves in place; of half types one parameter after the other, with a temporary of its size in float32.
     Not reproduced: averages of frozen parameters and buffers, which do not change or are not averaged.
 
     Attributes:

@@ -17,7 +17,7 @@ from actbench.errors import ModelError, UsageError
 
 _PACKAGE = Path(__file__).parents[2]
 _CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")
-_REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+_REGISTERED = re.compile(r"^@register_model\(\)\n(?:[@ )].*\n)*def (\w+)", re.MULTILINE)
 
 
 def check_model(spec: str) -> None:
@@ -86,8 +86,10 @@ def _literal(file: str, name: str) -> list[str]:
 
 
 def _of_torchvision() -> list[str]:
-    """Return the names of torchvision's classification models, read from its files."""
+    """Return the names of torchvision's models that actbench can train, read from its files."""
     found = importlib.util.find_spec("torchvision")
     places = [] if found is None else found.submodule_search_locations or []
-    files = [file for place in places for file in Path(place).glob("models/*.py")]
-    return sorted(name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8")))
+    folders = ("models", "models/segmentation", "models/detection")
+    files = [file for place in places for folder in folders for file in Path(place).glob(f"{folder}/*.py")]
+    names = [name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8"))]
+    return sorted(name for name in names if not name.startswith("keypoint"))

@@ -101,6 +101,7 @@ DIRTY: Column[Entry] = Column(
     "dirty", "Uncommitted", "flag", lambda entry: entry.record.versions.dirty or None, detail=3
 )
 STATUS: Column[Entry] = Column("status", "Status", "text", lambda entry: getattr(entry.record.outcome, "reason", None))
+CONTENT: Column[Entry] = Column("content", "Content of files", "text", lambda entry: shown_content(entry.record))
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
@@ -118,7 +119,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("device_profile", "Device profile"),
     setting("torch_era", "Torch, simulated"),
     Column("workspaces", "Workspaces", "text", lambda entry: None if entry.record.case.workspaces else "left out"),
-    Column("content", "Content of files", "text", lambda entry: shown_content(entry.record)),
+    CONTENT,
     setting("memory_limit_bytes", "Memory limit", "bytes"),
     Column("seed", "Seed", "count", lambda entry: None if entry.record.case.script else entry.seeded.seeds),
 )

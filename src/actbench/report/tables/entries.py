@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -160,13 +160,17 @@ class _Peers:
     exact_step: SpreadValue | None = None
 
 
-def join(records: Sequence[MeasuredRecord], schemes: Sequence[str] = ()) -> list[Entry]:
+def join(
+    records: Sequence[MeasuredRecord],
+    schemes: Sequence[str] = (),
+    part: Callable[[MeasuredRecord], Hashable] = lambda record: None,
+) -> list[Entry]:
     """Return an entry for each record, in an order that depends only on the cases; for several seeds it is one.
 
     Comparable rows are next to each other: those of ``schemes`` in this order, and of others the exact model first,
-    then single schemes, then compositions.
+    then single schemes, then compositions. Records for which ``part`` gives different values are never one entry.
     """
-    seeded = over_seeds(records)
+    seeded = over_seeds(records, part)
     records = [each.record for each in seeded]
     numbers: dict[Group, int] = {}
     groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]

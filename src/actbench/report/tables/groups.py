@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -44,6 +44,17 @@ _values = attrgetter(*FIELDS)
 def group_of(record: MeasuredRecord) -> Group:
     """Return the group of a record."""
     return (record.machine.name, record.machine.gpu or "", *_values(record.case), *content_of(record))
+
+
+def varying_settings(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Return, of each case, its settings that not all have, by field; model, scheme, batch and meter are none."""
+    fields = [name for name in _WORKLOAD if len({getattr(case, name) for case in cases}) > 1]
+    return [{name: value for name in fields if (value := getattr(case, name)) is not None} for case in cases]
+
+
+def told_settings(settings: Mapping[str, Any]) -> str:
+    """Return settings as the end of a title, such as ``, sequence length 512``."""
+    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
 def _of(names: Iterable[str]) -> Callable[[Group], Any]:

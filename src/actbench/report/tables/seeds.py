@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from actbench.model.data import Data
@@ -13,7 +13,7 @@ from actbench.report.tables.groups import FIELDS, group_of
 DataT = TypeVar("DataT", bound=Data)
 
 _SEED: Final = 2 + FIELDS.index("seed")  # of a group, behind the machine and its GPU
-_PARTS: Final = ("peak_parts", "estimated")  # fields whose numbers are averaged, too
+_PARTS: Final = ("peak_parts", "phase_peaks", "estimated")  # fields whose numbers are averaged, too
 _POOLED: Final = ("step_seconds", "exact_step_seconds")
 _LIMIT: Final = "over_limit_bytes"
 
@@ -38,21 +38,30 @@ class Seeded(NamedTuple):
         return statistics.stdev(numbers) or None
 
 
-def over_seeds(records: Sequence[MeasuredRecord]) -> list[Seeded]:
+def over_seeds(
+    records: Sequence[MeasuredRecord], part: Callable[[MeasuredRecord], Hashable] = lambda record: None
+) -> list[Seeded]:
     """Return records in their order, one in place of several measured ones that differ in nothing but the seed.
 
     It stands where the first of them stood, and has the case of the smallest seed. Numbers are means, seconds of steps
-    are those of all, and one that is over its limit is so with the largest excess.
+    are those of all, and one that is over its limit is so with the largest excess. Of several records of one seed the
+    latest counts. Records for which ``part`` gives different values stay apart.
     """
     if len({record.case.seed for record in records}) < 2:
         return list(map(Seeded, records))
     alike: dict[Any, list[MeasuredRecord]] = {}
     for place, record in enumerate(records):
         group = group_of(record)
-        key = (*group[:_SEED], *group[_SEED + 1 :], record.case.scheme, record.label)
+        key = (*group[:_SEED], *group[_SEED + 1 :], record.case.scheme, record.label, part(record))
         is_measured = isinstance(record.outcome, Measurement)
         alike.setdefault(key if is_measured else place, []).append(record)
-    return [_as_one(same) if len(same) > 1 else Seeded(same[0]) for same in alike.values()]
+    return [_as_one(same) if len(same) > 1 else Seeded(same[0]) for same in map(_latest, alike.values())]
+
+
+def _latest(records: Sequence[MeasuredRecord]) -> list[MeasuredRecord]:
+    """Return the latest record of each seed; of those that are as late, the last."""
+    by_time = sorted(records, key=lambda record: record.recorded_at)
+    return list({record.case.seed: record for record in by_time}.values())
 
 
 def _as_one(records: Sequence[MeasuredRecord]) -> Seeded:

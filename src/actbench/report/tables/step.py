@@ -11,6 +11,7 @@ from actbench.model.ledger import display_path
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Timeline
 from actbench.report.sentences import rows_of
+from actbench.report.tables.groups import told_settings, varying_settings
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
 from actbench.units import format_bytes
@@ -40,10 +41,11 @@ def operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
         if isinstance(record.outcome, Measurement) and record.outcome.estimated:
             same = record.case.model_copy(update={"scheme": "exact"}).key()
             cases.setdefault(same, []).append((record, record.outcome.estimated))
-    return [_operator_table(case) for case in cases.values()]
+    settings = varying_settings([found[0][0].case for found in cases.values()])
+    return [_operator_table(*each) for each in zip(cases.values(), map(told_settings, settings), strict=True)]
 
 
-def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]]) -> Table:
+def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]], settings: str) -> Table:
     case = found[0][0].case
     times = {record.case.scheme: time for record, time in found}
     within = _by_operator(times, is_beside=False)
@@ -58,7 +60,7 @@ def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]]) -> Ta
     ]
     fed = rows_of(case, found[0][0].outcome)
     batch = "" if fed is None else f", batch {fed}"
-    title = f"Where the time of a step of {case.model} goes{batch}, {case.device_profile}, est."
+    title = f"Where the time of a step of {case.model} goes{batch}{settings}, {case.device_profile}, est."
     columns = [column for scheme in times for column in _of_scheme(scheme)]
     return fill(title, (Column("operator", "Operator", "text", lambda row: row.name), *columns), rows)
 
@@ -105,13 +107,20 @@ def with_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[Measured
             yield record, record.outcome.timeline
 
 
-def title_of(record: MeasuredRecord) -> str:
-    """Return the title of a timeline."""
+def titled_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[str, Timeline]]:
+    """Yield the timelines of records, each with a title that tells it from the others."""
+    found = list(with_timelines(records))
+    settings = varying_settings([record.case for record, _ in found])
+    for (record, timeline), varying in zip(found, settings, strict=True):
+        yield _title(record, told_settings(varying)), timeline
+
+
+def _title(record: MeasuredRecord, settings: str) -> str:
     case = record.case
     device = f" {case.device_profile}" if case.meter == "simulated" and case.device_profile else ""
     rows = rows_of(case, record.outcome)
     batch = "" if rows is None else f", batch {rows}"
-    return f"{record.label or case.scheme} on {case.model}{batch} ({case.meter}{device})"
+    return f"{record.label or case.scheme} on {case.model}{batch}{settings} ({case.meter}{device})"
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,11 @@ class _Row:
     line: str | None = None
 
 
-def holders_table(record: MeasuredRecord, timeline: Timeline, largest: int = LARGEST) -> Table:
-    """Return the largest holders at the peak of a step, the rest in one row, and their sum, the peak."""
+def holders_table(title: str, timeline: Timeline, largest: int = LARGEST) -> Table:
+    """Return the largest holders at the peak of a step, the rest in one row, and their sum, the peak.
+
+    ``title`` is that of the timeline.
+    """
     device = [holder for holder in timeline.holders if holder.kind != "host"]
     named = [holder for holder in device if holder.module != OTHER or holder.operator][:largest]
     rest = [holder for holder in device if holder not in named]
@@ -139,7 +151,7 @@ def holders_table(record: MeasuredRecord, timeline: Timeline, largest: int = LAR
     if rest:
         rows.append(_row("all others", rest, timeline))
     rows.append(_row("peak", device, timeline))
-    return fill(f"Who holds the peak of {title_of(record)}", _COLUMNS, rows, _notes(timeline))
+    return fill(f"Who holds the peak of {title}", _COLUMNS, rows, _notes(timeline))
 
 
 def _row(

@@ -66,6 +66,11 @@ class Recipe(BaseRecipe):
         return tuple(model for grid in self.workload for model in grid.model)
 
     @property
+    def meters(self) -> set[MeterName]:
+        """The meters of all grids."""
+        return {meter for grid in self.workload for meter in self._meters(grid)}
+
+    @property
     def code(self) -> tuple[str, ...]:
         """The code that the recipe names, which measuring runs."""
         trusting = [grid for grid in self.workload if grid.trust_remote_code]
@@ -93,7 +98,7 @@ class Recipe(BaseRecipe):
                 f"without the unchanged model (exact = false) nothing is measured of {bare!r}: give a scheme"
             )
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
-        meters = {meter for grid in self.workload for meter in self._meters(grid)}
+        meters = self.meters
         for place, row in enumerate(self.scheme):
             if not row.is_for(meters):
                 raise ValueError(f"scheme[{place}].meters: this recipe measures on {', '.join(sorted(meters))}")
@@ -128,9 +133,14 @@ class Recipe(BaseRecipe):
     def _cases_of(self, grid: WorkloadGrid) -> Iterator[Planned[Case]]:
         # The largest batch does not depend on the batch size, so only the smallest of the grid asks for it.
         measure, smallest = self.measure, min(grid.batch_size)
-        for point, meter, seed in itertools.product(grid.points(), self._meters(grid), measure.seed):
+        done: set[tuple[Any, ...]] = set()
+        for whole, meter, seed in itertools.product(grid.points(), self._meters(grid), measure.seed):
+            point = whole if meter == "simulated" else of_real_device(whole)
+            if (same := (meter, seed, *point.items())) in done:  # it differs in what concerns simulations alone
+                continue
+            done.add(same)
             searched = measure.largest_batch and point["batch_size"] == smallest
-            settings = measure.settings(meter) | (point if meter == "simulated" else of_real_device(point))
+            settings = measure.settings(meter) | point
             if searched and grid.largest_batch_within is not None:
                 settings.setdefault("memory_limit_bytes", grid.largest_batch_within)
             if not self.exact and meter != "simulated":  # which compares no gradients anyway

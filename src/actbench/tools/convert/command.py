@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import command, count_option, option, seconds_option
@@ -127,7 +126,9 @@ def _tell_error(report: ConversionReport) -> None:
 
 
 def _as_json(report: ConversionReport) -> str:
-    return json.dumps(
+    from pydantic_core import to_json
+
+    return to_json(
         {
             "case": report.case.model_dump(),
             "sites": [site.model_dump() for site in report.sites],
@@ -139,4 +140,5 @@ def _as_json(report: ConversionReport) -> str:
             "gradient_error": report.gradient_error,
         },
         indent=2,
-    )
+        inf_nan_mode="strings",
+    ).decode()

@@ -9,7 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
+
+from pydantic import ConfigDict
 
 from actbench.model.records import Built, Case, Site, Unreached
 from actbench.report.tables.table import Table, fill
@@ -85,8 +87,10 @@ class ConversionReport:
         bytes_after: Bytes that the converted model saves.
         folder: Where the model was written, or None for a dry run.
         built: The class of the model, and its task; None if a function of the user's own does not say.
-        gradient_error: Relative L2 error of the gradient of one batch, if requested.
+        gradient_error: Relative L2 error of the gradient of one batch, if requested; NaN if a gradient is not finite.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="strings")  # as Data: null is no figure
 
     case: Case
     sites: tuple[Site, ...]

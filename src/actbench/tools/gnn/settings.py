@@ -152,6 +152,8 @@ class GraphWorkload(base.Workload):
             raise ModelError(f"--task {case.task}: {case.model} is a graph network and does {TASK}")
         if case.weights == "pretrained":
             raise ModelError(f"no pretrained weights for {case.model}: nobody publishes any; use --weights random")
+        if case.target_length is not None:
+            raise ModelError(f"--target-length: {case.model} is a graph network, and writes no text; leave it out")
         self.network = network
         self.settings = self.network.changed(changes, case.model)
         self.case = case

@@ -42,14 +42,14 @@ def _check(suffix: str) -> None:
 def _curves(suffix: str, what: Exported) -> Text:
     """Return a picture of the memory over the steps of cases, or a page with it."""
     from actbench.model.measured import MeasuredRecord
-    from actbench.report.tables.step import title_of, with_timelines
+    from actbench.report.tables.step import titled_timelines
     from actbench.tools.html import library
     from actbench.tools.html.html import html_lines
     from actbench.tools.html.pictures import Beside, Group
     from actbench.tools.html.timeline import memory_over_steps
 
     measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
-    pictures = tuple(memory_over_steps([(title_of(record), each) for record, each in with_timelines(measured)]))
+    pictures = tuple(memory_over_steps(list(titled_timelines(measured))))
     if suffix in _PICTURES:
         return library.image(pictures, "png" if suffix == ".png" else "svg")
     if not library.is_installed():

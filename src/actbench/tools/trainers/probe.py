@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
+from actbench.errors import ActbenchError, MeasurementError
 from actbench.measuring.gradients import Gradients, relative_error_and_cosine
 from actbench.measuring.inspection.itemized import tensors_in
 from actbench.tools.convert.gradienterrors import Known, warning
@@ -27,7 +29,7 @@ class Probe:
         scheme: The specification, for the warning.
 
     Attributes:
-        error: Relative L2 error; None before :meth:`run`.
+        error: Relative L2 error; None before :meth:`run`, and where there is no gradient to compare.
     """
 
     def __init__(self, undone: Callable[[], AbstractContextManager[None]], scheme: str) -> None:
@@ -35,12 +37,18 @@ class Probe:
         self.error: float | None = None
 
     def run(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Measure the error, and warn if it is large."""
-        with _unchanged(module):
-            found = _gradients(module, inner(module, *args, **kwargs))
-        with self._undone(), _unchanged(module):
-            forward: Any = module.forward
-            exact = _gradients(module, forward(*args, **kwargs))
+        """Measure the error, and warn if it is large, or if it cannot be measured."""
+        try:
+            with _unchanged(module):
+                found = _gradients(module, inner(module, *args, **kwargs))
+            with self._undone(), _unchanged(module):
+                forward: Any = module.forward
+                exact = _gradients(module, forward(*args, **kwargs))
+        except (ActbenchError, RuntimeError) as error:  # such as out of memory
+            warnings.warn(f"the gradient could not be compared: {error}", stacklevel=2)
+            return
+        if not exact:
+            return
         self.error, _ = relative_error_and_cosine(found, exact)
         if text := warning(self._scheme, type(module).__name__, Known(self.error, "one batch of this training")):
             warnings.warn(text, stacklevel=2)
@@ -69,8 +77,26 @@ def _gradients(module: nn.Module, output: Any) -> Gradients:
     generator = torch.Generator().manual_seed(0)
     terms = losses or [(each.float() * _noise(each, generator)).sum() for each in results]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not terms or not trained:
+        return {}
+    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes(terms)):
+        raise MeasurementError(
+            "re-entrant checkpointing adds gradients to .grad and returns none; checkpoint with use_reentrant=False"
+        )
     found = torch.autograd.grad(terms, trained, allow_unused=True)
     return {parameter: grad for parameter, grad in zip(trained, found, strict=True) if grad is not None}
+
+
+def _nodes(terms: list[Tensor]) -> set[Node]:
+    """Return the nodes of a graph."""
+    waiting = [term.grad_fn for term in terms]
+    found: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [after for after, _ in node.next_functions]
+    return found
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:

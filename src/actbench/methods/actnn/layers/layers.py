@@ -204,6 +204,11 @@ def is_norm(cls: type[Compressed]) -> bool:
     return issubclass(cls, _NORMS)
 
 
+def is_convolution(cls: type[Compressed]) -> bool:
+    """Return whether a class of layers that pack their input is one of convolutions."""
+    return issubclass(cls, convolution.Direct | convolution.Transposed)
+
+
 def fan_in(layer: Compressed) -> int | None:
     """Return the number of input elements that an output element is a sum of, on average; None for a norm."""
     weight: Any = getattr(layer, "weight", None)
