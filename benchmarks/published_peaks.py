@@ -84,7 +84,7 @@ def case_of(command: str) -> Case:
     parser.add_argument("model")
     parser.add_argument("-b", dest="batch_size", type=int)
     parser.add_argument("-s", dest="scheme", default="exact")
-    for name in ("sequence_length", "image_size"):
+    for name in ("sequence_length", "target_length", "image_size"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=argparse.SUPPRESS)
     for name in ("attention", "dtype", "autocast", "optimizer", "task", "device_profile", "torch_era"):
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS)

@@ -1,8 +1,7 @@
-"""T5 as two papers trained it: on GLUE as text with short targets, and on embedded inputs with a loss at each token."""
+"""T5-base on embedded inputs with a loss at each token."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,43 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import T5Config, T5ForConditionalGeneration
 
-WORDS, SOURCE, TARGET, EMBEDDED = 32128, 128, 3, 256
-
-
-def _model(attention: str, **shape: int) -> Any:
-    config = T5Config(vocab_size=WORDS, d_kv=64, decoder_start_token_id=0, use_cache=False, **shape)
-    config._attn_implementation = attention
-    return T5ForConditionalGeneration(config)
-
-
-def glue_batch(samples: int) -> dict[str, Tensor]:
-    """Return padded sentences and targets of three tokens."""
-    return {
-        "input_ids": torch.randint(5, 32000, (samples, SOURCE)),
-        "attention_mask": torch.ones(samples, SOURCE, dtype=torch.long),
-        "labels": torch.randint(5, 32000, (samples, TARGET)),
-    }
-
-
-def own_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the model's own loss."""
-    loss: Tensor = module(**batch).loss
-    return loss
-
-
-def adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW without foreach over the trained parameters."""
-    return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=3e-4, foreach=False)
-
-
-def glue(width: int, layers: int, heads: int) -> Any:
-    """Return a T5 with eager attention, its batches, loss and optimizer."""
-    shape = {"d_model": width, "d_ff": 4 * width, "num_layers": layers, "num_decoder_layers": layers}
-    return _model("eager", num_heads=heads, **shape), glue_batch, own_loss, adamw
-
-
-glue_base = partial(glue, 768, 12, 12)
-glue_large = partial(glue, 1024, 24, 16)
+WORDS, EMBEDDED = 32128, 256
 
 
 def embedded_batch(samples: int) -> dict[str, Tensor]:
@@ -69,7 +32,10 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
 
 def embedded_base() -> Any:
     """Return T5-base with frozen embeddings, its batches, loss and optimizer."""
-    model = _model("sdpa", d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=12, num_heads=12)
+    shape = {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12}
+    config = T5Config(vocab_size=WORDS, decoder_start_token_id=0, use_cache=False, **shape)
+    config._attn_implementation = "sdpa"
+    model = T5ForConditionalGeneration(config)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.weight.requires_grad_(False)

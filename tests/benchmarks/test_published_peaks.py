@@ -33,7 +33,10 @@ SAMPLE = (  # small and quick, of all sources
         " --device-profile rtx-2080-ti -s lora:4,target=q_proj/v_proj+regelu2"
     ),
     "./benchmarks/published_models/deit.py:ti",
-    "./benchmarks/published_models/t5.py:glue_base -b 100 --device-profile a100-80gb -s lora:32 ",
+    (
+        "t5-base -b 100 --sequence-length 128 --target-length 3 --attention eager --optimizer adamw-loop"
+        " --device-profile a100-80gb -s lora:32 "
+    ),
     "resnet101 -b 64",
     "mobilenet_v2 -b 32",
     "./benchmarks/published_models/segformer-b0-ade",
