@@ -39,7 +39,7 @@ class Adapter:
     dropout: float
 
     def inject(
-        self, peft: Any, model: nn.Module, paths: tuple[str, ...], saved: tuple[str, ...], *, meta: bool
+        self, peft: Any, model: nn.Module, paths: tuple[str, ...], saved: tuple[str, ...], *, meta: bool, experts: bool
     ) -> None:
         """Let peft freeze a model and put adapters on it, in place.
 
@@ -49,12 +49,24 @@ class Adapter:
             paths: Of the layers that get adapters.
             saved: Of the modules that are trained whole.
             meta: Whether new parameters are on the meta device.
+            experts: Whether the model holds experts as stacks of matrices.
 
         Raises:
             ConversionError: peft has no such adapter for a layer.
         """
         common = {"target_modules": "|".join(map(re.escape, paths)), "modules_to_save": list(saved) or None}
         config = self._config(peft, **common)
+        # With the config of a model with stacked experts peft rewrites patterns, and passes over dense layers.
+        hidden = vars(model).pop("config", None) if experts else None
+        try:
+            self._inject(peft, model, config, meta=meta)
+        finally:
+            if hidden is not None:
+                vars(model)["config"] = hidden
+        if self.kind == "lokr":
+            _leave_out_module_dropout(peft, model)
+
+    def _inject(self, peft: Any, model: nn.Module, config: Any, *, meta: bool) -> None:
         if self.kind == "vera":  # inject_adapter_in_model refuses what layers share; the layers hold it themselves
             peft.VeraModel(model, config, "default", low_cpu_mem_usage=meta)
             return
@@ -64,9 +76,6 @@ class Adapter:
             if self.kind != "lokr":
                 raise
             raise ConversionError(f"adapter=lokr: peft puts it on nn.Linear, not on these layers: {error}") from None
-
-        if self.kind == "lokr":
-            _leave_out_module_dropout(peft, model)
 
     def freeze(self, model: nn.Module) -> None:
         """Freeze what the kind does not train, of what peft trains."""

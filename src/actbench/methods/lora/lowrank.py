@@ -179,7 +179,10 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dt
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # peft copies the head
         warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # docs say so
         warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # a seed restores them
-        adapter.inject(peft, held, paths, targets.saved, meta=fake is not None)
+        # transformers tells peft of patterns for experts, which get no adapters here
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+        experts = any(True for part in module.modules() for _ in stacked(part))
+        adapter.inject(peft, held, paths, targets.saved, meta=fake is not None, experts=experts)
     for path, layer in targets.layers.items():
         if path in targets.adapted:
             _settle(held.get_submodule(path or "0"), layer, dtype, fake)
