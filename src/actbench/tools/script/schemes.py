@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,5 +112,10 @@ def _stepping_for(own: torch.optim.Optimizer, new: torch.optim.Optimizer) -> tor
     """Let another optimizer step where the script steps its own, and return it."""
     if new is own:
         return own
+    around: Any = new
+    while getattr(around, "inner", own) is not own:
+        around = around.inner
+    if hasattr(around, "inner"):  # it steps the script's own, whose step is about to become this one
+        around.inner = copy.copy(own)
     vars(own).update(step=new.step, zero_grad=new.zero_grad, param_groups=new.param_groups, state=new.state)
     return new
