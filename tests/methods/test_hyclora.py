@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 
@@ -12,13 +11,12 @@ from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
 
 from actbench import scheme as schemes
-from actbench.errors import NothingToConvertError, SpecError
+from actbench.errors import SpecError
 from actbench.measuring import bench
 from actbench.methods.hyclora import OutlierChannels
 from actbench.model.records import Case
 from actbench.packing import SiteState
 from actbench.packing.layout import Layout
-from actbench.scheme.setup import TrainingSetup
 from actbench.testing import check_scheme
 
 
@@ -102,26 +100,6 @@ def test_of_a_model_with_adapters_the_inputs_of_adapters_are_packed() -> None:
     assert saved is not None
     assert fewer is not None
     assert saved - fewer > 0.85 * 4 * inputs
-
-
-def test_convolutions_are_left_as_they_are_and_listed() -> None:
-    exact = nn.Sequential(
-        Doubled(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
-    )
-    setup = schemes.build("hyclora:4").apply(TrainingSetup(copy.deepcopy(exact)))
-    x = torch.randn(64, 3, 6, 6)
-
-    assert [site.path for site in setup.sites] == ["2", "3", "5"]
-    assert [(place.path, place.kind, place.reason[:13]) for place in setup.unreached] == [
-        ("1", "Conv2d", "a convolution")
-    ]
-    assert type(setup.module.get_submodule("1")) is nn.Conv2d
-    found, wanted = gradients(setup.module, x), gradients(exact, x)
-    for index in (0, 1, 2, 4):  # all but the linear layer's weight
-        torch.testing.assert_close(found[index], wanted[index])
-    assert not torch.allclose(found[3], wanted[3], rtol=0.01)
-    with pytest.raises(NothingToConvertError, match="a convolution: the rows of its input are no tokens"):
-        schemes.build("hyclora:4").apply(TrainingSetup(exact[:3]))
 
 
 @pytest.mark.parametrize("spec", ["hyclora:9", "hyclora:0", "hyclora,outliers=0", "hyclora,group_size=48"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
 
 from actbench import scheme as schemes
-from actbench.errors import NothingToConvertError, SpecError
+from actbench.errors import SpecError
 from actbench.measuring import inspection
 from actbench.methods.prac import Subspaces
 from actbench.packing import SiteState
@@ -98,26 +97,6 @@ def test_the_bytes_of_a_model_are_those_of_its_inputs_and_short_ones_stay_whole(
 
     assert kept(128) == 2 * [4 * (128 * 32 + 64 * 16) + 8]
     assert kept(16) == []
-
-
-def test_convolutions_are_left_as_they_are_and_listed() -> None:
-    exact = nn.Sequential(
-        Doubled(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
-    )
-    setup = schemes.build("prac:0.5").apply(TrainingSetup(copy.deepcopy(exact)))
-    x = torch.randn(64, 3, 6, 6)
-
-    assert [site.path for site in setup.sites] == ["2", "3", "5"]
-    assert [(place.path, place.kind, place.reason[:13]) for place in setup.unreached] == [
-        ("1", "Conv2d", "a convolution")
-    ]
-    assert type(setup.module.get_submodule("1")) is nn.Conv2d
-    found, wanted = gradients(setup.module, x), gradients(exact, x)
-    for index in (0, 1, 2, 4):  # all but the linear layer's weight
-        torch.testing.assert_close(found[index], wanted[index])
-    assert not torch.allclose(found[3], wanted[3], rtol=0.01)
-    with pytest.raises(NothingToConvertError, match="a convolution: the rows of its input are no tokens"):
-        schemes.build("prac:0.5").apply(TrainingSetup(exact[:3]))
 
 
 @pytest.mark.parametrize("spec", ["prac:0", "prac:1", "prac,principal=1"])

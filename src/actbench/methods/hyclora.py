@@ -14,15 +14,15 @@ from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.packedinputs import with_packed_inputs
 from actbench.model.gradient import Gradient
 from actbench.ops.noise import fresh_seed
-from actbench.packing import Codec, Parts, SiteState
-from actbench.packing.layout import Layout, memory_order
+from actbench.packing import OfRows, Parts, SiteState
+from actbench.packing.layout import Layout
 from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
-class OutlierChannels(Codec):
+class OutlierChannels(OfRows):
     """Codes of a few bits in groups, and the channels with the largest magnitudes whole.
 
     Attributes:
@@ -36,13 +36,6 @@ class OutlierChannels(Codec):
     outliers: float
     group_size: int
     stochastic: bool
-
-    def why_not(self, x: Tensor) -> str | None:
-        """Return why the format cannot take a tensor, or None."""
-        order = memory_order(x)
-        if order is not None and order[-1] != x.dim() - 1:
-            return "its last dimension is not the innermost in memory"
-        return super().why_not(x)
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return codes, bounds, (rows, k) values of the tensor's type, and the k channels, int32."""

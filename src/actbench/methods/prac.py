@@ -13,8 +13,8 @@ from torch import Tensor
 from actbench.methods.actnn.packedinputs import with_packed_inputs
 from actbench.model.gradient import Gradient
 from actbench.ops.noise import fresh_seed, random_words
-from actbench.packing import Codec, Parts, SiteState
-from actbench.packing.layout import Layout, memory_order
+from actbench.packing import OfRows, Parts, SiteState
+from actbench.packing.layout import Layout
 from actbench.packing.precision import no_autocast
 from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
@@ -24,7 +24,7 @@ _HALF = 1 << 32
 
 
 @dataclass(frozen=True)
-class Subspaces(Codec):
+class Subspaces(OfRows):
     """Rows of d elements as coordinates in a principal subspace, and in a random one of what is orthogonal to it.
 
     A row x decodes to ``Q1 Q1^T x + (d - r1) / r2 * Q2 Q2^T x``. Q2 is uniform among the subspaces of the complement of
@@ -40,9 +40,6 @@ class Subspaces(Codec):
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""
-        order = memory_order(x)
-        if order is not None and order[-1] != x.dim() - 1:
-            return "its last dimension is not the innermost in memory"
         no = super().why_not(x)
         if no is None and x.dtype != torch.bool and self.packed_bytes(Layout.of(x)) >= x.nbytes:
             no = "it has so few rows, or so short ones, that subspaces take no less"

@@ -17,8 +17,8 @@ from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.methods.actnn.layers.savedinput import Compressed
 from actbench.model.provenance import Published
 from actbench.model.records import Site
-from actbench.packing import Codec, Parts, SavedTensors, SiteState
-from actbench.packing.layout import Layout, memory_order
+from actbench.packing import Codec, OfRows, Parts, SavedTensors, SiteState
+from actbench.packing.layout import Layout
 from actbench.packing.linearkinds import is_linear
 from actbench.scheme.base import LINEAR_LAYERS, NOTHING_PACKED, Scheme
 from actbench.scheme.card import Card
@@ -29,7 +29,7 @@ GROUPS = 32
 
 
 @dataclass(frozen=True)
-class SubTokens(Codec):
+class SubTokens(OfRows):
     """One number for each sub-token: its product with a unit vector; it decodes to that multiple of the vector.
 
     The first tensor that a site packs sets the vector. The site keeps it, and every packed tensor has it as a part.
@@ -42,9 +42,6 @@ class SubTokens(Codec):
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""
-        order = memory_order(x)
-        if order is not None and order[-1] != x.dim() - 1:
-            return "its last dimension is not the innermost in memory"
         return super().why_not(x) or (
             "its rows are no sub-tokens" if x.shape[-1] % self._size_in(x.shape[-1]) else None
         )

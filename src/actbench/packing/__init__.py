@@ -1,6 +1,6 @@
 """Packs tensors for the backward pass: which tensors, by which codec, for which site, in which placement."""
 
-from actbench.packing.codecs import Codec, Identity, Packed, Parts
+from actbench.packing.codecs import Codec, Identity, OfRows, Packed, Parts
 from actbench.packing.hostoffload import HostOffload
 from actbench.packing.layout import Layout
 from actbench.packing.packer import Exclude, SavedTensors
@@ -12,6 +12,7 @@ __all__ = [
     "HostOffload",
     "Identity",
     "Layout",
+    "OfRows",
     "Packed",
     "Parts",
     "SavedTensors",

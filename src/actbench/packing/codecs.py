@@ -16,7 +16,7 @@ from torch import Tensor
 from actbench.ops import bitpack
 from actbench.ops.library import DTYPES
 from actbench.packing.hostoffload import HostOffload
-from actbench.packing.layout import Layout
+from actbench.packing.layout import Layout, memory_order
 from actbench.packing.sitestate import SiteState
 
 Parts = tuple[Tensor, ...]
@@ -89,6 +89,17 @@ class Codec:
             row: Elements of a row that shares no group with another; 0 if rows do not matter.
         """
         return x
+
+
+class OfRows(Codec):
+    """A number format of rows, the last dimension, which must be the innermost in memory."""
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why the format cannot take a tensor, or None."""
+        order = memory_order(x)
+        if order is not None and order[-1] != x.dim() - 1:
+            return "its last dimension is not the innermost in memory"
+        return super().why_not(x)
 
 
 class Packed(NamedTuple):

@@ -121,6 +121,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
         ("fewbit:3", lambda exact, found: found.activation_bytes < exact.activation_bytes),
         ("adam8bit", lambda exact, found: found.optimizer_bytes < 0.3 * exact.optimizer_bytes),
         ("lora:4", lambda exact, found: found.optimizer_bytes < 0.1 * exact.optimizer_bytes),
+        ("optimizer_offload", lambda exact, found: found.optimizer_bytes < 0.1 * exact.optimizer_bytes),
         ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
     ],
 )

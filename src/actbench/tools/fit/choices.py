@@ -120,9 +120,8 @@ def choices_for(
 def _kept(left_out: Iterable[Choice]) -> tuple[str, ...]:
     """Return what is said of choices that a script leaves none."""
     kinds = sorted({choice.kind for choice in left_out})
-    return (f"the script's own lines set what these change, so that no plan has them: {', '.join(kinds)}",) * bool(
-        kinds
-    )
+    said = f"the script's own lines set what these change, so that no plan has them: {', '.join(kinds)}"
+    return (said,) if kinds else ()
 
 
 def _steps_as_adamw(measured: Measurement) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -92,7 +90,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def _given(optimizer: torch.optim.Optimizer) -> MakeOptimizer:
-    """Return what makes the script's own optimizer again: of what is trained now, without state."""
+    """Return what makes the script's own optimizer again: of what is trained now, without state.
+
+    It is another object with the same attributes, groups and state, because a scheme's optimizer may step it, and the
+    script's own is about to step that of the scheme.
+    """
 
     def make(module: nn.Module) -> torch.optim.Optimizer:
         known = _parameters(optimizer)
@@ -103,19 +105,14 @@ def _given(optimizer: torch.optim.Optimizer) -> MakeOptimizer:
         optimizer.param_groups[0]["params"] += [trained[key] for key in trained.keys() - known]
         vars(optimizer).pop("step", None)  # of a scheduler, which counts steps
         optimizer.state.clear()
-        return optimizer
+        again = object.__new__(type(optimizer))
+        vars(again).update(vars(optimizer))
+        return again
 
     return make
 
 
 def _stepping_for(own: torch.optim.Optimizer, new: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Let another optimizer step where the script steps its own, and return it."""
-    if new is own:
-        return own
-    around: Any = new
-    while getattr(around, "inner", own) is not own:
-        around = around.inner
-    if hasattr(around, "inner"):  # it steps the script's own, whose step is about to become this one
-        around.inner = copy.copy(own)
     vars(own).update(step=new.step, zero_grad=new.zero_grad, param_groups=new.param_groups, state=new.state)
     return new
