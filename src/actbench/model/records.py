@@ -127,9 +127,7 @@ class Case(WorkloadSettings):
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""
-        newer = {"script": None, "torch_era": None, "workspaces": True}  # which older cases do not have
-        without = {name for name, usual in newer.items() if getattr(self, name) == usual}
-        return self._key(("model", "task", "scheme", "batch_size"), without)
+        return self._key(("model", "task", "scheme", "batch_size"), later=("script", "torch_era", "workspaces"))
 
     def with_batch(self, rows: int) -> Case:
         """Return the case with batches of so many rows."""

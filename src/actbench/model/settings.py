@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator
@@ -54,8 +54,8 @@ Optimizer = Literal[
 ]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 
-LATER: Final[dict[str, Any]] = {"target_length": None}
-"""Settings that older records lack, with what these mean."""
+_LATER: Final = ("target_length",)
+"""Settings that older records lack, and mean to have their default."""
 
 
 class WorkloadSettings(CaseData):
@@ -74,13 +74,14 @@ class WorkloadSettings(CaseData):
     attention: Attention = "sdpa"
     dtype: FloatType | None = None
 
-    def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
+    def _key(self, first: Iterable[str], later: Iterable[str] = ()) -> str:
         """Return a hash of the fields, in the order of the oldest files: the fields in ``first``, then the settings.
 
-        Settings of :data:`LATER` have no part in it where older cases, which lack them, mean the same.
+        Fields ``later``, which older cases lack, have no part in it where they have their default.
         """
-        unset = {name for name, usual in LATER.items() if getattr(self, name) == usual}
-        written = self.model_dump(mode="json", exclude={*exclude, *unset})
+        fields = type(self).model_fields
+        unset = {name for name in (*later, *_LATER) if getattr(self, name) == fields[name].default}
+        written = self.model_dump(mode="json", exclude=unset)
         order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
         text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
         return hashlib.sha256(text).hexdigest()[:16]

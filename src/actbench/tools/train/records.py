@@ -90,10 +90,8 @@ class TrainingCase(WorkloadSettings):
 
     def key(self) -> str:
         """Return the identity of the run: keys are equal if and only if the cases are equal."""
-        fields = type(self).model_fields
-        usual = {name for name in _LATER if getattr(self, name) == fields[name].default}
-        own = [name for name in fields if name not in WorkloadSettings.model_fields]
-        return self._key(own[: own.index("evaluate_every") + 1], usual)
+        own = [name for name in type(self).model_fields if name not in WorkloadSettings.model_fields]
+        return self._key(own[: own.index("evaluate_every") + 1], later=_LATER)
 
 
 class Evaluation(Data):
