@@ -127,18 +127,24 @@ def test_the_peak_is_that_of_the_part_with_the_highest(
 ) -> None:
     Counters(monkeypatch, [200, 350], peaks, [1000, 3000, 2000])
 
-    reading = cudameter._read(on_the_cpu())
+    reading = cudameter._read(on_the_cpu(), None)
 
     assert (reading.peak_bytes, reading.peak_phase) == (900, phase)
     assert (reading.reserved_bytes, reading.activation_bytes) == (3000, 150)
     assert (reading.peak_parts is None) == (phase != "optimizer")
 
 
+def test_activations_are_those_of_a_pass_alone_if_there_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counters(monkeypatch, [200, 350], [900, 500, 600], [1000, 3000, 2000])
+
+    assert cudameter._read(on_the_cpu(), (1000, 1042)).activation_bytes == 42
+
+
 def test_what_reference_cycles_hold_after_a_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Counters(monkeypatch, [200, 350, 800 * MIB, 300 * MIB], [900 * MIB] * 3, [1000 * MIB] * 3)
     step = on_the_cpu()
 
-    cudameter._read(step)
+    cudameter._read(step, None)
 
     (note,) = step.notes
     assert "500.00 MiB" in note
@@ -159,7 +165,7 @@ def test_a_later_micro_batch_has_a_forward_pass_of_its_own(
 ) -> None:
     Counters(monkeypatch, [200, 350], peaks, [1000, 1000, 1000, 3000, 2000])
 
-    reading = cudameter._read(on_the_cpu(rows=4, parts=2))
+    reading = cudameter._read(on_the_cpu(rows=4, parts=2), None)
 
     assert (reading.peak_bytes, reading.peak_phase, reading.reserved_bytes) == (900, phase, 3000)
     assert reading.activation_bytes == 150
@@ -169,7 +175,7 @@ def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: 
     Counters(monkeypatch, [200, 350], [500, 600, 900], [1, 1, 1])
     weights = 8 * 4 * 4
 
-    parts = cudameter._read(on_the_cpu()).peak_parts
+    parts = cudameter._read(on_the_cpu(), None).peak_parts
 
     assert parts is not None
     assert parts.model_dump() == {
@@ -186,7 +192,7 @@ def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: 
 def test_gradients_that_never_are_there_together_leave_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     Counters(monkeypatch, [200, 350], [100, 150, 210], [1, 1, 1])
 
-    assert cudameter._read(on_the_cpu()).peak_parts is None
+    assert cudameter._read(on_the_cpu(), None).peak_parts is None
 
 
 class OfTheCpu(AllocationTrace):
@@ -197,12 +203,17 @@ class OfTheCpu(AllocationTrace):
         super().__init__("cpu", made_node)
 
 
+def settle(step: TrainStep) -> None:
+    """Run the step once, and no forward pass alone."""
+    step()
+
+
 def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int) -> tuple[MemoryReading, Timeline]:
     """Read a step whose allocator is the CPU's, by counters that say this."""
     Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
     monkeypatch.setattr(cudameter, "AllocationTrace", OfTheCpu)
     monkeypatch.setattr(hostmemory, "_marked", weakref.WeakSet())  # other tests may have left some
-    monkeypatch.setattr(cudameter, "_settle", TrainStep.__call__)
+    monkeypatch.setattr(cudameter, "_settle", settle)
     step = on_the_cpu()
     held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
     monkeypatch.setattr(tracedstep, "held_before", lambda step: held)
