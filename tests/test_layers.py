@@ -52,6 +52,7 @@ NEEDS = {
     "methods.hyclora": "methods.actnn",
     "methods.lora": "methods.formats",
     "methods.lowbit": "methods.formats",
+    "methods.mesa": "methods.actnn",
     "methods.optimizers": "methods.formats",
     "methods.parallel": "methods.formats",
     "methods.prac": "methods.actnn",

@@ -35,12 +35,13 @@ UNTRACEABLE = "compile"  # tests/contract/test_compiled.py compiles it beside ot
 COMPILED = {
     "checkpoint", "fewbit", "invact", "lora", "qlora", "randomized", "regelu2", "resilu2", "selective"
 }  # fmt: skip
-HOOKS = ("coat", "encode", "gact", "smaq")
+HOOKS = ("backrazor", "coat", "encode", "gact", "mesa", "smaq")
 EXCLUSIVE = (
     {*HOOKS, "offload"},  # of nested hooks only the innermost run
-    {*HOOKS, "selective"},  # hooks would not see the results that it keeps
+    {*HOOKS, "selective", "wtacrs"},  # hooks would not see the results that these keep
     {"checkpoint", "selective"},
-    {"actnn", "division", "dropit", "hyclora", "prac", "randomized", "velora"},  # each replaces the linear layers
+    # each replaces the linear layers
+    {"actnn", "division", "dropit", "float8", "hyclora", "prac", "randomized", "velora", "wtacrs"},
     {"fewbit", "invact", "regelu2", "resilu2"},  # each replaces the activation
     {"lora", "qlora"},
 )

@@ -15,6 +15,7 @@ from actbench.measuring import inspection
 from actbench.methods.dropit import Largest
 from actbench.packing.layout import Layout
 from actbench.scheme.setup import TrainingSetup
+from actbench.testing import check_scheme
 
 LAYERS = {
     "linear": (lambda: nn.Linear(40, 6), (5, 7, 40)),
@@ -80,3 +81,41 @@ def test_a_model_of_norms_alone_and_one_that_packs_already_are_refused() -> None
         converted(nn.Sequential(nn.LayerNorm(8), nn.Tanh()), "dropit")
     with pytest.raises(ConversionError, match="dropit: the model packs its saved tensors already"):
         converted(converted(nn.Sequential(nn.Linear(8, 8)), "actnn"), "dropit")
+
+
+def test_back_razor_keeps_the_largest_of_whatever_is_saved() -> None:
+    exact = nn.Sequential(Doubled(), nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Softmax(-1), nn.Linear(64, 8))
+    setup = schemes.build("backrazor:0.25").apply(TrainingSetup(exact, loss=lambda module, x: module(x["x"]).sum()))
+    ledger = inspection.itemize(setup, lambda: {"x": torch.randn(32, 64, requires_grad=True)})
+
+    elements = 32 * 64
+    packed = [entry.kept_bytes for entry in ledger.entries if entry.packed]
+    assert sorted(packed)[1:] == 4 * [elements + elements // 8]  # the last layer reads softmax's output
+
+
+class Product(nn.Module):
+    """A product of two activations, and a bias, without which there would be nothing to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x) @ (3 * x.flip(0)).mT + self.bias
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 20), (3, 5, 7, 9)])
+def test_back_razor_takes_a_product_s_gradient_from_the_largest_elements(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    weights = torch.randn((*shape[:-1], shape[-2]), generator=torch.Generator().manual_seed(1))
+    first, second = largest(2 * x, 0.3), largest(3 * x.flip(0), 0.3)
+
+    for_x, for_bias = gradients(converted(Product(), "backrazor:0.3"), x)
+
+    torch.testing.assert_close(for_x, 2 * weights @ second + 3 * (weights.mT @ first).flip(0))
+    torch.testing.assert_close(for_bias, weights.sum()[None])
+
+
+@pytest.mark.slow
+def test_back_razor_fulfils_the_contract_of_schemes() -> None:
+    check_scheme("backrazor:0.25")

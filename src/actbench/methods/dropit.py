@@ -1,4 +1,4 @@
-"""DropIT: only the largest elements of an input are saved (Chen et al., arXiv 2202.13808)."""
+"""DropIT (Chen et al., arXiv 2202.13808) and Back Razor: only the largest elements are saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.actnn.packedinputs import with_packed_inputs
 from actbench.ops import bitpack
-from actbench.packing import Codec, Parts, SiteState
+from actbench.packing import Codec, Parts, SavedTensors, SiteState
 from actbench.packing.layout import Layout
-from actbench.scheme.base import LINEAR_LAYERS, Scheme
+from actbench.scheme.base import LINEAR_LAYERS, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
+from actbench.scheme.packedsaved import with_packed_saved_tensors
 from actbench.scheme.setup import TrainingSetup
 
 
@@ -70,3 +72,39 @@ class DropIT(Scheme):
         """Replace layers by ones that drop, or save a small code; see :mod:`actbench.methods.actnn.packedinputs`."""
         codec, becomes, bits = Largest(self.share), f"input, {self.share:.0%} of it", 32 * self.share + 1
         return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, bits), becomes, norms=False)
+
+
+class BackRazor(Scheme):
+    """Saved-tensor hooks keep the elements of largest magnitude of whatever autograd saves, and drop the others.
+
+    Paper: Jiang et al., "Back Razor: Memory-Efficient Transfer Learning by Self-Sparsified Backpropagation", NeurIPS
+    2022. Kept for backward: for each saved floating-point tensor ``ceil(share elements)`` values in its type, and
+    ``ceil(elements / 8)`` bytes for their places; a bit an element for booleans, dropout's masks and ReLU. Norms,
+    softmax, activations and products of activations are sparsified as linear layers and convolutions are; ``dropit``
+    does it to the inputs of the latter two alone.
+    The forward pass is exact. Gradients are biased: dropped elements count as zero, also where gradients of inputs are
+    functions of them.
+    Not reproduced: products that compute on the sparse form.
+
+    Attributes:
+        share: Share of a tensor's elements to save, up to 0.9. Which shares the paper takes was not checked.
+    """
+
+    name: ClassVar[str] = "backrazor"
+    positional: ClassVar[str | None] = "share"
+    card: ClassVar[Card] = Card(
+        summary="whatever is saved for backward without its small elements, by hooks",
+        paper="Jiang et al., NeurIPS 2022",
+        rank=20,
+        variants=(":0.25", ":0.1"),
+    )
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
+
+    share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a forward with hooks on the model; see :func:`with_packed_saved_tensors` for what is raised."""
+        packer = SavedTensors(Largest(self.share))
+        return with_packed_saved_tensors(
+            self, setup, packer, f"saved tensors, {self.share:.0%} of each", rules=small_codes()
+        )

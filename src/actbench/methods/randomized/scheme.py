@@ -76,42 +76,48 @@ class Randomized(Scheme):
         return self
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every ``nn.Linear`` and every ``Conv1D`` of transformers.
-
-        Raises:
-            ConversionError: No such layer is found, or the model is converted already.
-        """
-        if any(isinstance(module, Sketched) for module in setup.module.modules()):
-            raise ConversionError("randomized: the model holds sketched layers already; convert the original model")
+        """Replace every ``nn.Linear`` and every ``Conv1D`` of transformers; see :func:`with_sketches`."""
         sketching = Sketching(self.sketch, self.ratio, self.dim, self.min, self.max)
-        sharing: SharingTable[Sketch] = SharingTable()
         becomes = f"{self.sketch} sketch, {f'ratio {self.ratio:g}' if self.dim is None else f'{self.dim} rows'}"
-        sites: list[Site] = []
-        unreached: list[Unreached] = []
-
-        def rule(module: nn.Module, path: str) -> nn.Module | None:
-            reason = _why_not(module)
-            if reason is not None:
-                unreached.append(Unreached(path=path, kind=type(module).__name__, reason=reason))
-                return None
-            new = sketched(module, sketching, sharing)
-            if new is not None:
-                was = "nn.Linear" if type(module) is nn.Linear else type(module).__name__
-                sites.append(Site(path=path, was=was, becomes=becomes))
-            return new
-
-        model = swap(setup.module, rule)
-        if not sites:
-            raise NothingToConvertError(
-                f"randomized: {type(model).__name__} has no nn.Linear and no Conv1D of transformers to convert; it "
-                f"holds {census(model)}"
-            )
-        return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec, idle=_IDLE))
+        return with_sketches(self, setup, sketching, becomes)
 
     @property
     def facets(self) -> Iterable[Facet]:
         """The variance of the sketched weights' gradient."""
         return (Diagnosed((sketch_variance,)),)
+
+
+def with_sketches(scheme: Scheme, setup: TrainingSetup, sketching: Sketching, becomes: str) -> TrainingSetup:
+    """Return a setup whose linear layers, and ``Conv1D`` of transformers, save a sketch of their input.
+
+    Raises:
+        NothingToConvertError: The model has no such layer.
+        ConversionError: It is converted already.
+    """
+    if any(isinstance(module, Sketched) for module in setup.module.modules()):
+        raise ConversionError(f"{scheme.name}: the model holds sketched layers already; convert the original model")
+    sharing: SharingTable[Sketch] = SharingTable()
+    sites: list[Site] = []
+    unreached: list[Unreached] = []
+
+    def rule(module: nn.Module, path: str) -> nn.Module | None:
+        reason = _why_not(module)
+        if reason is not None:
+            unreached.append(Unreached(path=path, kind=type(module).__name__, reason=reason))
+            return None
+        new = sketched(module, sketching, sharing)
+        if new is not None:
+            was = "nn.Linear" if type(module) is nn.Linear else type(module).__name__
+            sites.append(Site(path=path, was=was, becomes=becomes))
+        return new
+
+    model = swap(setup.module, rule)
+    if not sites:
+        raise NothingToConvertError(
+            f"{scheme.name}: {type(model).__name__} has no nn.Linear and no Conv1D of transformers to convert; it "
+            f"holds {census(model)}"
+        )
+    return setup.changed(model, tuple(sites), tuple(unreached), by=Part(scheme.spec, idle=_IDLE))
 
 
 def _why_not(module: nn.Module) -> str | None:

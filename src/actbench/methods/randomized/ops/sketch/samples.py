@@ -96,10 +96,11 @@ def winners(ascending: Tensor, size: int) -> Tensor:
     """Return how many of the longest rows ``wta`` keeps: c of 0 .. k - 1 with the least (1 - sum_C p) / (k - c).
 
     This rule of arXiv 2305.15265 gives the drawn rows the smallest weight. ``ascending`` holds the cumulative sums of
-    the lengths, the shortest row first. The result is a 0-d int64 tensor, so that nothing waits for the device.
+    the lengths, the shortest row first: (..., rows). The result is an int64 tensor (...), so that nothing waits for the
+    device.
     """
-    left = ascending.flip(0)[:size]
-    return (left / torch.arange(size, 0, -1, device=left.device)).argmin()
+    left = ascending.flip(-1)[..., :size]
+    return (left / torch.arange(size, 0, -1, device=left.device)).argmin(-1)
 
 
 def _by_norm(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -108,17 +109,22 @@ def _by_norm(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return drawn, _weights(upto[-1:] / size, norms[drawn])
 
 
-def _winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    norms, order = norms.sort()
-    upto = norms.cumsum(0)
-    kept = winners(upto, size)
-    last = len(norms) - 1 - kept
-    left = upto.index_select(0, last[None])
+def winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Choose k of the rows of each matrix by their lengths, (..., rows) float64: the longest, and others by chance.
+
+    Returns:
+        The numbers of the rows, (..., k) int64, and the weights that leave no bias, (..., k) float64.
+    """
+    norms, order = norms.sort(-1)
+    upto = norms.cumsum(-1)
+    kept = winners(upto, size)[..., None]
+    last = norms.shape[-1] - 1 - kept
+    left = upto.gather(-1, last)
     drawn = _drawn(upto, left, seed, size).minimum(last)
     turn = torch.arange(size, device=norms.device)
-    place = torch.where(turn < kept, len(norms) - 1 - turn, drawn)
-    weights = torch.where(turn < kept, 1.0, _weights(left / (size - kept), norms[place]))
-    return order[place], weights
+    place = torch.where(turn < kept, norms.shape[-1] - 1 - turn, drawn)
+    weights = torch.where(turn < kept, 1.0, _weights(left / (size - kept), norms.gather(-1, place)))
+    return order.gather(-1, place), weights
 
 
 def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
@@ -126,7 +132,9 @@ def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
 
     A fraction that rounds up to the total gives the place behind the last.
     """
-    return torch.searchsorted(upto, fractions(seed, size, upto.device) * total, right=True)
+    lead = upto.shape[:-1]
+    parts = fractions(seed, lead.numel() * size, upto.device).view(*lead, size)
+    return torch.searchsorted(upto, parts * total, right=True)
 
 
 def _weights(share: Tensor, norms: Tensor) -> Tensor:
@@ -135,4 +143,4 @@ def _weights(share: Tensor, norms: Tensor) -> Tensor:
 
 
 _CHOICES: dict[Weighted, Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]]
-_CHOICES = {"norm": _by_norm, "wta": _winner_take_all}
+_CHOICES = {"norm": _by_norm, "wta": winner_take_all}
