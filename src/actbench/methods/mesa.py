@@ -29,7 +29,7 @@ from actbench.scheme.setup import TrainingSetup
 
 _LARGEST = torch.finfo(torch.float32).max / 4
 """Above this a range, or a step in it, may overflow."""
-_PIECE = 1 << 20  # elements that are coded at once: noise takes several times their bytes
+_PIECE, _PIECES = 1 << 18, 16  # the fewest elements that are coded at once, as noise takes 30 bytes each; most pieces
 _STEPS = 255
 
 
@@ -128,7 +128,7 @@ class Grouped(Codec):
         return torch.where(usable, torch.where(kept.isfinite(), kept.lerp(bounds, 1 - self.decay), bounds), kept)
 
     def _pieces(self, view: Tensor) -> Iterator[slice]:
-        size = max(_PIECE // max(view[0].numel(), 1), 1)
+        size = max(max(_PIECE, view.numel() // _PIECES) // view[0].numel(), 1)
         pieces = [slice(first, first + size) for first in range(0, self.outer, size)]
         return one_for_all(pieces, of=view)
 

@@ -216,3 +216,32 @@ def test_wrong_models_and_values_are_refused() -> None:
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("wtacrs:0.5")
     check_scheme("wtacrs:0.3+msln", on="t5-small@num_layers=2", parts=("mean gradient", "simulation", "packed bytes"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        "tiny-gpt2@resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0",
+        "tiny-roberta@hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
+        "t5-small@num_layers=2,vocab_size=100,dropout_rate=0.0",
+        "resnet-cifar",
+    ],
+)
+def test_the_mean_gradient_of_a_whole_model_is_the_exact_one(model: str) -> None:
+    attention = {} if model == "resnet-cifar" else {"attention": "eager", "sequence_length": 16}
+    workload = workloads.load_workload(Case(model=model, batch_size=2, **attention))  # type: ignore[arg-type]
+    batch = workload.batch(2, seed=0)
+
+    def gradient(setup: TrainingSetup) -> Tensor:
+        setup.module.zero_grad()
+        setup.forward(batch).backward()  # type: ignore[no-untyped-call]
+        return torch.cat([p.grad.flatten() for p in setup.module.parameters() if p.grad is not None]).double()
+
+    wanted = gradient(workload.setup(materialize=True, seed=0))
+    setup = schemes.build("wtacrs:0.5").apply(workload.setup(materialize=True, seed=0))
+    draws = [gradient(setup) for _ in range(40)]
+
+    one = float(torch.stack([(draw - wanted).norm().square() for draw in draws]).mean().sqrt())
+    assert one > 0.01 * float(wanted.norm())
+    assert float((sum(draws) / 40 - wanted).norm()) < 1.5 * one / 40**0.5  # type: ignore[union-attr]

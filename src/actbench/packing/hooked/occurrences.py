@@ -95,9 +95,10 @@ class Occurrences:
         return dict(self._seen)
 
     def adapted(self) -> Any:
-        """Return the bits of all sites; see :class:`actbench.packing.forwardwrapper.Adapted`."""
+        """Return the bits of all sites, and what codecs keep there; which :meth:`adapt` takes."""
         at = {site: (kind, index) for kind, sites in self._sites.items() for index, site in enumerate(sites)}
-        return {
+        kept = [(*place, site.kept) for site, place in at.items() if site.kept is not None]
+        return ({"kept": kept} if kept else {}) | {
             "first": self._first,
             "places": [(kind, [site.bits for site in sites]) for kind, sites in self._sites.items()],
             "in_turn": [
@@ -113,6 +114,8 @@ class Occurrences:
         for (block, maker, shape), widths in state["places"]:
             kind = (block, maker, tuple(shape))
             self._sites[kind] = [SiteState(_name(kind, index), bits) for index, bits in enumerate(widths)]
+        for (block, maker, shape), index, kept in state.get("kept", ()):
+            self._sites[block, maker, tuple(shape)][index].kept = kept
         for (block, maker, dims), given in state["in_turn"]:
             family = (block, maker, dims)
             self._in_turn[family] = [self._read(family, turn, entry) for turn, entry in enumerate(given)]
