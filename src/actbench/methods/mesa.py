@@ -95,9 +95,11 @@ class Grouped(Codec):
             bounds = site.kept = self._moved(site.kept, bounds)
         low, step = _affine(bounds)
         codes = torch.empty(view.shape, dtype=torch.uint8, device=flat.device)
-        for rows in self._pieces(view):
-            places = (view[rows].float() - low) / step.clamp(min=torch.finfo(step.dtype).tiny)
-            codes[rows] = stochastic(places.clamp_(0, _STEPS), fresh_seed()).to(torch.uint8)
+        step = step.clamp(min=torch.finfo(step.dtype).tiny)
+        for rows in self._pieces(view):  # without a name for places, which would outlive its piece
+            codes[rows] = stochastic(((view[rows].float() - low) / step).clamp_(0, _STEPS), fresh_seed()).to(
+                torch.uint8
+            )
         return codes.view(-1), bounds
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
