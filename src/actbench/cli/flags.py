@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from actbench.cli import completions
 from actbench.cli.app import (
     BadParameter,
     argument,
@@ -49,7 +50,7 @@ MODELS = (
     "roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a local folder, "
     "or file.py:function"
 )
-ModelArgument = Annotated[str, argument("MODEL", f"{MODELS}.", named)]
+ModelArgument = Annotated[str, argument("MODEL", f"{MODELS}.", named, autocompletion=completions.models)]
 SchemeOption = Annotated[
     list[str] | None,
     option(
@@ -57,6 +58,7 @@ SchemeOption = Annotated[
         "NAME[:VALUE][,key=value…], joined by +: fewbit:3, randomized:0.2, fewbit:3+checkpoint. Repeat for several "
         "rows. 'actbench schemes' lists them.",
         metavar="SPEC",
+        autocompletion=completions.schemes,
     ),
 ]
 TimeoutOption = Annotated[
@@ -69,6 +71,8 @@ TrustRecipeOption = Annotated[
 RequireFitOption = Annotated[
     bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
+ForceOption = Annotated[bool, option("--force", "Measure again what the results file already holds.")]
+RetryFailedOption = Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")]
 OutputOption = Annotated[
     Path | None,
     option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),
@@ -218,6 +222,7 @@ class DeviceFlags:
             "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
             "file that describes one.",
             metavar="NAME|FILE",
+            autocompletion=completions.device_profiles,
         ),
     ] = None
 

@@ -203,6 +203,27 @@ def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cl
     assert "offload" not in ended.out
 
 
+def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAKEFIT_IDLE", "offload,lora:4")
+    words = (*STEP, *AMONG, "-s", "offload", "-s", "lora:4", "--memory-limit", "6GiB", "-o", tmp_path)
+    ended, verbose = cli(*words), cli(*words, "--verbose")
+
+    assert "failed" not in ended.err
+    assert "nothing-converted" not in ended.err
+    assert "nothing to do in this model (--verbose says why): offload, lora:4\n" in ended.err
+    assert "not for this model: lora:4: nothing-converted: it holds no layer for this" in verbose.err
+    assert "nothing to do" not in verbose.err
+
+
+def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log, tmp_path) -> None:
+    whole = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--verbose", "-o", tmp_path / "whole")
+    half = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--verbose", "-o", tmp_path / "half")
+
+    assert "Frontier" in whole.out, "whose plans are simulated with less than the limit"
+    assert "over the limit" not in whole.err
+    assert "over the limit" in half.err
+
+
 def test_above_the_exact_peak_the_answer_is_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 

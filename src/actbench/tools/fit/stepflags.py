@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from actbench.cli import completions
 from actbench.cli.app import count_option, named, one_of, option
 from actbench.cli.flags import StepFlags
 from actbench.errors import UsageError
@@ -35,6 +36,7 @@ class FitFlags(StepFlags):
             "--device-profile",
             "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
             metavar="NAME|FILE",
+            autocompletion=completions.device_profiles,
             show_default=False,
         ),
     ] = None
@@ -59,6 +61,7 @@ class FitFlags(StepFlags):
             "may replace the first.",
             metavar="NAME",
             parser=_optimizer,
+            autocompletion=completions.optimizers,
             show_default=False,
         ),
     ] = None

@@ -250,6 +250,8 @@ class Survey:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
         others = self._other_ways()
         found = self._measured({self._around_case(around): Plan(around) for around in others})
+        for around in others:
+            self._note(around, self._around_case(around))
         mine = self._measured({self._around_case(first.around): Plan(first.around)})
         needs = {
             around: (seconds, needed_bytes(measured))
