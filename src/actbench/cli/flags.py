@@ -22,6 +22,7 @@ from actbench.cli.app import (
     seconds_option,
     whole_number,
 )
+from actbench.cli.beside import check_beside
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
@@ -100,12 +101,10 @@ class SchemeFlags:
         """The schemes; the short forms compose into one scheme, or are added to the given one.
 
         Raises:
-            UsageError: A short form is given with several schemes, or there are two short forms of one scheme.
+            UsageError: A short form is given with several schemes.
             SpecError: A scheme is wrong, as far as is known without torch.
         """
         given = self.scheme or []
-        if self.gelu_bits is not None and self.activation_bits is not None:
-            raise UsageError("--gelu-bits and --activation-bits are both short for fewbit: give one of them")
         short = [] if self.gelu_bits is None else [f"fewbit:{self.gelu_bits},functions=gelu"]
         short += [] if self.activation_bits is None else [f"fewbit:{self.activation_bits}"]
         short += [] if self.linear is None else [self.linear]
@@ -234,10 +233,12 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     groups = {name: kind for name, kind in kinds.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters = [each for parameter in written for each in parameters_of(parameter)]
     parameters.sort(key=lambda parameter: _place(parameter.annotation))
+    defaults = {parameter.name: parameter.default for parameter in parameters}
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
         check_exports(given)
+        check_beside({name: each for name, each in given.items() if each not in (None, []) and each != defaults[name]})
         made = {name: made_of(kind, given) for name, kind in groups.items()}
         verb(**given, **made)
 

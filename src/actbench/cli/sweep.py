@@ -171,17 +171,6 @@ def measure(
     torchrun --nproc-per-node 4 -m actbench measure gpt2 -s fsdp:4 --meter cpu
     """
     recipe = recipe_of(model, flags, cumulative)
-    if not ledger.ledger and (ledger.top is not None or ledger.everything):
-        raise UsageError("--top and --all say what --ledger lists: give --ledger too, or leave them out")
-    if ledger.ledger and (output is not None or flags.max_batch or exports.columns or require_fit or time_by):
-        raise UsageError(
-            "--ledger measures nothing: leave out --output, --max-batch, --columns, --time-by and --require-fit; "
-            "--export-csv and the other exports work"
-        )
-    if ledger.ledger and timeline.given:
-        raise UsageError(
-            "--ledger runs no step: leave out --timeline, --export-timeline and --export-snapshot, or --ledger"
-        )
     timeline.check()
     if context.obj is not None and timeline.export_snapshot is not None:
         raise UsageError(

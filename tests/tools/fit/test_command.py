@@ -490,7 +490,7 @@ def train(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "naming"),
     [
         (("fit", "--device-profile", "rtx-4090"), "name the MODEL that is to fit"),
-        (("fit", "tiny-llama", *SCRIPT[1:]), "MODEL tiny-llama and --script train.py --lr 3e-4: ask for one at a time"),
+        (("fit", "tiny-llama", *SCRIPT[1:]), "MODEL: not with --script, whose own lines"),
         (
             ("fit", "--script", "tran.py", *SCRIPT[3:]),
             "tran.py: there is no such file; name the script as python takes",

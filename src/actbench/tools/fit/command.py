@@ -128,15 +128,7 @@ def fit(
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
     machines = nodes.chosen
-    questions.check(
-        measure=measure,
-        device_profile=flags.device_profile,
-        memory_limit=flags.memory_limit,
-        base=base,
-        max_gradient_error=max_gradient_error,
-        script=flags.script,
-        cluster=nodes.cluster,
-    )
+    questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case = flags.case(model)
