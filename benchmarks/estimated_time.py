@@ -24,7 +24,8 @@ _HEAD = """\
 
 `.venv/bin/python benchmarks/estimated_time.py` prints this page. *fit*: the efficiencies of the cost model were fitted
 to the pair; *check*: they were not, but its error was looked at while the structure of the model was changed; *unseen*:
-its error was looked at once, after the last change. [time.md](time.md) says how times are estimated and what is left out.
+its error was looked at once, after the last change. [time.md](time.md) says how times are estimated, and what is left
+out.
 """
 
 
