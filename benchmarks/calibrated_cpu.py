@@ -49,10 +49,10 @@ _HEAD = """# Times estimated for this machine's processor, and measured ones
 
 `.venv/bin/python benchmarks/calibrated_cpu.py{flag}` prints this page: {machine}, one thread, torch {torch}. The
 profile was made by `actbench calibrate` just before. *Measured* is the median of {rounds} steps, in seconds of
-processor time; the rows of a model took turns. *Off by* compares the estimate with it. *Slowed* says how much longer a yardstick
-took during these steps than during the calibration, and *by the yardstick* compares the estimate with the measured time
-divided by that: on a machine that runs other programs, this is nearer to the truth. [time.md](time.md) says how times
-are estimated, and [a decision](decisions/0022-calibrated-cpu.md) which rows are off and why.
+processor time; the rows of a model took turns. *Off by* compares the estimate with it. *Slowed* says how much longer
+a yardstick took during these steps than during the calibration, and *by the yardstick* compares the estimate with the
+measured time divided by that: on a machine that runs other programs, this is nearer to the truth. [time.md](time.md)
+says how times are estimated, and [a decision](decisions/0022-calibrated-cpu.md) which rows are off and why.
 """
 
 
