@@ -19,7 +19,7 @@ from actbench.units import format_bytes
 DEAREST = 10
 """Most operators in a table."""
 
-_REST, _ALL, _BESIDE = "(all others)", "step", ", beside the step"
+_REST, _ALL, _BESIDE = "(all others)", "step", ", parallel to the step"
 
 
 @dataclass(frozen=True)
