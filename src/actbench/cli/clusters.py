@@ -84,7 +84,7 @@ class ClusterFlags:
 
 @dataclass(frozen=True)
 class GpuClusterFlags(ClusterFlags):
-    """Where cases run of which some need a GPU."""
+    """Where cases run, if some need a GPU."""
 
     gpus_per_case: Annotated[
         float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)

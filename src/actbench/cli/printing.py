@@ -83,7 +83,7 @@ class ResultFlags(ExportFlags):
 
 @dataclass(frozen=True)
 class ProgressFlags:
-    """Flags: how much is told of what goes on."""
+    """Flags: how much progress is shown."""
 
     quiet: Annotated[bool, option("--quiet -q", "Show no progress.")] = False
     verbose: Annotated[
@@ -152,7 +152,7 @@ def readers(flags: TableFlags) -> TextIO:
 
 
 def show(*tables: Table, beside: TableFlags) -> None:
-    """Print tables; ``beside`` are the exports, one of which may take standard output."""
+    """Print tables; ``beside`` are the export flags, since an export may take standard output."""
     from actbench.report.render import screen
 
     for table in tables:

@@ -22,7 +22,7 @@ from actbench.run.progress import Progress
 from actbench.units import format_seconds
 
 WORTH_TELLING_SECONDS: Final = 10.0
-"""Nothing is silent for longer, and no time is told of what is over before."""
+"""The longest silence, and the shortest run whose time is shown."""
 
 _LEAST_SECONDS: Final = 1.0  # between two lines of progress
 _LOOK_SECONDS: Final = 0.5

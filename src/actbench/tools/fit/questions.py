@@ -55,7 +55,7 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
 
     Args:
         case: The case of the exact step, at the size from which on others are tried.
-        axis: What grows: the sequence, or the batch (in one pass: in micro-batches any batch fits of which a row does).
+        axis: What grows: the sequence, or the batch (in one pass: in micro-batches any batch fits if one row does).
         asked: What counts as an answer; ``max_slowdown`` is over the exact step's time at the same size.
         means: How plans are made.
 

@@ -1,6 +1,6 @@
 """Which training runs to compare, as the author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
 
-Several ``[[train]]`` stand beside each other. Seeds are the outermost loop, so the schemes of a seed run together.
+A recipe may have several ``[[train]]``. Seeds are the outermost loop, so the schemes of a seed run together.
 """
 
 from __future__ import annotations
