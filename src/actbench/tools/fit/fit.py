@@ -120,15 +120,17 @@ def fit(
         planner = made.planner(case, asked, choices)
         progress.doing("simulating the exact step and single changes")
         planner.begin()
-        progress.doing("solving for the fastest plans")
         if asked.max_gradient_error is None:
+            progress.doing("simulating the fastest plans")
             planner.answer(limit, levels)  # before the time may end
+        progress.doing("simulating other precisions, memory formats and adapters")
         planner.look_further()
         if asked.max_gradient_error is not None:
             progress.doing("measuring errors of gradients on a small copy of the model")
             planner.limit_error(asked.max_gradient_error)
+        progress.doing("simulating the fastest plans")
         planner.answer(limit, levels)
-        progress.doing("solving for the frontiers of memory and time")
+        progress.doing("simulating the frontiers of memory and time")
         planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
