@@ -121,7 +121,7 @@ class TrainingRecipe(BaseRecipe):
             key = case.model_copy(update={"scheme": name}).key()
             if key in seen:
                 raise ValueError(
-                    f"the same run stands twice: {case.model} on {case.data}, seed {case.seed}, {seen[key]!r} and "
+                    f"the same run is given twice: {case.model} on {case.data}, seed {case.seed}, {seen[key]!r} and "
                     f"{case.scheme!r}; each [[train]] and each [[scheme]] must differ from the others"
                 )
             seen[key] = case.scheme
