@@ -265,8 +265,6 @@ class Survey:
             self._note(around, case)
         others = [around for around in others if not any(map(self._is_refused, around))]
         found = self._measured({self._around_case(around): Plan(around) for around in others})
-        for around in others:
-            self._note(around, self._around_case(around))
         mine = self._measured({self._around_case(first.around): Plan(first.around)})
         needs = {
             around: (seconds, needed_bytes(measured))
