@@ -51,7 +51,7 @@ class SimulatedMeter(Meter):
         done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
             device is.
         ran: The step that was read last.
-        blocks: Blocks of the model of which a reading tells what each holds and takes; None to tell nothing of blocks.
+        blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.
     """
 
     name: MeterName = "simulated"

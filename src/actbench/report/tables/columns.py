@@ -273,7 +273,7 @@ def names_in(text: str) -> tuple[str, ...]:
             hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
             raise UsageError(f"there is no column {name!r}; {hint}")
         if name in names[:place]:
-            raise UsageError(f"column {name!r} stands twice")
+            raise UsageError(f"column {name!r} is given twice")
     return names
 
 

@@ -67,7 +67,7 @@ class Simulation:
         batch_size: Rows of the batches of each DataLoader; None for its own.
         steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
-        processes: Processes that train together, of which this is the first.
+        processes: How many processes train together; this is the first.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
