@@ -22,7 +22,7 @@ from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import StepsInBackward
-from actbench.simulator import simulatedstep, temporaries
+from actbench.simulator import simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
@@ -89,13 +89,13 @@ class SimulatedMeter(Meter):
         A module that is already fake keeps its fake tensor mode, since its loss and batches belong to it too.
 
         Raises:
-            UntraceableError: The model has recurrent layers.
+            UntraceableError: The model has recurrent layers, and the device is a CPU.
         """
         recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
-        if recurrent is not None:
+        if recurrent is not None and not self.profile.is_cuda:
             raise UntraceableError(
-                f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
-                "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
+                f"--meter simulated: the model holds a {recurrent}, and what a CPU keeps of it for each step in time "
+                "does not show on fake tensors; measure it with --meter cpu, or simulate a card"
             )
         self._mode = mode_of(setup.module) or self._mode
         to_fake(setup.module, self._mode)
@@ -112,11 +112,11 @@ class SimulatedMeter(Meter):
             UntraceableError: The model needs values, or an operator without a fake form.
         """
         recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
-        unmodelled = Unmodelled()
+        unmodelled = Unmodelled(self.profile)
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
-            temporaries=temporaries.cuda(self.profile) if self.profile.is_cuda else unmodelled.temporaries,
+            temporaries=unmodelled.temporaries,
             workspace_bytes=self.profile.workspace_bytes,
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
