@@ -165,7 +165,7 @@ def _read(
     if any(parameter.dim() == 2 for parameter in step.setup.module.parameters()):
         tracker.hold_workspace()  # the steps before have multiplied matrices
     alone = _settle(step, tracker)
-    weights = footprint.weights(step.setup.module)
+    weights = [tensor for tensor in footprint.weights(step.setup.module) if not tracker.leaves_out(tensor)]
     weights_named = tracker.names(weights)
     passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
     packed: set[int] = set()
@@ -189,7 +189,7 @@ def _read(
     step.around_forward = lambda: None
     recorder.is_on = False
     marks.ended()
-    gradients = footprint.gradients(step)
+    gradients = [tensor for tensor in footprint.gradients(step) if not tracker.leaves_out(tensor)]
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     if watch:
         simulatedstep.own(watch, tracker, watching.gradients(step))
