@@ -14,6 +14,7 @@ from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
 from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, forward_alone, held_by_cycles
 from actbench.measuring.meters.peak import Event, Moments, alive
+from actbench.measuring.meters.stepevents import most_on_host
 from actbench.measuring.meters.watch import Watch
 from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
@@ -133,7 +134,7 @@ class SimulatedMeter(Meter):
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
-            reading = replace(reading, reserved_bytes=reserved)
+            reading = replace(reading, reserved_bytes=reserved, host_bytes=most_on_host(tracker.host))
         self.ran = Ran(reading, run, streams, grows)
         self.done = recorder.done
         rates, shares, untimed, time = self.profile.rates, self.profile.efficiencies, None, None

@@ -191,6 +191,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     replace(_at_peak("communication_bytes", "Gathered and reduced"), short="communication"),
     replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
+    Column("host_bytes", "In host memory", "bytes", _measured("host_bytes"), "lower", quiet=True, short="host"),
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
     *_with_estimate(
         with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
