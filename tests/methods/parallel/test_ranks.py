@@ -106,7 +106,9 @@ def test_shares_in_host_memory_take_no_byte_of_the_device_but_what_is_gathered(r
     on_device, _ = of(torch.optim.SGD, "")
 
     assert (adam.weights_bytes, adam.gradients_bytes, adam.optimizer_bytes) == (0, 0, 0)
-    assert (sgd.host_bytes, adam.host_bytes) == (sgd_host, adam_host)
+    assert sgd.host_bytes == sgd_host
+    assert adam.host_bytes is not None
+    assert adam_host < adam.host_bytes <= adam_host + 3 * share // BLOCKS  # temporaries of the step
     assert sgd_host == 2 * share  # parameters and gradients
     assert 4 * share <= adam_host <= 4 * share + 4096  # and two moments, and step counters
     assert adam.peak_bytes == sgd.peak_bytes

@@ -6,14 +6,14 @@ they are operators that a meter on fake tensors sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from torch import Tensor
+from torch import Tensor, nn, optim
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.tensor import DTensor
 
-from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer
+from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, Shards
 from actbench.ops import hostmemory
 
 
@@ -52,7 +52,13 @@ class _HostShare(FSDPParam):
 
 
 class HostShardOptimizer(ShardOptimizer):
-    """Steps shares where they are, in host memory."""
+    """Steps shares where they are, in host memory, one after the other, as torch does there."""
+
+    def __init__(self, make: Callable[[nn.Module], optim.Optimizer], module: nn.Module, shards: Shards) -> None:
+        super().__init__(make, module, shards)
+        for group in self.param_groups:
+            if group.get("foreach", False) is None:
+                group["foreach"] = False
 
     def _step(self) -> None:
         with hostmemory.running_on_host():
