@@ -14,7 +14,7 @@ _OF_SIMULATIONS: Final = frozenset({"torch_era", "no_workspaces", "gpus", "devic
 _OF_MODELS: Final = frozenset(
     {
         *("task", "sequence_length", "target_length", "image_size", "attention", "dtype", "autocast", "optimizer"),
-        *("weights", "trust_remote_code", "cluster"),
+        *("packed", "weights", "trust_remote_code", "cluster"),
     }
 )
 
