@@ -1,10 +1,10 @@
 """Recurrent layers as cuDNN runs them on a CUDA device: one operator for all layers, directions and steps in time.
 
 torch asks cuDNN how many bytes it needs, and cuDNN documents no formula. The ones here are estimates. They give what
-cuDNN 6 said of a GRU and an LSTM of four layers (864,000,000 and 736,000,000 bytes of reserve space, 13,169,920 and
-17,730,560 of workspace: pytorch issue 2895): for each layer, direction, step and row the gates and the cell of an LSTM,
-or twice the gates of a GRU, and the outputs of all layers but the last, whose output is the operator's. The workspace
-holds the matrices, and for each layer, direction and row twice the gates, the states and one vector more.
+cuDNN said in 2017 of a GRU and an LSTM of four layers (864,000,000 and 736,000,000 bytes of reserve space, 13,169,920
+and 17,730,560 of workspace: pytorch issue 2895): for each layer, direction, step and row the gates and the cell of an
+LSTM, or twice the gates of a GRU, and the outputs of all layers but the last, whose output is the operator's. The
+workspace holds the matrices, and for each layer, direction and row twice the gates, the states and one vector more.
 """
 
 from __future__ import annotations

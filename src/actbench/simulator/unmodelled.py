@@ -21,7 +21,7 @@ _SUPPORTED = {
 
 _RECURRENT = (
     "The peak is estimated: what cuDNN keeps of recurrent layers, and its workspace, are counted by a formula that "
-    "fits published figures of cuDNN 6; see docs/simulation.md"
+    "fits figures published in 2017; see docs/simulation.md"
 )
 
 _MODELLED = ("AVX512", "AVX2")
