@@ -22,7 +22,7 @@ from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 PANELS = {
     "What is trained": (
-        "--batch-size --sequence-length --target-length --image-size --dtype --autocast --optimizer --task "
+        "--batch-size --sequence-length --target-length --packed --image-size --dtype --autocast --optimizer --task "
         "--attention --weights --trust-remote-code --seed --module --script"
     ),
     "Which schemes": (

@@ -50,7 +50,7 @@ RULES: Final = (
         "script",
         (
             *("model", "task", "sequence_length", "target_length", "image_size", "attention", "dtype", "autocast"),
-            *("optimizer", "weights", "trust_remote_code"),
+            *("packed", "optimizer", "weights", "trust_remote_code"),
         ),
         "whose own lines and arguments set this; the arguments stand with it, in quotes: --script 'train.py --lr 3e-4'",
     ),

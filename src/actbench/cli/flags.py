@@ -28,6 +28,7 @@ from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
 from actbench.model.imagesizes import image_size
+from actbench.model.packedrows import packed_row
 from actbench.model.records import Attention, Task, WeightsChoice, whole_name
 
 
@@ -39,6 +40,13 @@ def _image_size(text: str) -> int | str:
     """Return a size of images, as read by :func:`actbench.model.imagesizes.image_size`."""
     try:
         return image_size(text, whole_number) if "x" in text else whole_number(text)
+    except ValueError as error:  # to which typer would add the name of its type
+        raise BadParameter(str(error)) from None
+
+
+def _packed(text: str) -> str:
+    try:
+        return packed_row(text)
     except ValueError as error:  # to which typer would add the name of its type
         raise BadParameter(str(error)) from None
 
@@ -144,6 +152,16 @@ class StepFlags:
         count_option(
             "--target-length",
             "Tokens that an encoder-decoder model writes (default: as many as it reads).",
+            show_default=False,
+        ),
+    ] = None
+    packed: Annotated[
+        str | None,
+        option(
+            "--packed",
+            "Lengths of sequences that lie one behind the other in each row of a causal language model: 512,1024,300.",
+            metavar="LENGTHS",
+            parser=_packed,
             show_default=False,
         ),
     ] = None
