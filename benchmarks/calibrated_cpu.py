@@ -45,14 +45,14 @@ FEW = {"roberta-base": ("exact", "checkpoint", "fewbit:3+randomized:0.2")}
 TURNS = "agreement"
 """The recipe of which each scheme is run on one model, by turns."""
 
-_HEAD = """# Times estimated on this machine's processor, beside measured ones
+_HEAD = """# Times estimated for this machine's processor, and measured ones
 
 `.venv/bin/python benchmarks/calibrated_cpu.py{flag}` prints this page: {machine}, one thread, torch {torch}. The
-profile is what `actbench calibrate` measured there just before. Measured: the median of {rounds} steps, in seconds of
-the processor, of which the rows of a model took turns. *Off by* compares the estimate with that. *Slowed* says how
-much longer a yardstick took beside these steps than during the calibration, and *by the yardstick* compares with what
-was measured over that: where other programs run, that is nearer to the truth. [time.md](time.md) says how times are
-estimated, and [a decision](decisions/0022-calibrated-cpu.md) which rows are off and why.
+profile was made by `actbench calibrate` just before. *Measured* is the median of {rounds} steps, in seconds of
+processor time; the rows of a model took turns. *Off by* compares the estimate with it. *Slowed* says how much longer
+a yardstick took during these steps than during the calibration, and *by the yardstick* compares the estimate with the
+measured time divided by that: on a machine that runs other programs, this is nearer to the truth. [time.md](time.md)
+says how times are estimated, and [a decision](decisions/0022-calibrated-cpu.md) which rows are off and why.
 """
 
 

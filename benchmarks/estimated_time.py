@@ -20,11 +20,12 @@ from actbench.report.tables.values import write
 TABLES = tomllib.loads(Path(__file__).with_name("published_times.toml").read_text())
 
 _HEAD = """\
-# Estimated times beside published ones
+# Estimated and published times
 
 `.venv/bin/python benchmarks/estimated_time.py` prints this page. *fit*: the efficiencies of the cost model were fitted
-on the pair; *check*: they were not, but it was looked at while the form of the model was settled; *unseen*: it was
-looked at once, when all was settled. [time.md](time.md) says how times are estimated and what is left out.
+to the pair; *check*: they were not, but its error was looked at while the structure of the model was changed; *unseen*:
+its error was looked at once, after the last change. [time.md](time.md) says how times are estimated, and what is left
+out.
 """
 
 

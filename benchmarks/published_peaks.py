@@ -48,15 +48,16 @@ _HEAD = f"""\
 # Published peaks
 
 {TITLE} `benchmarks/published_peaks.py` makes this page from `benchmarks/published_peaks.toml`, which has the figures
-with their sources, and from the records in [results/{NAME}](../results/{NAME}). A row's command, behind
-`actbench measure`, simulates it again.
+with their sources, and from the records in [results/{NAME}](../results/{NAME}). To simulate a row again, type
+`actbench measure` and the row's command.
 
 *Kind* says what was counted: memory **allocated** by torch's tensors (`max_memory_allocated`, or "active" memory);
 memory **reserved** by torch's allocator; or memory of the **device** by `nvidia-smi`, less the context that the source
-states. The simulated figure is of the same kind. Where the source does not say (**not stated**), it is the reserved
-one, and that of the device is compared with it too. *Class*: the row **agrees**; the published figure is of **other**
-software, or counts something else; the **setting** cannot be expressed; or **ours** is wrong. A row with `--torch-era`
-is simulated as older torch ran ([step.md](step.md)). Every row that is off by more than 5 % has its reason.
+states. The simulated figure is of the same kind. If the source does not state the kind (**not stated**), the simulated
+figure is the reserved one; figures of the device are compared with it, too. *Class* says which side is off: none
+(**agrees**); the published figure, which is of **other** software or counts something else; the **setting**, which
+actbench cannot express; or **ours**, the simulation. A row with `--torch-era` is simulated as older torch ran
+([step.md](step.md)). Each row with an error above 5 % gives the reason.
 """
 
 
@@ -209,14 +210,14 @@ def line(row: Row, measured: Measurement) -> str:
 
 def _inexpressible() -> Iterator[str]:
     yield "## Settings that cannot be expressed\n"
-    yield "These rows have no command that comes near:\n"
+    yield "No command comes near the settings of these rows:\n"
     yield "| Source | Setting | Kind | Published | What is missing |"
     yield "| --- | --- | --- | ---: | --- |"
     for row in TABLES["figure"]:
         if "command" not in row:
             cells = (row["source"], row["setting"], row["kind"], f"{row['published_gib']:.2f} GiB", row["reason"])
             yield _line(*cells)
-    yield "\nWhat is missing, with the number of the rows above that it keeps from agreeing:\n"
+    yield "\nWhat actbench lacks, and how many of the rows above disagree because of it:\n"
     yield "| Missing | Rows | Where |"
     yield "| --- | ---: | --- |"
     for missing in TABLES["missing"]:

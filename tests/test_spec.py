@@ -44,7 +44,7 @@ def test_the_plus_of_an_exponent_joins_no_schemes(value: str) -> None:
         ("fewbit:3,gelu", "'gelu' in 'fewbit:3,gelu' is not of the form key=value"),
         ("fewbit:3,functions=", "is not of the form key=value"),
         ("fewbit:3,=gelu", "is not of the form key=value"),
-        ("fewbit:3,a=1,a=2", "'a' stands twice"),
+        ("fewbit:3,a=1,a=2", "'a' is given twice"),
     ],
 )
 def test_what_does_not_follow_the_grammar_is_refused_with_its_place(text: str, told: str) -> None:

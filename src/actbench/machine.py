@@ -115,7 +115,7 @@ class Gpu:
 
     Attributes:
         uuid: What names it in ``CUDA_VISIBLE_DEVICES``: numbers there count in CUDA's order, which may be another than
-            the driver's. None for one that is parted (MIG), of which CUDA shows a part.
+            the driver's. None for a part of a GPU (MIG).
     """
 
     name: str

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from actbench.methods.optimizers.adammini import AdamMini
     from actbench.methods.optimizers.muon import Muon8bit
     from actbench.methods.optimizers.projected import Apollo, Fira, GaLore
+    from actbench.methods.optimizers.schedulefree import ScheduleFreeAdamW
     from actbench.methods.release.inbackward import StepInBackward
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "HostOptimizer",
     "Muon8bit",
     "PackedOptimizer",
+    "ScheduleFreeAdamW",
     "StepInBackward",
     "packed",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "HostOptimizer": "actbench.methods.offload.hostoptimizer",
     "Muon8bit": "actbench.methods.optimizers.muon",
     "PackedOptimizer": "actbench.methods.formats.optim.base",
+    "ScheduleFreeAdamW": "actbench.methods.optimizers.schedulefree",
     "StepInBackward": "actbench.methods.release.inbackward",
     "packed": _OPTIMIZERS,
 }

@@ -61,7 +61,7 @@ class Plugin:
 
     @property
     def precedence(self) -> tuple[bool, str]:
-        """The order of those that bring one name, of which the first counts: actbench's own, then by their packages."""
+        """The order of plug-ins with one name, the first of which is used: actbench's own, then by package."""
         return not self.is_ours, self.package
 
     def source(self) -> Path | None:
@@ -131,7 +131,7 @@ def _package(found: Distribution) -> str:
 
 
 def loaded(group: Group, why_not: Callable[[Plugin], str | None]) -> dict[str, Any]:
-    """Return the objects of a group by name, but those of which ``why_not`` says why they cannot be used.
+    """Return the objects of a group by name, without those for which ``why_not`` returns a reason.
 
     These are warned of. What cannot be imported must be among them, as it is for :func:`fault`.
     """

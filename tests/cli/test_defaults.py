@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actbench.cli.app import app, verbs_of
-from actbench.cli.beside import NEEDED, REFUSED
+from actbench.cli.beside import NEEDED, RULES
 from actbench.cli.defaults import put_before, read
 from actbench.errors import UsageError
 from actbench.tools.fit.stepflags import FitFlags
@@ -103,10 +103,11 @@ def test_a_default_that_is_refused_beside_what_is_typed_is_left_out(command: str
 def test_every_option_that_gives_way_is_an_option() -> None:
     names = {option.name for verb in verbs_of(app).values() for option in verb.params}
     of_fit = {each.name for each in fields(FitFlags)} - {"device_profile", "batch_size", "memory_limit", "seed"}
-    others = {each for refused in REFUSED.values() for each in refused}
+    others = {each for rule in RULES for each in (rule.option, *rule.others)}
+    of_script = {each for rule in RULES if rule.option == "script" for each in rule.others}
 
-    assert others | set(REFUSED) | set(NEEDED) | set(NEEDED.values()) <= names
-    assert of_fit - {"script"} <= set(REFUSED["script"])
+    assert others | set(NEEDED) | set(NEEDED.values()) <= names
+    assert of_fit - {"script"} <= of_script
 
 
 def test_a_script_keeps_its_own_arguments() -> None:

@@ -92,7 +92,7 @@ def test_the_largest_rows_are_listed_and_with_all_those_of_no_bytes_too(cli):
     assert "--all shows every row" in few
     assert "Not shown" not in every
     assert every.count(" parameter") > few.count(" parameter")
-    assert "--ledger" in cli.refused("measure", "tiny-gpt2", "--top", "2", naming="--top and --all")
+    assert "--ledger" in cli.refused("measure", "tiny-gpt2", "--top", "2", naming="--top: only with --ledger")
 
 
 def test_what_is_kept_is_told_in_80_columns(cli, monkeypatch):

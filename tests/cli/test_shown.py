@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FIGURES = [
-    pytest.param(shlex.split(command.replace("\\\n", " ")), shown, id=f"{page} {place} {command.split()[1]}")
+    pytest.param(page, shlex.split(command.replace("\\\n", " ")), shown, id=f"{page} {place} {command.split()[1]}")
     for page in ("README.md", "docs/run.md", "docs/questions.md")
     for place, (command, shown) in enumerate(_FIGURE.findall((ROOT / page).read_text(encoding="utf-8")), 1)
     if not shown.startswith("actbench ")
@@ -33,13 +34,54 @@ def test_the_readme_shows_three_commands_and_the_questions_ten() -> None:
     assert sum(name.startswith("docs/questions") for name in named) == 10
 
 
+def extra_packages() -> set[str]:
+    """Return the packages of actbench's extras, as Python imports them."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    names = {re.split(r"[^\w-]", text)[0] for each in tables.values() for text in each} - {"actbench"}
+    return {name.replace("-", "_") for name in names} | {"sklearn", "vl_convert", "cupy"}
+
+
+@pytest.fixture
+def plainly_installed(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of processes that find no package of an extra, as after a plain ``pip install``."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=extra_packages()))
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+HIDING = """
+import sys
+import tomllib
+from importlib.machinery import PathFinder
+
+class Plain(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Plain if each is PathFinder else each for each in sys.meta_path]
+"""
+
+
+def test_a_plain_installation_has_no_package_of_an_extra(plainly_installed: dict[str, str]) -> None:
+    asked = "import importlib.util as u; print([n for n in ('bitsandbytes', 'torchao', 'numpy') if u.find_spec(n)])"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=plainly_installed)
+
+    assert done.stdout == "['numpy']\n", done.stderr
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "shown"), FIGURES)
-def test_pages_show_what_commands_print(words: list[str], shown: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "words", "shown"), FIGURES)
+def test_pages_show_what_commands_print(
+    page: str, words: list[str], shown: str, tmp_path: Path, plainly_installed: dict[str, str]
+) -> None:
+    environment = plainly_installed if page == "docs/questions.md" else dict(os.environ)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     patience = ["--budget", "3600"] if words[1] == "fit" else []  # a slow machine plans no worse, only longer
     command = [sys.executable, "-m", *words, *patience]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     printed = [line.strip() for line in done.stdout.splitlines()]
 
     for line in shown.splitlines():

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from actbench.report import store
@@ -67,6 +69,8 @@ def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli,
 
     assert [ended.status, debugged.status] == [1, 1]
     assert (ended.out + ended.err).count("of mine") == 1
+    assert ended.out == "", "a table would have dashes alone"
+    assert "actbench: tiny-roberta, exact, batch 1 (simulated): crash: of mine" in ended.err
     assert "Traceback" not in ended.err
     assert "Traceback" in debugged.err
     assert f'File "{file}", line 6, in __init__' in debugged.err
@@ -130,3 +134,26 @@ def test_schemes_are_shown_as_typed_and_the_unchanged_model_is_left_out(cli):
     assert found.status == 0, found.err
     rows = [line.split(",") for line in found.out.splitlines() if line]
     assert rows == [["sequence_length", "scheme"], *([n, s] for n in ("8", "16") for s in ("offload", "checkpoint"))]
+
+
+@pytest.mark.usefixtures("made_up")
+def test_measuring_into_a_file_goes_on_from_what_it_holds(cli, tmp_path):
+    file = tmp_path / "kept.jsonl"
+
+    def measured(*more):
+        ended = cli("measure", *SMALL, "--output", file, *more)
+        assert ended.status == 0, ended.err
+        return next(line for line in ended.err.splitlines() if "taken from the results file" in line)
+
+    cli("measure", *SMALL[:1], *SMALL[3:], "--output", file)  # as far as it came before somebody stopped it
+    assert measured() == "1 measured, 0 failed, 1 taken from the results file"
+    assert measured() == "0 measured, 0 failed, 2 taken from the results file"
+    assert measured("--force") == "2 measured, 0 failed, 0 taken from the results file"
+
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["outcome"]["timeline"] = None
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert measured() == "0 measured, 0 failed, 2 taken from the results file"
+    assert measured("--timeline") == "2 measured, 0 failed, 0 taken from the results file"
+    assert measured("--timeline") == "0 measured, 0 failed, 2 taken from the results file"

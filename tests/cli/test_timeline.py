@@ -26,8 +26,8 @@ CASE = ("measure", "tiny-gpt2", "-b", "2", "--sequence-length", "16", "--meter",
         (("--export-timeline", "x.txt"), "x.txt: name a file that ends in .png, .svg, .html, .json"),
         (("--export-timeline", "-"), "name a file that ends in"),
         (("--export-snapshot", "-"), "a pickle is no text"),
-        (("--ledger", "--timeline"), "--ledger runs no step"),
-        (("--ledger", "--export-snapshot", "x.pickle"), "--ledger runs no step"),
+        (("--ledger", "--timeline"), "--timeline: not with --ledger, which lists what is saved, and runs no step"),
+        (("--ledger", "--export-snapshot", "x.pickle"), "--export-snapshot: not with --ledger"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(

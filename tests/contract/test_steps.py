@@ -26,7 +26,7 @@ EXAMPLES = {
     "galore": "galore:8",
     "randomized": "randomized:0.5",
 }
-STATE = {"adam_mini": 0.52}  # the first moment whole
+STATE = {"adam_mini": 0.52, "schedule_free": 1.001}  # the first moment whole; as many bytes as Adam
 """What schemes keep of Adam's state, if it is more than half."""
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 

@@ -220,11 +220,11 @@ def test_a_model_that_needs_values_is_measured_on_a_device_with_a_warning(tmp_pa
         bench.Session(case("fewbit:3", **fields, meter="simulated"))
 
 
-def test_recurrent_layers_are_not_simulated(tmp_path: Path) -> None:
+def test_recurrent_layers_are_not_simulated_for_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(BUILD)
 
     with pytest.raises(UntraceableError, match="Last"):
-        bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated"))
+        bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated", device_profile="cpu"))
 
 
 @pytest.mark.slow

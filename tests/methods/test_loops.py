@@ -57,7 +57,7 @@ def test_on_a_card_it_is_simulated_alike() -> None:
 def test_a_model_that_trains_nothing_is_run_by_no_loop() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
 
-    with pytest.raises(NothingToConvertError, match="keep_outputs: Linear trains nothing"):
+    with pytest.raises(NothingToConvertError, match="keep_outputs: Linear has no parameter to train; unfreeze one"):
         schemes.build("keep_outputs").apply(TrainingSetup(frozen))
     with pytest.raises(ConversionError, match="keep_outputs: a model brings no loop"):
         schemes.build("keep_outputs").apply(TrainingSetup(nn.Linear(2, 2)))

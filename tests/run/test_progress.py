@@ -116,6 +116,22 @@ def test_nothing_is_silent_for_more_than_ten_seconds(lines):
     ]
 
 
+def test_a_search_says_what_it_is_after_and_has_no_line_for_what_it_leaves_out(lines):
+    class LeftOut(OutcomeData):
+        is_told = property(lambda self: False)
+
+    first, second = cases(2)
+    lines.planned([first, second], more=True)
+    lines.doing("solving for plans")
+    lines.started(first)
+    lines.finished(first, LeftOut())
+    lines.started(second)
+    assert lines.told() == []
+    type(lines).at = 11.0
+    lines.tick()
+    assert lines.told() == [f"solving for plans; at work: {second.title} (11 s); 1 ended (after 11 s)"]
+
+
 def test_cases_that_end_together_are_told_of_and_waited_for(lines):
     first, second = (case.model_copy(update={"meter": "cpu", "model": "m"}) for case in cases(2))
     second = second.model_copy(update={"scheme": "exact"})

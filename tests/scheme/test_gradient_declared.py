@@ -121,7 +121,7 @@ def test_a_stack_is_as_good_as_the_worst_of_its_parts() -> None:
     assert schemes.build("fewbit:4+randomized:0.2").gradient == "approximate"
 
 
-OTHER_ALGORITHMS = {"adam_mini", "apollo", "fira", "galore", "muon8bit"}
+OTHER_ALGORITHMS = {"adam_mini", "apollo", "fira", "galore", "muon8bit", "schedule_free"}
 """Schemes that train by another rule than Adam's: whoever wants one names it."""
 
 SAVE_NOTHING = {"ema", "keep_outputs", "late_zero_grad", "master"}

@@ -202,7 +202,7 @@ def test_a_name_that_is_of_no_module_is_an_error_with_the_closest() -> None:
         ("smaq,only=h", "this scheme changes optimizer"),
         ("adam8bit,only=h", "this scheme changes optimizer"),
         ("exact,only=h", "this scheme changes nothing"),
-        ("fewbit:3,only=h.0+fewbit:2", "fewbit stands twice; .*only="),
+        ("fewbit:3,only=h.0+fewbit:2", "fewbit is given twice; .*only="),
         ("fewbit:3,only=h.0+regelu2", "both replace activation layers"),
         ("gact,only=h.0+offload", "both pack or move saved tensors"),
     ],

@@ -96,9 +96,15 @@ def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text
     ("text", "words"),
     [
         ("def build():\n    return 1 / 0\n", r"own\.py:2: ZeroDivisionError"),
-        ("def build():\n    return 1\n", r"returned int; it must return \(module, make_batch, loss\)"),
+        (
+            "def build():\n    return 1\n",
+            r"returned int; a function .* must return \(model, make_batch, loss\)",
+        ),
         ("def build():\n    return 1, 2, 3\n", r"returned \(int, int, int\)"),
-        ("def build():\n    return 1, 2\n", r"returned 2 values \(int, int\); it must return \(module"),
+        (
+            "def build():\n    return 1, 2\n",
+            r"returned 2 values \(int, int\); a .* make_batch\(n\) returns a dict of tensors",
+        ),
         ("def build():\n    return 1, 2, 3, 4, 5\n", r"returned 5 values"),
     ],
 )

@@ -5,6 +5,7 @@ No other file imports typer.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 PANELS = {
     "What is trained": (
-        "--batch-size --sequence-length --target-length --image-size --dtype --autocast --optimizer --task "
+        "--batch-size --sequence-length --target-length --packed --image-size --dtype --autocast --optimizer --task "
         "--attention --weights --trust-remote-code --seed --module --script"
     ),
     "Which schemes": (
@@ -116,6 +117,14 @@ class _Verbs(typer.core.TyperGroup):
         else:
             verb = plugins.find_plugin("commands", name, typer.Typer)
         return None if verb is None else _built(verb, name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except WrongUsage as error:
+            if close := difflib.get_close_matches(args[0], self.list_commands(ctx), n=1):
+                vars(error)["message"] = f"{error.message} Did you mean {close[0]!r}?"
+            raise
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _shortened():
@@ -215,9 +224,9 @@ def path_named(text: str | Path) -> Path:
     return Path(named(str(text)))
 
 
-def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
+def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None, **details: Any) -> Any:
     """Return a positional argument for an ``Annotated`` type."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False, parser=parser)
+    return typer.Argument(metavar=metavar, help=text, show_default=False, parser=parser, **details)
 
 
 def option(names: str, text: str, **details: Any) -> Any:

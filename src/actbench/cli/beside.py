@@ -1,44 +1,65 @@
-"""Which options a verb refuses beside others, so that a default of one gives way to another that is typed.
+"""Which options do not go together: verbs refuse them by these rules, and a default gives way to what is typed.
 
 Options have the names of their verbs' parameters here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-_QUESTIONS: Final = frozenset({"longest_sequence", "largest_batch", "which_card", "processes"})
-_ERRORS: Final = frozenset({"measure", "max_gradient_error"})
-_OF_SIMULATIONS: Final = frozenset({"torch_era", "no_workspaces", "gpus", "device_profile"})
-_OF_MODELS: Final = frozenset(
-    {
-        *("task", "sequence_length", "target_length", "image_size", "attention", "dtype", "autocast", "optimizer"),
-        *("weights", "trust_remote_code", "cluster"),
-    }
-)
+from actbench.errors import UsageError
 
-REFUSED: Final[Mapping[str, Collection[str]]] = {
-    "quiet": {"verbose"},
-    "verbose": {"quiet"},
-    "gelu_bits": {"activation_bits"},
-    "activation_bits": {"gelu_bits"},
-    "model": {"script"},
-    "script": _OF_MODELS | _QUESTIONS | _ERRORS,
-    "ledger": {
-        *("output", "max_batch", "columns", "require_fit", "time_by", "timeline"),
-        *("export_timeline", "export_snapshot"),
-    },
-    **{question: _QUESTIONS - {question} | _ERRORS for question in _QUESTIONS},
-    "processes": _QUESTIONS - {"processes"} | _ERRORS | {"base"},
-    "which_card": _QUESTIONS - {"which_card"} | _ERRORS | {"memory_limit"},
-    "measure": _QUESTIONS,
-    "max_gradient_error": _QUESTIONS,
-    "torch_era": {"meter"},
-    "no_workspaces": {"meter"},
-    "gpus": {"meter"},
-}
-"""What is refused beside an option, whatever their values."""
+_QUESTIONS: Final = ("longest_sequence", "largest_batch", "which_card", "processes")
+_OF_SIMULATIONS: Final = frozenset({"torch_era", "no_workspaces", "gpus", "device_profile"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An option that is refused with others, whatever their values.
+
+    Attributes:
+        option: The option.
+        others: What does not go with it.
+        why: The end of the message.
+    """
+
+    option: str
+    others: Collection[str]
+    why: str
+
+
+RULES: Final = (
+    Rule("verbose", ("quiet",), "which shows more: leave one out"),
+    Rule("activation_bits", ("gelu_bits",), "both are short for fewbit: give one of them"),
+    Rule(
+        "ledger",
+        (
+            *("output", "max_batch", "columns", "require_fit", "time_by", "force", "retry_failed"),
+            *("timeline", "export_timeline", "export_snapshot"),
+        ),
+        "which lists what is saved, and runs no step; --export-csv and the other exports work",
+    ),
+    Rule(
+        "script",
+        (*_QUESTIONS, "measure", "max_gradient_error", "cluster"),
+        "whose model and data are its own",
+    ),
+    Rule(
+        "script",
+        (
+            *("model", "task", "sequence_length", "target_length", "image_size", "attention", "dtype", "autocast"),
+            *("packed", "optimizer", "weights", "trust_remote_code"),
+        ),
+        "whose own lines and arguments set this; the arguments stand with it, in quotes: --script 'train.py --lr 3e-4'",
+    ),
+    *(Rule(one, _QUESTIONS[:place], "ask one at a time") for place, one in enumerate(_QUESTIONS)),
+    *(Rule(one, ("measure",), "measure the plan that it finds by 'actbench measure'") for one in _QUESTIONS),
+    *(Rule(one, ("max_gradient_error",), "which measures no errors of gradients") for one in _QUESTIONS),
+    Rule("which_card", ("memory_limit",), "where each card has its own memory"),
+)
+"""What is refused together; of several rules that are broken, the first is told."""
 
 NEEDED: Final[Mapping[str, str]] = {
     "top": "ledger",
@@ -47,6 +68,34 @@ NEEDED: Final[Mapping[str, str]] = {
     "resources": "cluster",
 }
 """What an option is refused without."""
+
+_NAMES: Final = {"everything": "--all", "model": "MODEL"}
+
+
+def check_beside(given: Mapping[str, Any]) -> None:
+    """Check the options of a verb that are not at their defaults, by the names of its parameters.
+
+    Raises:
+        UsageError: Two do not go together, or one needs another.
+    """
+    for rule in RULES:
+        if rule.option in given and (others := [name for name in given if name in rule.others]):
+            raise UsageError(f"{_typed(others)}: not with {_typed([rule.option])}, {rule.why}")
+    for option in dict.fromkeys(NEEDED.values()):
+        if option not in given and (others := [name for name in given if NEEDED.get(name) == option]):
+            raise UsageError(f"{_typed(others)}: only with {_typed([option])}, which is not given")
+
+
+def _typed(names: Collection[str]) -> str:
+    return " and ".join(_NAMES.get(name) or "--" + name.replace("_", "-") for name in names)
+
+
+def _refused_with(option: str) -> Iterator[str]:
+    for rule in RULES:
+        if option == rule.option:
+            yield from rule.others
+        elif option in rule.others:
+            yield rule.option
 
 
 def refused_beside(verb: str, typed: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
@@ -58,8 +107,10 @@ def refused_beside(verb: str, typed: Mapping[str, Any], defaults: Collection[str
         defaults: The options that have a default.
     """
     given = {name for name, value in typed.items() if isinstance(value, str | bool | list)}  # an argument may be none
-    found = {each for name in given for each in REFUSED.get(name, ())}
+    found = {each for name in given for each in _refused_with(name)}
     found |= {name for name, needed in NEEDED.items() if needed not in given and needed not in defaults}
+    if given & (_OF_SIMULATIONS - {"device_profile"}):
+        found.add("meter")
     if "meter" in given and "simulated" not in _texts(typed["meter"]):
         found |= _OF_SIMULATIONS
     if verb == "run" and "device_profile" in given:  # elsewhere a profile waits for the meter that simulates it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 from actbench import plugins
@@ -66,16 +66,10 @@ class ClusterFlags:
 
     @property
     def chosen(self) -> Machines | None:
-        """The requested cluster, or None; a UsageError for other flags without --cluster, or wrong resources."""
-        if self.cluster is not None:
-            return self._on(self.cluster)
-        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
-        if given:
-            names = " and ".join("--" + name.replace("_", "-") for name in given)
-            raise UsageError(f"{names}: only with --cluster, which is not given; give it, or leave the others out")
-        return None
-
-    def _on(self, address: str) -> Machines:
+        """The requested cluster, or None; a UsageError for wrong resources."""
+        address = self.cluster
+        if address is None:
+            return None
         gpus, resources = self._gpus, _amounts(self.resources or "")
         name, place = _parted(address)
         opened = _opening(name, address)
@@ -90,7 +84,7 @@ class ClusterFlags:
 
 @dataclass(frozen=True)
 class GpuClusterFlags(ClusterFlags):
-    """Where cases run of which some need a GPU."""
+    """Where cases run, if some need a GPU."""
 
     gpus_per_case: Annotated[
         float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)

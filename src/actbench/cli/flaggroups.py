@@ -1,4 +1,4 @@
-"""Groups of flags: dataclasses, each field of which is a flag of a verb.
+"""Groups of flags: dataclasses whose fields are flags of a verb.
 
 A field with ``flags`` among its metadata, a function that returns types by name, stands for the flags of plug-ins: its
 value has theirs by name.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from actbench.cli import completions
 from actbench.cli.app import (
     BadParameter,
     argument,
@@ -21,11 +22,13 @@ from actbench.cli.app import (
     seconds_option,
     whole_number,
 )
+from actbench.cli.beside import check_beside
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
 from actbench.model.imagesizes import image_size
+from actbench.model.packedrows import packed_row
 from actbench.model.records import Attention, Task, WeightsChoice, whole_name
 
 
@@ -41,6 +44,13 @@ def _image_size(text: str) -> int | str:
         raise BadParameter(str(error)) from None
 
 
+def _packed(text: str) -> str:
+    try:
+        return packed_row(text)
+    except ValueError as error:  # to which typer would add the name of its type
+        raise BadParameter(str(error)) from None
+
+
 def _half_type(text: str) -> str:
     return one_of(whole_name(text), ("bfloat16", "float16"))
 
@@ -49,7 +59,7 @@ MODELS = (
     "roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a local folder, "
     "or file.py:function"
 )
-ModelArgument = Annotated[str, argument("MODEL", f"{MODELS}.", named)]
+ModelArgument = Annotated[str, argument("MODEL", f"{MODELS}.", named, autocompletion=completions.models)]
 SchemeOption = Annotated[
     list[str] | None,
     option(
@@ -57,6 +67,7 @@ SchemeOption = Annotated[
         "NAME[:VALUE][,key=value…], joined by +: fewbit:3, randomized:0.2, fewbit:3+checkpoint. Repeat for several "
         "rows. 'actbench schemes' lists them.",
         metavar="SPEC",
+        autocompletion=completions.schemes,
     ),
 ]
 TimeoutOption = Annotated[
@@ -69,6 +80,8 @@ TrustRecipeOption = Annotated[
 RequireFitOption = Annotated[
     bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
+ForceOption = Annotated[bool, option("--force", "Measure again what the results file already holds.")]
+RetryFailedOption = Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")]
 OutputOption = Annotated[
     Path | None,
     option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),
@@ -96,12 +109,10 @@ class SchemeFlags:
         """The schemes; the short forms compose into one scheme, or are added to the given one.
 
         Raises:
-            UsageError: A short form is given with several schemes, or there are two short forms of one scheme.
+            UsageError: A short form is given with several schemes.
             SpecError: A scheme is wrong, as far as is known without torch.
         """
         given = self.scheme or []
-        if self.gelu_bits is not None and self.activation_bits is not None:
-            raise UsageError("--gelu-bits and --activation-bits are both short for fewbit: give one of them")
         short = [] if self.gelu_bits is None else [f"fewbit:{self.gelu_bits},functions=gelu"]
         short += [] if self.activation_bits is None else [f"fewbit:{self.activation_bits}"]
         short += [] if self.linear is None else [self.linear]
@@ -141,6 +152,16 @@ class StepFlags:
         count_option(
             "--target-length",
             "Tokens that an encoder-decoder model writes (default: as many as it reads).",
+            show_default=False,
+        ),
+    ] = None
+    packed: Annotated[
+        str | None,
+        option(
+            "--packed",
+            "Lengths of sequences that lie one behind the other in each row of a causal language model: 512,1024,300.",
+            metavar="LENGTHS",
+            parser=_packed,
             show_default=False,
         ),
     ] = None
@@ -218,6 +239,7 @@ class DeviceFlags:
             "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
             "file that describes one.",
             metavar="NAME|FILE",
+            autocompletion=completions.device_profiles,
         ),
     ] = None
 
@@ -229,10 +251,12 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     groups = {name: kind for name, kind in kinds.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters = [each for parameter in written for each in parameters_of(parameter)]
     parameters.sort(key=lambda parameter: _place(parameter.annotation))
+    defaults = {parameter.name: parameter.default for parameter in parameters}
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
         check_exports(given)
+        check_beside({name: each for name, each in given.items() if each not in (None, []) and each != defaults[name]})
         made = {name: made_of(kind, given) for name, kind in groups.items()}
         verb(**given, **made)
 

@@ -83,7 +83,7 @@ class ResultFlags(ExportFlags):
 
 @dataclass(frozen=True)
 class ProgressFlags:
-    """Flags: how much is told of what goes on."""
+    """Flags: how much progress is shown."""
 
     quiet: Annotated[bool, option("--quiet -q", "Show no progress.")] = False
     verbose: Annotated[
@@ -152,7 +152,7 @@ def readers(flags: TableFlags) -> TextIO:
 
 
 def show(*tables: Table, beside: TableFlags) -> None:
-    """Print tables; ``beside`` are the exports, one of which may take standard output."""
+    """Print tables; ``beside`` are the export flags, since an export may take standard output."""
     from actbench.report.render import screen
 
     for table in tables:
@@ -172,16 +172,11 @@ def progress_shown(
 
     With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` and ``as_lines``
     see :func:`actbench.run.display.shown`.
-
-    Raises:
-        UsageError: ``--quiet`` and ``--verbose`` are both given.
     """
     from actbench.run.display import shown
     from actbench.run.progress import Progress
 
     flags = flags or ProgressFlags()
-    if flags.quiet and flags.verbose:
-        raise UsageError("--quiet shows no progress, and --verbose shows more: leave one out")
     is_shown = not (silent or flags.quiet)
     made = shown(as_bar=as_bar, as_lines=as_lines, verbose=flags.verbose) if is_shown else nullcontext(Progress())
     try:

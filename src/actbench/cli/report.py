@@ -124,7 +124,7 @@ def compare(
     ] = None,
     told_as: Annotated[
         Literal["text", "github"],
-        option("--format", "How broken limits are told: text, or github, as errors of a run of GitHub Actions."),
+        option("--format", "How broken limits are reported: text, or github, as errors of a run of GitHub Actions."),
     ] = "text",
     exports: CompareFlags,
 ) -> None:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from actbench.cli import completions
 from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.caseflags import CaseFlags
 from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
+    ForceOption,
     ModelArgument,
     OutputOption,
     RequireFitOption,
+    RetryFailedOption,
     TimeoutOption,
     TrustRecipeOption,
     expanded,
 )
+from actbench.cli.givenrecipes import recipe_hint, recipe_of, recipe_of_target
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
-from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, export, finish, progress_shown, show
+from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, export, finish, progress_shown, remark, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
-from actbench.errors import ModelError, UsageError
-from actbench.machine import find_gpu
-from actbench.model.declared import check_model
+from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord
+from actbench.report.sentences import why_none
 from actbench.report.tables import Table, report_tables
 
 if TYPE_CHECKING:
@@ -43,7 +45,12 @@ TimeByOption = Annotated[
 CumulativeOption = Annotated[bool, option("--cumulative", "Add the schemes one by one, and show what each changes.")]
 RecipeOrModel = Annotated[
     str | None,
-    argument("[RECIPE|MODEL]", "A recipe's name or .toml file, or a model; without it, the recipe quickstart.", named),
+    argument(
+        "[RECIPE|MODEL]",
+        "A recipe's name or .toml file, or a model; without it, the recipe quickstart.",
+        named,
+        autocompletion=completions.recipes_and_models,
+    ),
 ]
 
 
@@ -63,8 +70,8 @@ def sweep(
         ),
     ] = None,
     timeout: TimeoutOption = 1800.0,
-    force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
-    retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
+    force: ForceOption = False,
+    retry_failed: RetryFailedOption = False,
     nodes: GpuClusterFlags,
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
@@ -100,9 +107,9 @@ def sweep(
 
     torchrun --nproc-per-node 4 -m actbench sweep mine.toml --meter cuda -s fsdp:4 -s ddp:4
     """
-    with _recipe_hint(target):
-        recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
-    with _recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
+    with recipe_hint(target):
+        recipe = recipe_of_target("quickstart" if target is None else target, flags, trust_recipe, cumulative)
+    with recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
         _compare(
             recipe,
             output,
@@ -129,6 +136,8 @@ def measure(
     timeline: TimelineFlags,
     time_by: TimeByOption = None,
     cumulative: CumulativeOption = False,
+    force: ForceOption = False,
+    retry_failed: RetryFailedOption = False,
     require_fit: RequireFitOption = False,
     progress: ProgressFlags,
     output: OutputOption = None,
@@ -136,9 +145,10 @@ def measure(
 ) -> None:
     """Measure one model with schemes, and compare them with the exact model.
 
-    Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
-    is measured: it lists what the schemes (or else the exact model) save for backward, by module, operator, reason and
-    tensor, within --timeout.
+    Nothing is stored unless --output names a folder or a .jsonl file. Rows that this file holds are not measured again,
+    so the same command continues where it stopped. Exit status as for sweep. With --ledger nothing is measured: it
+    lists what the schemes (or else the exact model) save for backward, by module, operator, reason and tensor, within
+    --timeout.
 
     Examples:
 
@@ -160,18 +170,7 @@ def measure(
 
     torchrun --nproc-per-node 4 -m actbench measure gpt2 -s fsdp:4 --meter cpu
     """
-    recipe = _recipe_of(model, flags, cumulative)
-    if not ledger.ledger and (ledger.top is not None or ledger.everything):
-        raise UsageError("--top and --all say what --ledger lists: give --ledger too, or leave them out")
-    if ledger.ledger and (output is not None or flags.max_batch or exports.columns or require_fit or time_by):
-        raise UsageError(
-            "--ledger measures nothing: leave out --output, --max-batch, --columns, --time-by and --require-fit; "
-            "--export-csv and the other exports work"
-        )
-    if ledger.ledger and timeline.given:
-        raise UsageError(
-            "--ledger runs no step: leave out --timeline, --export-timeline and --export-snapshot, or --ledger"
-        )
+    recipe = recipe_of(model, flags, cumulative)
     timeline.check()
     if context.obj is not None and timeline.export_snapshot is not None:
         raise UsageError(
@@ -189,7 +188,8 @@ def measure(
                 exports,
                 progress,
                 timeout=timeout,
-                force=True,
+                force=force,
+                retry_failed=retry_failed,
                 require_fit=require_fit,
                 by_operator=bool(time_by),
                 timeline=timeline,
@@ -204,7 +204,7 @@ def _compare(
     flags: ProgressFlags,
     *,
     timeout: float,
-    force: bool,
+    force: bool = False,
     jobs: int | None = None,
     retry_failed: bool = False,
     require_fit: bool = False,
@@ -234,11 +234,14 @@ def _compare(
         )
     records = comparison.records
     shown = report_tables(records, recipe.title, columns, tuple(dict.fromkeys(each.case.scheme for each in records)))
-    if by_operator:
+    failed = why_none(records)
+    if by_operator and not failed:
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
     export(exports, written, lambda: json_lines(records), records=records)
-    show(*shown, beside=exports)
+    for why in failed:
+        remark(f"actbench: {why}")
+    show(*(() if failed else shown), beside=exports)
     show_timelines(records, exports)
     export_timelines(records, timeline)
     export_snapshots(records, timeline, flags, timeout=timeout)
@@ -264,36 +267,3 @@ def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
             "--device-profile that 'actbench devices' marks est."
         )
     return tables
-
-
-@contextmanager
-def _recipe_hint(target: str | None) -> Iterator[None]:
-    """If a target is no model, add the recipe that may be meant to the error."""
-    from actbench.run.recipes import closest
-
-    try:
-        yield
-    except ModelError as error:
-        close = closest(target or "")
-        if close is None:
-            raise
-        raise ModelError(f"{error}; or did you mean the recipe {close!r}?") from None
-
-
-def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    from actbench.run import recipes
-
-    if recipes.files_of(target) is not None or target.endswith(".toml"):
-        loaded = recipes.Recipe.load_to_run(target, trusted=trusted)
-        return flags.recipe(loaded.with_flags, ({}, {}), cumulative=cumulative)
-    return _recipe_of(target, flags, cumulative)
-
-
-def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
-    """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
-    from actbench.run.recipes import Recipe
-
-    check_model(model)
-    workload = {"batch_size": "1" if flags.max_batch else "8", "model": model}
-    measure = {"meters": ["cuda" if find_gpu() else "simulated"]}
-    return flags.recipe(Recipe.from_flags, (workload, measure), cumulative=cumulative)

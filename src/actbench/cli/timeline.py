@@ -91,11 +91,6 @@ class TimelineFlags(CurveFlags):
         ),
     ] = None
 
-    @property
-    def given(self) -> bool:
-        """Whether any of the flags is given."""
-        return self.wanted or self.export_snapshot is not None
-
     def check(self) -> None:
         """Check the files before anything runs; see :meth:`CurveFlags.check`."""
         from actbench.report.render import exports

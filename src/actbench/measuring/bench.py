@@ -217,7 +217,7 @@ class Session:
 
 
 class Trial(Session):
-    """A case of which nothing but the bytes is read, to tell whether it fits: what modules save is not looked into."""
+    """A case whose bytes alone are read, to find out whether it fits, and not what its modules save."""
 
     _inspects = False
 

@@ -72,7 +72,7 @@ class Ranks(World):
         return found
 
     def whole(self, gradients: Gradients | None, module: nn.Module) -> Gradients | None:
-        """Return gradients of which each rank may hold a part as whole ones, by name, in host memory."""
+        """Return whole gradients by name, in host memory, where each rank may hold a part."""
         if gradients is None:
             return None
         return {

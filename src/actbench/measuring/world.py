@@ -84,7 +84,7 @@ class World:
         return gradients
 
     def whole(self, gradients: Mapping[Any, Tensor] | None, module: nn.Module) -> Mapping[Any, Tensor] | None:
-        """Return gradients of which each process may hold a part as whole ones: here, as they are."""
+        """Return whole gradients where each process may hold a part: here, the gradients as they are."""
         return gradients
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn, optim
 
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError
 from actbench.model.records import Site
 from actbench.scheme.base import GRADIENTS, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
@@ -42,11 +42,10 @@ class KeepOutputs(Scheme):
         """Keep what the model returned last.
 
         Raises:
-            NothingToConvertError: The module trains nothing, so that no loop runs it.
+            NothingToConvertError: Nothing is trained.
             ConversionError: There is no loss.
         """
-        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
-            raise NothingToConvertError(f"{self.name}: {type(setup.module).__name__} trains nothing")
+        refuse_untrained(self.name, setup.module)
         if setup.loss is None:
             raise ConversionError(f"{self.name}: a model brings no loop; hold its outputs in a variable of yours")
         held = setup.held_over or HeldOver()

@@ -43,6 +43,10 @@ class CaseData(Data):
         return False
 
 
+LEFT_OUT = "left out"
+"""The state of a case that a search leaves out, since its model or device refuses it."""
+
+
 class OutcomeData(Data):
     """What came of a case, in the words of progress; with ``peak_bytes``, if it has that, in the table's column."""
 
@@ -55,3 +59,8 @@ class OutcomeData(Data):
     def ending(self) -> str:
         """How the case ended, with its main figures."""
         return self.state
+
+    @property
+    def is_told(self) -> bool:
+        """Whether progress has a line for it even if it has none for each case."""
+        return True

@@ -123,6 +123,8 @@ class Measurement(OutcomeData):
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
+        host_bytes: Most bytes in host memory that schemes put there, which are no part of the peak (of simulated CUDA
+            devices).
         process_bytes: Memory of the process by the driver (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
         estimated: Estimated time of a simulated step; None for other meters and devices without rates.
@@ -158,6 +160,7 @@ class Measurement(OutcomeData):
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None
     reserved_bytes: NonNegativeInt | None = None
+    host_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
     step_seconds: tuple[float, ...] | None = None
     estimated: EstimatedTime | None = None

@@ -152,6 +152,8 @@ class Built(Data):
         audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
         batch_size: Rows of a micro-batch of a script, as they were found.
         micro_batches: Micro-batches of a step of a script; None where nobody counted them.
+        head: Path of the linear layer that makes the logits in a script's model; empty where the model itself names it
+            (``get_output_embeddings``), None where no layer stands out.
     """
 
     model_class: str
@@ -162,6 +164,7 @@ class Built(Data):
     audio_shape: tuple[PositiveInt, ...] | None = None
     batch_size: PositiveInt | None = None
     micro_batches: PositiveInt | None = None
+    head: str | None = None
 
 
 class Site(Data):

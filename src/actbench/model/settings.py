@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from actbench.model.data import CaseData
 from actbench.model.imagesizes import ImageSize
+from actbench.model.packedrows import PackedRow
 from actbench.units import Count
 
 Task = Literal[
@@ -54,7 +55,7 @@ Optimizer = Literal[
 ]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 
-_LATER: Final = ("target_length",)
+_LATER: Final = ("target_length", "packed")
 """Settings that older records lack, and mean to have their default."""
 
 
@@ -64,12 +65,15 @@ class WorkloadSettings(CaseData):
     Attributes:
         sequence_length: Tokens of a sample; of what the encoder reads, if a decoder reads a text of its own.
         target_length: Tokens of what the decoder of an encoder-decoder model writes; None for as many as it reads.
+        packed: Lengths of sequences that lie one behind the other in each row of a causal language model, such as
+            ``512,1024,300``; None for rows of one sequence.
         image_size: Pixels of an edge of square images, or ``HEIGHTxWIDTH``.
     """
 
     task: Task = "auto"
     sequence_length: Count | None = None
     target_length: Count | None = None
+    packed: PackedRow | None = None
     image_size: ImageSize | None = None
     attention: Attention = "sdpa"
     dtype: FloatType | None = None

@@ -87,7 +87,7 @@ def _parse_options(pairs: list[str], about: str, where: str) -> dict[str, str]:
         if not equals or not value or not _KEY.fullmatch(key):
             raise SpecError(f"{about}: {pair!r}{where} is not of the form key=value")
         if key in options:
-            raise SpecError(f"{about}: {key!r} stands twice{where}")
+            raise SpecError(f"{about}: {key!r} is given twice{where}")
         options[key] = value
     return options
 

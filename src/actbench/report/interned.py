@@ -17,6 +17,7 @@ UNCOMPARED: Final = (
     "gradients_bytes",
     "optimizer_bytes",
     "reserved_bytes",
+    "host_bytes",
     "process_bytes",
     "memory_limit_bytes",
     "rank_peak_bytes",

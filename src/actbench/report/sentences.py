@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from actbench.model.records import Case, Failure, named
+from actbench.model.records import Case, Failure, Record, named
 
 ALL = "All rows"
 """Whose a sentence is that is true of each row."""
@@ -35,10 +35,10 @@ def without_name(text: str, scheme: str) -> tuple[str, str]:
     return name, text[len(name) + 2 :] if name else text
 
 
-def failures(rows: Iterable[tuple[T, str, Any]], names: Names[T]) -> list[str]:
+def failures(rows: Iterable[tuple[T, str, Any]], names: Names[T], *, in_table: bool = True) -> list[str]:
     """Return why rows failed, each given with its scheme and its outcome; a reason that rows share is told once.
 
-    It stands after the names of the rows, or after "All rows" where each of several rows failed for it.
+    It stands after the names of the rows; ``in_table``, after "All rows" where each of several rows failed for it.
     """
     whose: dict[str, list[T]] = {}
     rows = list(rows)
@@ -46,7 +46,16 @@ def failures(rows: Iterable[tuple[T, str, Any]], names: Names[T]) -> list[str]:
         if isinstance(outcome, Failure):
             _, message = without_name(" ".join(outcome.message.split()), scheme)
             whose.setdefault(f"{outcome.reason}: {message}", []).append(row)
-    return [f"{ALL if 1 < len(of) == len(rows) else names(of)}: {text}" for text, of in whose.items()]
+    is_all = in_table and len(rows) > 1
+    return [f"{ALL if is_all and len(of) == len(rows) else names(of)}: {text}" for text, of in whose.items()]
+
+
+def why_none(records: Sequence[Record[Case, Any]]) -> list[str]:
+    """Return why each case failed, once for all that share a reason; empty if one was measured."""
+    if not all(isinstance(record.outcome, Failure) for record in records):
+        return []
+    told = failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases)
+    return [text.removeprefix(f"{ALL}: ") for text in told]
 
 
 def warnings(rows: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from actbench.model.data import CaseData, OutcomeData
+from actbench.model.data import LEFT_OUT, CaseData, OutcomeData
 from actbench.model.measured import OVER_THE_LIMIT, Outcome
 from actbench.model.records import Case
 from actbench.report.plain import plain
@@ -96,7 +96,7 @@ class _Row:
     def style(self) -> str:
         if self.ended is None:
             return "dim" if self.started is None else "bold"
-        return {"measured": "green", OVER_THE_LIMIT: "yellow"}.get(self.state, "red")
+        return {"measured": "green", OVER_THE_LIMIT: "yellow", LEFT_OUT: "dim"}.get(self.state, "red")
 
 
 class LiveTable(Progress):

@@ -52,7 +52,7 @@ class Work:
         preload: Modules that cases need, imported once.
         printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
         done: Whether a case has a record.
-        measured: What is known of a case of which the largest batch alone is to be found.
+        measured: The measurement of a case whose largest batch alone is still to be found.
         needed: How many processes train together in a case.
     """
 

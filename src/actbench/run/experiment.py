@@ -102,7 +102,7 @@ def pending(
     force: bool = False,
     retry_failed: bool = False,
 ) -> list[CaseT]:
-    """Return the cases of a plan that are to be run, each once; ``progress`` is told of them and of what was done."""
+    """Return the cases of a plan that are to be run, each once, and report them to ``progress``."""
     cases = dict.fromkeys(entry.case for entry in plan)
     # Each is looked for, also if it is forced: a file that it names is read now, and not once it may have changed.
     todo = [case for case in cases if not store.done(case) or force or (retry_failed and store.failed(case))]

@@ -68,7 +68,7 @@ class Pace:
 
 
 class Paces:
-    """The paces of cases, of which those of one pace come behind each other, and of searches for largest batches."""
+    """The paces of cases and of searches for largest batches; cases of one pace follow one another."""
 
     def __init__(self) -> None:
         self._measuring: dict[str, tuple[Pace, int]] = {}

@@ -22,7 +22,7 @@ from actbench.run.progress import Progress
 from actbench.units import format_seconds
 
 WORTH_TELLING_SECONDS: Final = 10.0
-"""Nothing is silent for longer, and no time is told of what is over before."""
+"""The longest silence, and the shortest run whose time is shown."""
 
 _LEAST_SECONDS: Final = 1.0  # between two lines of progress
 _LOOK_SECONDS: Final = 0.5
@@ -83,7 +83,8 @@ class ProgressLines(Progress):
             self._pace.finished(case)
             self._at_work.pop(case, None)
             self._together = tuple(each for each in self._together if each != case)
-            self._tell(f"[{self._count()}] {case.title}: {outcome.ending}{self._times()}")
+            if outcome.is_told or self._verbose:
+                self._tell(f"[{self._count()}] {case.title}: {outcome.ending}{self._times()}")
 
     def grouped(self, cases: Sequence[Case]) -> None:
         """Tell of the cases, as none of them ends for a while."""
@@ -192,6 +193,8 @@ class ProgressLines(Progress):
         ]
         more = [f"{len(cases) - _NAMED} more"] if len(cases) > _NAMED else []
         what = f"at work: {'; '.join([*told, *more])}" if told else f"{self._doing} …"
+        if told and self._total is None:  # a search, whose cases say little of what it is after
+            what = f"{self._doing}; {what}"
         waits = f"; {len(self._together)} cases end together" if len(self._together) > 1 else ""
         ended = f"; {self._count()} ended" if self._total != 0 else ""  # nobody knows yet how many there are
         return f"{what}{waits}{ended}{self._times()}"

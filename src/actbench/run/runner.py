@@ -46,7 +46,7 @@ def run_plan(
     moment, the sweep leaves no process behind and resumes when it is run again.
 
     Args:
-        plan: Cases in the order of the table; one that stands twice is measured once.
+        plan: Cases in the order of the table; one that is given twice is measured once.
         store: Where records go.
         recipe: Name of the recipe, for the records.
         command: As of :class:`~actbench.run.executor.Work`; likewise ``jobs``, ``timeout_seconds``,

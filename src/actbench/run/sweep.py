@@ -9,7 +9,8 @@ from pathlib import Path
 from actbench import scheme as schemes, workload as workloads
 from actbench.machine import machine
 from actbench.measuring import meters
-from actbench.model.measured import MeasuredRecord
+from actbench.model.data import Data
+from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case
 from actbench.report import kinds, store
 from actbench.report.kinds import MEASURED
@@ -23,8 +24,23 @@ from actbench.run.recipes.sections import Planned
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 
-_WITH_TIMELINES = "actbench.measuring.timelines"
+_TIMELINES_BENCH = "actbench.measuring.timelines"
 """The module that measures cases with timelines; :data:`actbench.run.executor.BENCH` has none."""
+
+
+class _WithTimelines:
+    """A store in which a case is done once its measurement has a timeline."""
+
+    def __init__(self, opened: store.Store[MeasuredRecord]) -> None:
+        self._opened = opened
+        self.path = opened.path
+        self.find, self.failed, self.append = opened.find, opened.failed, opened.append
+
+    def done(self, case: Data) -> bool:
+        """Whether the case needs no measuring."""
+        found = self.find(case)
+        lacks_timeline = found is not None and isinstance(found.outcome, Measurement) and found.outcome.timeline is None
+        return self._opened.done(case) and not lacks_timeline
 
 
 def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
@@ -74,10 +90,10 @@ def run_sweep(
     """Measure the cases of a recipe that the results file does not hold yet.
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
-    or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
-    too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
-    side, one unless given. ``machines`` measure in place of this one. The other arguments are those of
-    :func:`actbench.run.runner.run_plan`.
+    or None to keep no file. With ``timelines`` measurements have the memory over the step, and cases whose records lack
+    it are measured again. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many
+    GPUs measure side by side, one unless given. ``machines`` measure in place of this one. The other arguments are
+    those of :func:`actbench.run.runner.run_plan`.
 
     Raises:
         UsageError: The recipe names something that does not exist, or the machines are of no use for it.
@@ -93,7 +109,7 @@ def run_sweep(
     with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
         summary = runner.run_plan(
             planned,
-            opened,
+            _WithTimelines(opened) if timelines else opened,
             recipe=recipe.name,
             command=command,
             jobs=jobs or machine().cores,
@@ -103,7 +119,7 @@ def run_sweep(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
-            bench=_WITH_TIMELINES if timelines else BENCH,
+            bench=_TIMELINES_BENCH if timelines else BENCH,
         )
         return finished(MEASURED, opened, planned, summary, recipe.title, output)
 

@@ -213,7 +213,7 @@ class TimingGroup:
         beside = turns.members[0].case
         self.progress.message(
             f"{beside.model} {beside.scheme}, batch {beside.batch_size}: exact, measured before, cannot be timed again"
-            " beside it, so its speed stays empty"
+            " together with it, so its speed stays empty"
         )
 
     def _crowded(self, member: GroupMember, beside_bytes: int) -> bool:

@@ -134,7 +134,7 @@ class CaseRequest(Data):
     """A case to measure.
 
     Attributes:
-        is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
+        is_trial: Whether it is a trial of a search for the largest batch, whose peak alone is read.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
         joining: How it joins the other processes that measure the case; None for a case of one process.
         printed: The folder for what a script prints; see :mod:`actbench.run.printed`. None for none.

@@ -40,8 +40,8 @@ class Composed(Scheme):
                 continue  # apply checks on the model whether they overlap
             if first.name == second.name:
                 raise SpecError(
-                    f"scheme {text!r}: {first.name} stands twice; give it once, with all its keys, or each with only= "
-                    "for parts of the model that do not overlap"
+                    f"scheme {text!r}: {first.name} is given twice; give it once, with all its keys, or each with only="
+                    " for parts of the model that do not overlap"
                 )
             for what in _both(first, second):
                 hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""

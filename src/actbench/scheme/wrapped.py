@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -118,3 +119,32 @@ class HoldsShares(Protocol):
     def wholes(self) -> Mapping[int, nn.Parameter]:
         """The parameters of the model, by the identity of their shares."""
         ...
+
+
+@runtime_checkable
+class TrainsElsewhere(Protocol):
+    """An optimizer that trains other weights than those to evaluate, and has either put into the parameters."""
+
+    def train(self) -> None:
+        """Put the weights to train into the parameters."""
+        ...
+
+    def eval(self) -> None:
+        """Put the weights to evaluate into the parameters."""
+        ...
+
+
+@contextmanager
+def evaluated_weights(optimizer: optim.Optimizer) -> Iterator[None]:
+    """Inside the block, let parameters hold the weights to evaluate, if the optimizer trains others."""
+    inner: Any = optimizer
+    while inner is not None and not isinstance(inner, TrainsElsewhere):
+        inner = getattr(inner, "inner", None)
+    if inner is None:
+        yield
+        return
+    inner.eval()
+    try:
+        yield
+    finally:
+        inner.train()

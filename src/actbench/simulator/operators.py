@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from actbench.ops import hostmemory
-from actbench.simulator import oldsoftmax
+from actbench.simulator import oldsoftmax, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -158,12 +158,13 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
         "dropout": _dropout,
         "softmax.int": functools.partial(_softmax, softmax),
         "log_softmax.int": functools.partial(_softmax, log_softmax),
+        **recurrent.composites(),
     }
     in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32}
     into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
     cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
     cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
-    of_keys = {"AutogradCPU": composites, "AutocastCPU": cast}
+    of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
     return {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
 
 

@@ -14,6 +14,7 @@ from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
 from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, forward_alone, held_by_cycles
 from actbench.measuring.meters.peak import Event, Moments, alive
+from actbench.measuring.meters.stepevents import most_on_host
 from actbench.measuring.meters.watch import Watch
 from actbench.model.measured import PeakParts
 from actbench.model.meters import MeterName
@@ -22,7 +23,7 @@ from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import StepsInBackward
-from actbench.simulator import simulatedstep, temporaries
+from actbench.simulator import simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
@@ -51,7 +52,7 @@ class SimulatedMeter(Meter):
         done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
             device is.
         ran: The step that was read last.
-        blocks: Blocks of the model of which a reading tells what each holds and takes; None to tell nothing of blocks.
+        blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.
     """
 
     name: MeterName = "simulated"
@@ -89,13 +90,13 @@ class SimulatedMeter(Meter):
         A module that is already fake keeps its fake tensor mode, since its loss and batches belong to it too.
 
         Raises:
-            UntraceableError: The model has recurrent layers.
+            UntraceableError: The model has recurrent layers, and the device is a CPU.
         """
         recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
-        if recurrent is not None:
+        if recurrent is not None and not self.profile.is_cuda:
             raise UntraceableError(
-                f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
-                "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
+                f"--meter simulated: the model holds a {recurrent}, and what a CPU keeps of it for each step in time "
+                "does not show on fake tensors; measure it with --meter cpu, or simulate a card"
             )
         self._mode = mode_of(setup.module) or self._mode
         to_fake(setup.module, self._mode)
@@ -112,11 +113,11 @@ class SimulatedMeter(Meter):
             UntraceableError: The model needs values, or an operator without a fake form.
         """
         recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
-        unmodelled = Unmodelled()
+        unmodelled = Unmodelled(self.profile)
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
-            temporaries=temporaries.cuda(self.profile) if self.profile.is_cuda else unmodelled.temporaries,
+            temporaries=unmodelled.temporaries,
             workspace_bytes=self.profile.workspace_bytes,
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
@@ -133,7 +134,7 @@ class SimulatedMeter(Meter):
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
-            reading = replace(reading, reserved_bytes=reserved)
+            reading = replace(reading, reserved_bytes=reserved, host_bytes=most_on_host(tracker.host))
         self.ran = Ran(reading, run, streams, grows)
         self.done = recorder.done
         rates, shares, untimed, time = self.profile.rates, self.profile.efficiencies, None, None
@@ -165,7 +166,7 @@ def _read(
     if any(parameter.dim() == 2 for parameter in step.setup.module.parameters()):
         tracker.hold_workspace()  # the steps before have multiplied matrices
     alone = _settle(step, tracker)
-    weights = footprint.weights(step.setup.module)
+    weights = [tensor for tensor in footprint.weights(step.setup.module) if not tracker.leaves_out(tensor)]
     weights_named = tracker.names(weights)
     passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
     packed: set[int] = set()
@@ -189,7 +190,7 @@ def _read(
     step.around_forward = lambda: None
     recorder.is_on = False
     marks.ended()
-    gradients = footprint.gradients(step)
+    gradients = [tensor for tensor in footprint.gradients(step) if not tracker.leaves_out(tensor)]
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     if watch:
         simulatedstep.own(watch, tracker, watching.gradients(step))

@@ -1,4 +1,4 @@
-"""The events of a simulated step: passes of micro-batches, of which not all run, and a whole step joined from parts."""
+"""The events of a simulated step: passes of micro-batches, some of which run, and a whole step joined from parts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MicroPasses:
         return [forward for forward in passes if forward[0] >= begun]
 
     def _leave_out(self, *begun: _Begun) -> None:
-        """Leave out the micro-batches that would do what two in a row did, of which ``begun`` has the beginnings."""
+        """Leave out micro-batches that would repeat what two in a row did; ``begun`` has the beginnings of these."""
         _, first, second, now = begun
         alike = [first.part, now.part, *self._step.waiting]
         times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), alike)) - 2

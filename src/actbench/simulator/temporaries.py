@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import cudnn, onednn
+from actbench.simulator import cudnn, onednn, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reductions import Processors, buffer_bytes
@@ -288,9 +288,12 @@ cpu = functools.partial(_look_up, _CPU)
 def cuda(profile: DeviceProfile) -> Callable[[Any, tuple[Any, ...], Any], int]:
     """Return a function like :func:`cpu` for a CUDA device."""
     of_sum = functools.partial(_sum_on_cuda, profile.processors)
-    forward, backward = (
-        functools.partial(bytes_of, profile) for bytes_of in (cudnn.forward_bytes, cudnn.backward_bytes)
-    )
+    of_cudnn = {
+        aten.convolution.default: cudnn.forward_bytes,
+        aten.convolution_backward.default: cudnn.backward_bytes,
+        recurrent.FORWARD.default: recurrent.forward_bytes,
+        recurrent.BACKWARD.default: recurrent.backward_bytes,
+    }
     sums = dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), of_sum)
-    convolutions = {aten.convolution.default: forward, aten.convolution_backward.default: backward}
-    return functools.partial(_look_up, {**_CUDA, **sums, **convolutions})
+    libraries = {func: functools.partial(bytes_of, profile) for func, bytes_of in of_cudnn.items()}
+    return functools.partial(_look_up, {**_CUDA, **sums, **libraries})

@@ -230,7 +230,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in host memory that is not counted."""
-        return self.host_is_free and is_host(tensor.untyped_storage())
+        return self.host_is_free and all(map(is_host, footprint.storages([tensor])))
 
     def _name(self) -> int:
         self._names += 1

@@ -1,4 +1,4 @@
-"""What the CPU's library computes in ways whose memory is not simulated, told in the row's warnings."""
+"""What libraries compute in ways whose memory is not known, or estimated, told in the row's warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from actbench.simulator import temporaries
+from actbench.simulator import recurrent, temporaries
+from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
 
@@ -18,19 +19,29 @@ _SUPPORTED = {
 }
 """Of the types whose layouts and workspaces are unknown, whether oneDNN multiplies matrices of them on this machine."""
 
+_RECURRENT = (
+    "The peak is estimated: what cuDNN keeps of recurrent layers, and its workspace, are counted by a formula that "
+    "fits figures published in 2017; see docs/simulation.md"
+)
+
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
 
 
 class Unmodelled:
-    """The temporaries of a CPU's operators, with a note of those whose memory oneDNN alone knows."""
+    """The temporaries of a device's operators, with a note of those whose memory a library alone knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._of_cuda = temporaries.cuda(profile) if profile.is_cuda else None
         self._found: dict[str, None] = {}
+        self._has_recurrence = False
 
     def temporaries(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
-        """Return what :func:`temporaries.cpu` does, and note the operator if that may be too little."""
+        """Return what :mod:`temporaries` tells of the device, and note the operator if that may be too little."""
         packet = getattr(func, "overloadpacket", None)
+        if self._of_cuda is not None:
+            self._has_recurrence |= packet is recurrent.FORWARD
+            return self._of_cuda(func, args, result)
         if packet in _CONVOLUTIONS:
             self._note_convolution(args[1].dtype)
         elif packet in _PRODUCTS and args[1].dtype in _SUPPORTED and _SUPPORTED[args[1].dtype]():
@@ -39,6 +50,8 @@ class Unmodelled:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning that names what was noted, if anything was."""
+        if self._has_recurrence:
+            return (_RECURRENT,)
         if not self._found:
             return ()
         named = " and ".join(self._found)

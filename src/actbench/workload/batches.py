@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actbench.errors import ModelError
 from actbench.model.imagesizes import ImageSize, edges
+from actbench.model.packedrows import lengths
 from actbench.model.records import Case, Task
 from actbench.scheme.microbatches import Batch
 from actbench.workload import base, losses, pictures, text
@@ -35,6 +36,7 @@ class Sizes:
     Attributes:
         length: Tokens.
         target: Tokens that the decoder writes, where the encoder reads others.
+        packed: Tokens of each sequence in a row; empty for rows of one.
         image: Height and width in pixels.
         picture: Tokens that stand for a picture among those of the sample.
         audio: ``(samples,)`` of a waveform, or the shape of its features.
@@ -45,6 +47,7 @@ class Sizes:
     audio: tuple[int, ...] | None = None
     picture: int | None = None
     target: int | None = None
+    packed: tuple[int, ...] = ()
 
 
 def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
@@ -54,6 +57,8 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
         ModelError: The sequence is longer than the model can read, images have no pixel, or the shape of the audio is
             unknown.
     """
+    if case.packed is not None:
+        return _packed(config, task, cls, case, lengths(case.packed))
     sees = task in _WITH_IMAGES or (task == "pretraining" and cls.main_input_name == "pixel_values")
     heard = audio_shape(config, cls, case.model) if task in _WITH_AUDIO else None
     if task in _WITHOUT_TEXT or (task == "pretraining" and sees):
@@ -84,6 +89,19 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
     return Sizes(length, image, heard, tokens)
 
 
+def _packed(config: Any, task: Task, cls: Any, case: Case, packed: tuple[int, ...]) -> Sizes:
+    """Return the sizes of rows that hold several sequences; a ModelError if the model does not take them apart."""
+    if task != "causal-lm" or "position_ids" not in inspect.signature(cls.forward).parameters:
+        raise ModelError(
+            f"--packed: {case.model} does {task} by {cls.__name__}; causal language models that take positions read "
+            "several sequences in a row"
+        )
+    if case.sequence_length is not None:
+        raise ModelError("--packed gives the lengths of all sequences of a row; leave --sequence-length out")
+    text.sequence_length(config, max(packed), case.model, flag="--packed")
+    return Sizes(sum(packed), packed=packed)
+
+
 def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype: torch.dtype, seed: int) -> Batch:
     """Make a batch of random samples with the labels of the task, under the input names of the class.
 
@@ -97,7 +115,8 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
         return audio_batch(config, task, cls, batch_size, sizes.audio, sizes.length, dtype, random)
     if sizes.image is None:
         assert sizes.length is not None
-        return text.batch(config, task, batch_size, sizes.length, random, sizes.target)
+        made = text.batch(config, task, batch_size, sizes.length, random, sizes.target)
+        return text.packed(made, sizes.packed) if sizes.packed else made
     if sizes.length is None:
         return image_batch(config, task, batch_size, sizes.image, dtype, random)
     if sizes.picture is not None:

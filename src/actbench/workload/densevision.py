@@ -41,7 +41,7 @@ class SegmentationWorkload(TorchvisionWorkload):
         return _SEGMENTED_SIZE
 
     def check_size(self) -> None:
-        """Raise a ModelError for images of which nothing is left behind the backbone."""
+        """Raise a ModelError for images so small that nothing is left after the backbone."""
         if min(self.size) < _SMALLEST:
             raise ModelError(
                 f"--image-size {self.case.image_size}: {self.spec} needs images of {_SMALLEST} px at least"

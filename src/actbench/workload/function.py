@@ -27,8 +27,9 @@ from actbench.workload.optimizers import make_optimizer
 from actbench.workload.userfile import UserFile
 
 CONTRACT = (
-    "(module, make_batch, loss) or (module, make_batch, loss, optimizer): an nn.Module, a function from n to a batch, "
-    "a function from both to a scalar, and an optimizer of the module's parameters or a function from it to one"
+    "a function that builds a model must return (model, make_batch, loss) or (model, make_batch, loss, optimizer): "
+    "model is an nn.Module; make_batch(n) returns a dict of tensors with n rows each; loss(model, batch) returns a "
+    "scalar tensor; optimizer is one of the model's parameters, or a function from the model to one"
 )
 
 
@@ -102,7 +103,7 @@ class FunctionWorkload(base.Workload):
             batch = self._file.run(lambda: make_batch(batch_size), fakes=active_fake_mode() is not None)
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
-            raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
+            raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors; {CONTRACT}")
         batch = dict(batch.items())
         if rows_of(batch) != batch_size:
             if not self._uncut:
@@ -156,14 +157,14 @@ class FunctionWorkload(base.Workload):
 
     def _parts(self, found: Any) -> _Parts:
         if not isinstance(found, tuple | list):
-            raise ModelError(f"{self.spec} returned {type(found).__name__}; it must return {CONTRACT}")
+            raise ModelError(f"{self.spec} returned {type(found).__name__}; {CONTRACT}")
         kinds = ", ".join(type(part).__name__ for part in found)
         if len(found) not in (3, 4):
-            raise ModelError(f"{self.spec} returned {len(found)} values ({kinds}); it must return {CONTRACT}")
+            raise ModelError(f"{self.spec} returned {len(found)} values ({kinds}); {CONTRACT}")
         module, make_batch, loss, optimizer = (*found, None)[:4]
         is_whole = isinstance(module, nn.Module) and callable(make_batch) and callable(loss)
         if not is_whole or not (optimizer is None or isinstance(optimizer, optim.Optimizer) or callable(optimizer)):
-            raise ModelError(f"{self.spec} returned ({kinds}); it must return {CONTRACT}")
+            raise ModelError(f"{self.spec} returned ({kinds}); {CONTRACT}")
         refuse_lazy(module)
         return _Parts(module, make_batch, loss, optimizer)
 
@@ -189,7 +190,8 @@ class FunctionWorkload(base.Workload):
                     f"{', '.join(map(repr, batch))}"
                 ) from error
             if not isinstance(value, Tensor):
-                raise ModelError(f"{self.spec}: the loss returned {type(value).__name__}, not a scalar tensor")
+                found = type(value).__name__
+                raise ModelError(f"{self.spec}: the loss returned {found}, not a scalar tensor; {CONTRACT}")
             if torch.is_grad_enabled() and not value.requires_grad:
                 raise ModelError(
                     f"{self.spec}: the loss depends on no parameter that needs a gradient: are all of them frozen, or "

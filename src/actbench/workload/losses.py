@@ -85,7 +85,7 @@ class _Ctc(torch.autograd.Function):
 # Tasks whose losses look at values; our batches have known values.
 _ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
 TARGET = "target_masks"
-"""In a batch, what no model reads: the mask of the object at a point, of which transformers computes no loss."""
+"""A key of batches that no model reads: the mask of the object at a point; transformers has no loss for it."""
 # The only depth models of transformers that compute a loss.
 _WITH_DEPTH_LOSS = ("glpn",)
 

@@ -58,7 +58,7 @@ def batch(
     """Make sequences that begin with a picture, with labels for all tokens behind it.
 
     Returns:
-        ``input_ids`` and ``labels (batch_size, length)`` int64, of which the first ``tokens`` stand for the picture;
+        ``input_ids`` and ``labels (batch_size, length)`` int64, whose first ``tokens`` stand for the picture;
         ``pixel_values`` of ``dtype``, and its grids, tiles and masks, as the model takes them. If the model reads them,
         ``mm_token_type_ids`` or ``token_type_ids (batch_size, length)`` int64, 1 at the picture.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,18 @@ def batch(
     if task == "multiple-choice":
         made["input_ids"] = ids.view(batch_size, CHOICES, length)
     return made | _labels(config, task, ids, batch_size, random, target or length)
+
+
+def packed(batch: Batch, lengths: Sequence[int]) -> Batch:
+    """Return a batch whose rows are several sequences, as transformers' ``DataCollatorWithFlattening`` makes them.
+
+    Returns:
+        The batch, with ``position_ids (batch, length)`` int64 that begin anew with each sequence, and ``labels`` that
+        are -100 at the first token of each, which nothing predicts.
+    """
+    rows = len(batch["input_ids"])
+    positions = torch.cat([torch.arange(length) for length in lengths]).repeat(rows, 1)
+    return {**batch, "position_ids": positions, "labels": batch["labels"].masked_fill(positions == 0, -100)}
 
 
 def _labels(

@@ -16,7 +16,7 @@ ALL = "weights/gradients/activations/maps/state"
     ("text", "why"),
     [
         ("smaq,on=activation", "on.0=activation: input should be 'weights', 'gradients'"),
-        ("smaq,on=state/state", "a structure stands twice"),
+        ("smaq,on=state/state", "a structure is given twice"),
         ("smaq,on=state,forward=lossy", "forward=lossy is about activations"),
         ("smaq,outliers=0.1", "outliers must be a whole number of each block of 256"),
         ("smaq,main_bits=8", "main_bits must be from 3 to outlier_bits"),

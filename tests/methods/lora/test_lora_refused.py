@@ -62,7 +62,7 @@ def test_a_network_whose_only_linear_layer_is_its_head_is_refused() -> None:
         ("lora,alpha=0", "alpha=0"),
         ("lora,target=a//b", "names of linear layers stand between"),
         ("lora+qlora", "lora and qlora both freeze a model"),
-        ("lora:4,only=layer.0+lora:8", "lora stands twice"),
+        ("lora:4,only=layer.0+lora:8", "lora is given twice"),
     ],
 )
 def test_wrong_specifications_are_refused(text: str, said: str) -> None:

@@ -128,6 +128,9 @@ def test_paged_moments_are_none_of_a_simulated_device(beside: str) -> None:
     assert stays.optimizer_bytes - pages.optimizer_bytes == 2 * embeddings
     assert stays.peak_bytes - pages.peak_bytes == 2 * embeddings
     assert (stays.reserved_bytes or 0) - (pages.reserved_bytes or 0) >= 2 * embeddings  # in whole segments
+    assert stays.host_bytes is not None
+    assert pages.host_bytes is not None
+    assert pages.host_bytes - stays.host_bytes == 2 * embeddings
     assert any("paged moments" in warning for warning in pages.warnings)
 
 

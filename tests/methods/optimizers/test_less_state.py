@@ -1,4 +1,4 @@
-"""Optimizers with less state than Adam: their bytes, that they train, and what they refuse."""
+"""Optimizers in place of Adam: their bytes, that they train, and what they refuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from actbench.methods.optimizers.adammini import blocks_of
 from actbench.model.records import Case
 from actbench.scheme.setup import Batch, TrainingSetup, TrainStep
 
-SPECS = ("galore:8", "fira:8", "apollo:8", "apollo:1,scaling=tensor,scale=11.3", "adam_mini", "muon8bit")
+SPECS = (
+    "galore:8",
+    "fira:8",
+    "apollo:8",
+    "apollo:1,scaling=tensor,scale=11.3",
+    "adam_mini",
+    "muon8bit",
+    "schedule_free",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +111,7 @@ HIDDEN = [(128, 64), (32, 128)]
         ("apollo:8", sum(2 * 8 * max(shape) + 1 for shape in HIDDEN)),
         ("apollo:1,scaling=tensor", sum(2 * max(shape) + 1 for shape in HIDDEN)),
         ("adam_mini", sum(rows * columns + rows for rows, columns in HIDDEN)),
+        ("schedule_free", sum(2 * rows * columns for rows, columns in HIDDEN)),
         ("muon8bit", sum(rows * columns / 4 + rows * columns / 256 for rows, columns in HIDDEN)),
     ],
 )
@@ -142,7 +151,7 @@ def test_a_run_goes_on_from_saved_state(spec: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("spec", ["release+galore:8", "release+adam_mini"])
+@pytest.mark.parametrize("spec", ["release+galore:8", "release+adam_mini", "release+schedule_free"])
 def test_steps_within_the_backward_pass_give_the_same_weights(spec: str) -> None:
     found, expected = (
         TrainStep(schemes.build(each).apply(setup()), batch()) for each in (spec, spec.removeprefix("release+"))

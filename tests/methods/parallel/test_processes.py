@@ -10,7 +10,8 @@ import pytest
 
 PLAIN = ("ddp:{}", "zero1:{}", "fsdp:{}")
 STACKED = (
-    "fsdp:{},reshard=false",
+    "fsdp:{},cpu_offload=true",
+    "zero2:{}",
     "checkpoint,blocks=Block+fsdp:{}",
     "accumulate:2+ddp:{}",
     "ddp:{},bucket_view=false",

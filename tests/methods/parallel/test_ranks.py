@@ -14,7 +14,7 @@ import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.measuring import world
-from actbench.measuring.meters import MemoryReading
+from actbench.measuring.meters import MemoryReading, Watch
 from actbench.scheme.conditions import Processes
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
@@ -55,6 +55,13 @@ def _left() -> Iterator[None]:
 def read(
     net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
 ) -> MemoryReading:
+    meter, step = prepared(net, spec, inputs, optimizer, rows)
+    return meter.memory(step)
+
+
+def prepared(
+    net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
+) -> tuple[SimulatedMeter, TrainStep]:
     meter = SimulatedMeter(profiles.get("h100-80gb"))
     setup = TrainingSetup(
         net,
@@ -65,8 +72,7 @@ def read(
     setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
     setup = scheme.apply(setup)
     with meter.active():
-        step = TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
-    return meter.memory(step)
+        return meter, TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
 
 
 def rows_of(parameter: Tensor, ranks: int) -> int:
@@ -83,6 +89,77 @@ def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) 
     assert reading.weights_bytes == FLOAT * sum(shares)
     assert reading.gradients_bytes == FLOAT * sum(shares)
     assert reading.optimizer_bytes == 2 * FLOAT * sum(shares)  # step counters lie in host memory
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("mixed", ["", ",mixed=bf16"])
+def test_shares_in_host_memory_take_no_byte_of_the_device_but_what_is_gathered(ranks: int, mixed: str) -> None:
+    def of(optimizer: Callable[..., torch.optim.Optimizer], offload: str) -> tuple[MemoryReading, int]:
+        meter, step = prepared(even(), f"fsdp:{ranks}{mixed}{offload}", WIDTH, optimizer)
+        watch = Watch(step)
+        reading = meter.memory(step, watch)
+        return reading, max(watch.timeline().held_bytes.get("host", (0,)))
+
+    share = FLOAT * sum(rows_of(parameter, ranks) for parameter in even().parameters())
+    adam, adam_host = of(torch.optim.AdamW, ",cpu_offload=true")
+    sgd, sgd_host = of(torch.optim.SGD, ",cpu_offload=true")
+    on_device, _ = of(torch.optim.SGD, "")
+
+    assert (adam.weights_bytes, adam.gradients_bytes, adam.optimizer_bytes) == (0, 0, 0)
+    assert sgd.host_bytes == sgd_host
+    assert adam.host_bytes is not None
+    assert adam_host < adam.host_bytes <= adam_host + 3 * share // BLOCKS  # temporaries of the step
+    assert sgd_host == 2 * share  # parameters and gradients
+    assert 4 * share <= adam_host <= 4 * share + 4096  # and two moments, and step counters
+    assert adam.peak_bytes == sgd.peak_bytes
+    assert adam.activation_bytes == on_device.activation_bytes
+    assert adam.peak_parts is not None
+    assert on_device.peak_parts is not None
+    block = WIDTH * WIDTH * (2 if mixed else FLOAT)
+    assert adam.peak_parts.communication_bytes <= on_device.peak_parts.communication_bytes + block
+    assert adam.peak_bytes < on_device.peak_bytes
+
+
+def test_what_is_gathered_from_host_memory_is_copied_to_the_device_first() -> None:
+    """One unit alone: its share is there while it is copied into the buffer of the gathering, and no longer."""
+    kept, moved = (
+        read(nn.Sequential(Block(bias=False)), f"fsdp:2{offload}", WIDTH, torch.optim.SGD)
+        for offload in ("", ",cpu_offload=true")
+    )
+    share = FLOAT * WIDTH * WIDTH // 2
+
+    assert kept.phase_peaks is not None
+    assert moved.phase_peaks is not None
+    assert moved.phase_peaks.forward_bytes <= kept.phase_peaks.forward_bytes
+    assert kept.phase_peaks.backward_bytes - moved.phase_peaks.backward_bytes == share
+
+
+@pytest.mark.parametrize("spec", ["release+fsdp:2,cpu_offload=true", "muon+fsdp:2,cpu_offload=true"])
+def test_what_does_not_step_on_the_host_is_refused(spec: str) -> None:
+    whole_matrices = spec.startswith("muon")
+
+    def optimizer(parameters: Iterator[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        if whole_matrices:
+            return torch.optim.Muon([each for each in parameters if each.dim() == 2], lr=lr)
+        return torch.optim.AdamW(parameters, lr=lr)
+
+    with pytest.raises(ConversionError, match="not simulated on shares in host memory"):
+        read(even(), spec.removeprefix("muon+"), WIDTH, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("zero2:8", "fsdp:8,reshard=false"),
+        ("zero2:8,mixed=bf16,cpu_offload=true", "fsdp:8,reshard=false,mixed=bf16,cpu_offload=true"),
+        ("zero3:8", "fsdp:8"),
+        ("zero3:8,mixed=bf16", "fsdp:8,mixed=bf16"),
+    ],
+)
+def test_stages_of_zero_are_what_torch_has_for_them(name: str, same: str) -> None:
+    one, other = (read(even(), spec, WIDTH, torch.optim.AdamW) for spec in (name, same))
+
+    assert one == other
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -255,6 +332,8 @@ def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
         ("fsdp:8,mixed=bf16+autocast:bfloat16", "both say in which type is computed"),
         ("fsdp:8,only=layers.0", "only= limits what modules save"),
         ("ddp:x", "ranks"),
+        ("zero2:8,reshard=true", "reshard"),
+        ("zero2:8+fsdp:8", "both"),
     ],
 )
 def test_wrong_specifications_fail_before_anything_runs(spec: str, reason: str) -> None:

@@ -246,7 +246,7 @@ def test_a_loaded_state_goes_on_alike(kind: str) -> None:
 def test_what_steps_parameters_itself_is_refused() -> None:
     with pytest.raises(SpecError, match="both say which parameters are stepped together"):
         schemes.build("ema+release")
-    with pytest.raises(ConversionError, match="not kept beside MasterOptimizer, which holds or steps gradients itself"):
+    with pytest.raises(ConversionError, match="do not work with MasterOptimizer, which holds or steps gradients"):
         measured("master+ema")
     model = layer()
     backward(model)

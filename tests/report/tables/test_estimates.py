@@ -86,8 +86,8 @@ def test_what_is_exchanged_stands_below_the_step_and_is_no_part_of_it() -> None:
 
     rows = {row["operator"]: row["offload_seconds"] for row in table.rows}
     names = list(rows)
-    assert names.index("all-gather, beside the step") > names.index("step")
-    assert rows["all-gather, beside the step"] == 0.25
+    assert names.index("all-gather, parallel to the step") > names.index("step")
+    assert rows["all-gather, parallel to the step"] == 0.25
     assert sum(value for name, value in rows.items() if name in ("mm", "(all others)")) == pytest.approx(0.375)
 
 

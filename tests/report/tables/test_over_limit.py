@@ -218,7 +218,7 @@ def test_a_stack_is_faster_than_what_it_extends(
         make_record("channels_last+checkpoint", **where, **last),
     ]
 
-    assert any("is saved beside checkpoint" in note for note in tables.results_table(rows).notes) == is_told
+    assert any("is saved compared with checkpoint" in note for note in tables.results_table(rows).notes) == is_told
 
 
 def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRecord) -> None:

@@ -74,5 +74,5 @@ def test_what_brings_nothing_beside_the_one_before_says_so(make_record: MakeReco
     notes = [note for note in tables.results_table(records).notes if "nothing of the peak" in note]
 
     assert [note.partition(";")[0] for note in notes] == [
-        "tiny, a+b, batch 8 (simulated): nothing of the peak is saved beside a"
+        "tiny, a+b, batch 8 (simulated): nothing of the peak is saved compared with a"
     ]

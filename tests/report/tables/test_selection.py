@@ -90,7 +90,7 @@ def test_all_texts_have_the_same_columns(records: list[MeasuredRecord]) -> None:
         ("Peak", "there is no column 'Peak'; did you mean peak"),
         ("zzz", "there is no column 'zzz'; known: machine, model, batch"),
         ("peak,,saved", "there is no column ''"),
-        ("peak,saved,peak", "column 'peak' stands twice"),
+        ("peak,saved,peak", "column 'peak' is given twice"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_closest(text: str, message: str) -> None:

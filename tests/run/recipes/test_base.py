@@ -66,7 +66,7 @@ def test_what_stands_twice_is_told_before_a_model_that_is_not_there(
 
     assert mistakes(kind, tmp_path, unknown) == ["scheme[0].models: 'huge' is not a model of this recipe: tiny"]
     (told,) = mistakes(kind, tmp_path, unknown + table)
-    assert "stands twice" in told
+    assert "is given twice" in told
 
 
 @both

@@ -32,7 +32,7 @@ BAD = {
     "no model": (RECIPE.replace("model", "# model"), "workload.model: is missing"),
     "model of another type": (RECIPE.replace('"tiny"', "3"), "workload.model: 3 is not allowed"),
     "empty list": (RECIPE.replace('"tiny"', "[]"), "workload.model: is empty: write at least one value"),
-    "value twice": (RECIPE.replace('"tiny"', '["a", "a"]'), "workload.model: 'a' stands twice"),
+    "value twice": (RECIPE.replace('"tiny"', '["a", "a"]'), "workload.model: 'a' is given twice"),
     "batch size 0": (RECIPE.replace("8", "0"), "workload.batch_size: 0 is not allowed"),
     "batch size in a list": (RECIPE.replace("8", "[8, -1]"), "workload.batch_size[1]: -1 is not allowed"),
     "batch size 2.5": (RECIPE.replace("8", "2.5"), "workload.batch_size: 2.5 is not allowed"),
@@ -45,7 +45,7 @@ BAD = {
     "unknown key": (RECIPE + "batchsize = 8", "workload.batchsize: unknown key; did you mean 'batch_size'? allowed: "),
     "unknown section": (RECIPE + "[mesure]", "mesure: unknown key; did you mean 'measure'? allowed: title, "),
     "unknown meter": (RECIPE + '[measure]\nmeters = ["gpu"]', "measure.meters[0]: 'gpu' is not one of 'simulated', "),
-    "meter twice": (RECIPE + '[measure]\nmeters = ["cpu", "cpu"]', "measure.meters: 'cpu' stands twice"),
+    "meter twice": (RECIPE + '[measure]\nmeters = ["cpu", "cpu"]', "measure.meters: 'cpu' is given twice"),
     "meter of a scheme": (
         RECIPE + '[[scheme]]\nspec = "smaq"\nmeters = ["cuda"]',
         "scheme[0].meters: this recipe measures on simulated",
@@ -65,14 +65,14 @@ BAD = {
         RECIPE + '[[scheme]]\nspec = "x"\nmodels = ["huge"]',
         "scheme[0].models: 'huge' is not a model of this recipe: tiny",
     ),
-    "scheme twice": (RECIPE + SCHEME + SCHEME, "scheme: the same scheme stands twice: 'exact' and 'exact'"),
+    "scheme twice": (RECIPE + SCHEME + SCHEME, "scheme: the same scheme is given twice: 'exact' and 'exact'"),
     "scheme twice in another order": (
         RECIPE + '[[scheme]]\nspec = "a:1+b"\n[[scheme]]\nspec = "b+a:1"',
-        "scheme: the same scheme stands twice: 'a:1+b' and 'b+a:1'",
+        "scheme: the same scheme is given twice: 'a:1+b' and 'b+a:1'",
     ),
     "case twice": (
         'title = "?"' + 2 * '\n[[workload]]\nmodel = "tiny"\nbatch_size = 8',
-        "the same case stands twice: tiny, batch size 8, exact (simulated)",
+        "the same case is given twice: tiny, batch size 8, exact (simulated)",
     ),
     "published quantity": (
         RECIPE + "[[scheme]]\nspec = 'x'\npublished = [{quantity = 'speed', value = 1, setting = '', source = ''}]",
@@ -141,7 +141,7 @@ def test_an_unknown_name_is_told_with_those_that_ship() -> None:
         ({"model": "tiny", "batch_size": 8}, {"memory_limit": "0"}, [], "command line: --memory-limit: '0' is not an"),
         ({"model": "tiny", "batch_size": 8}, {"meters": ["gpu"]}, [], "command line: --meter: 'gpu' is not one of"),
         ({"model": "tiny", "batch_size": 8}, {}, ["fewbit:"], "command line: --scheme: scheme 'fewbit:': nothing"),
-        ({"model": "tiny", "batch_size": 8}, {}, ["x", "x"], "command line: --scheme: the same scheme stands twice"),
+        ({"model": "tiny", "batch_size": 8}, {}, ["x", "x"], "command line: --scheme: the same scheme is given twice"),
     ],
 )
 def test_a_mistake_in_a_flag_is_told_with_the_flag(

@@ -151,7 +151,7 @@ def test_a_scheme_has_other_published_figures_for_another_model(tmp_path: Path) 
         ("c", "exact", 0),
         ("c", "y+x", 1),
     ]
-    with pytest.raises(RecipeError, match=r"scheme: the same scheme stands twice: 'x\+y' and 'y\+x'"):
+    with pytest.raises(RecipeError, match=r"scheme: the same scheme is given twice: 'x\+y' and 'y\+x'"):
         loaded(tmp_path, text.replace('"c"\n    published', '["b", "c"]\n    published'))
 
 

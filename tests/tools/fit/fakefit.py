@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.estimated import EstimatedTime
@@ -58,6 +58,8 @@ class Session:
                 file.write(f"{self.case.meter} {self.case.scheme} {self.case.optimizer} {self.case.model}\n")
         if (refused := os.environ.get("FAKEFIT_REFUSED")) and refused in self.case.scheme:
             raise ConversionError(f"{refused}: this model has nothing to move")
+        if any(idle in self.case.scheme for idle in os.environ.get("FAKEFIT_IDLE", "").split(",") if idle):
+            raise NothingToConvertError(f"{self.case.scheme}: it holds no layer for this")
         held, seconds, top = self._costs(blocks_of(self.case.model) or [""])
         peak = WEIGHTS + round(sum(held)) + top
         if self.case.meter != "simulated":

@@ -205,6 +205,27 @@ def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cl
     assert "offload" not in ended.out
 
 
+def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAKEFIT_IDLE", "offload,lora:4")
+    words = (*STEP, *AMONG, "-s", "offload", "-s", "lora:4", "--memory-limit", "6GiB", "-o", tmp_path)
+    ended, verbose = cli(*words), cli(*words, "--verbose")
+
+    assert "failed" not in ended.err
+    assert "nothing-converted" not in ended.err
+    assert "nothing to do in this model (--verbose says why): offload, lora:4\n" in ended.err
+    assert "not for this model: lora:4: nothing-converted: it holds no layer for this" in verbose.err
+    assert "nothing to do" not in verbose.err
+
+
+def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log, tmp_path) -> None:
+    whole = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--verbose", "-o", tmp_path / "whole")
+    half = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--verbose", "-o", tmp_path / "half")
+
+    assert "Frontier" in whole.out, "whose plans are simulated with less than the limit"
+    assert "over the limit" not in whole.err
+    assert "over the limit" in half.err
+
+
 def test_above_the_exact_peak_the_answer_is_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 
@@ -471,7 +492,7 @@ def train(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "naming"),
     [
         (("fit", "--device-profile", "rtx-4090"), "name the MODEL that is to fit"),
-        (("fit", "tiny-llama", *SCRIPT[1:]), "MODEL tiny-llama and --script train.py --lr 3e-4: ask for one at a time"),
+        (("fit", "tiny-llama", *SCRIPT[1:]), "MODEL: not with --script, whose own lines"),
         (
             ("fit", "--script", "tran.py", *SCRIPT[3:]),
             "tran.py: there is no such file; name the script as python takes",

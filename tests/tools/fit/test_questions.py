@@ -254,7 +254,7 @@ def test_what_every_plan_has_is_shared_out_too(cli, tmp_path) -> None:
     ("words", "naming"),
     [
         ((*STEP,), "--which-card finds one"),
-        ((*ON_4090, "--which-card", "--largest-batch"), "--largest-batch and --which-card: ask one at a time"),
+        ((*ON_4090, "--which-card", "--largest-batch"), "--largest-batch: not with --which-card, ask one"),
         ((*ON_4090, "--longest-sequence", "--measure"), "--measure: not with --longest-sequence"),
         ((*STEP, "--which-card", "--memory-limit", "8GiB"), "each card has its own memory"),
         ((*STEP, "--which-card", "--max-gradient-error", "0.1"), "--max-gradient-error: not with --which-card"),

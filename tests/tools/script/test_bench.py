@@ -11,6 +11,7 @@ import pytest
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
+from actbench.tools.script.suggestions import suggestions
 from actbench.units import MIB
 
 TRAINING = """
@@ -140,6 +141,24 @@ def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run:
 
     assert isinstance(found, Failure)
     assert found.reason in ("nothing-converted", "unsupported")
+
+
+@pytest.mark.slow
+def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> None:
+    """The model names no head, as no model of one's own does."""
+    text = TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 8000)").replace(
+        "hidden = model[1](model[0](x.cuda()))", "labels = x.new_zeros(len(x), dtype=torch.long).cuda()"
+    )
+    text = text.replace("model[2](hidden).square().mean()", "nn.functional.cross_entropy(model(x.cuda()), labels)")
+    text = text.replace("torch.randn(4096", "torch.randn(40960").replace("batch_size=512", "batch_size=4096")
+    exact = run(text)
+    assert isinstance(exact, Measurement), exact
+    (scheme,) = [each.scheme for each in suggestions(exact) if each.scheme.startswith("chunked_loss")]
+    found = run(text, scheme=scheme)
+
+    assert scheme == "chunked_loss:8,head=2"
+    assert isinstance(found, Measurement), found
+    assert found.peak_bytes < 0.8 * exact.peak_bytes
 
 
 def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None:

@@ -64,7 +64,8 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
         "with 11.50 GiB to spare: the peak of a step, with batches of 16 rows, is 12.00 GiB in the backward pass."
         in told
     )
-    assert "Reserved by torch's allocator: 12.50 GiB, 512.00 MiB of it in gaps between its blocks." in told
+    assert "counted from the 12.50 GiB that torch's allocator reserves for this step: the peak of 12.00 GiB, " in told
+    assert "and 512.00 MiB in gaps between its blocks." in told
     assert "backward pass 12.00 GiB 300 ms" in told
     assert "saved tensors 8.00 GiB 66.7 %" in told
     assert "train.py:3 logits = model(x) saved tensors 7.00 GiB 58.3 %" in told
@@ -163,6 +164,32 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
     assert "at most 8.00 GiB" in out
     assert reason in " ".join(out.split())
     assert "at_most_peak_bytes" in Path("rows.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "behind"),
+    [
+        (
+            "",
+            ("--device-profile", "rtx-4090", "--scheme=checkpoint"),
+            "--device-profile and --scheme after train.py go",
+        ),
+        ("", ("--batch-size", "4", "--lr", "3"), "--batch-size after train.py goes to the script; options of actbench"),
+        ("# --batch-size\n", ("--batch-size", "4"), None),
+        ("def train(batch_size=4): ...\n", ("--batch-size", "4"), None),
+        ("", ("--lr", "3", "-s", "x"), None),
+    ],
+)
+def test_options_of_actbench_behind_a_script_that_does_not_know_them_are_told(
+    cli: Any, train: Path, source: str, arguments: tuple[str, ...], behind: str | None
+) -> None:
+    train.write_text(f"{TRAIN}{source}")
+    ended = cli("run", "train.py", *arguments)
+
+    assert ended.status == 0
+    assert ("stand before it" in ended.err) == (behind is not None)
+    assert (behind or "") in ended.err
+    assert f"epoch 1 {list(arguments)}" in ended.out
 
 
 @pytest.mark.parametrize(

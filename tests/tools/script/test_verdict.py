@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.records import Built
 from actbench.model.scripts import Script
 from actbench.model.timeline import Holder, Span, Timeline
 from actbench.report.advice import about_bounds
@@ -57,7 +58,11 @@ def test_gaps_of_the_allocator_are_told_apart(make_record: MakeRecord) -> None:
 
     assert "with 11.00 GiB to spare" in lines[0]
     assert lines[1] == (
-        "Allocated: 10.00 GiB. Reserved by torch's allocator: 13.00 GiB, 3.00 GiB of it in gaps between its blocks."
+        "What is to spare is counted from the 13.00 GiB that torch's allocator reserves for this step: the peak of "
+        "10.00 GiB, and 3.00 GiB in gaps between its blocks."
+    )
+    assert told(make_record, reserved_bytes=26 * GIB, over_limit_bytes=2 * GIB)[1].startswith(
+        "What is missing is counted from the 26.00 GiB that torch's allocator reserves"
     )
 
 
@@ -114,13 +119,16 @@ def test_logits_and_activations_are_found_by_what_made_them() -> None:
     logits = held(("temporary", "aten::_log_softmax", 3 * GIB, None), ("saved", "aten::mm", GIB, "a.py:1 nll_loss(x)"))
     gelus = held(("saved", "aten::gelu", 2 * GIB, None), ("host", "aten::_log_softmax", 9 * GIB, None))
 
-    assert schemes_of(suggestions(measured(peak_parts=parts, timeline=logits))) == [
-        "checkpoint",
-        "chunked_loss:8",
-        "offload",
-    ]
+    def suggested(head: str | None) -> list[str]:
+        built = Built(model_class="Net", head=head)
+        return schemes_of(suggestions(measured(peak_parts=parts, timeline=logits, built=built)))
+
+    assert suggested("") == ["checkpoint", "chunked_loss:8", "offload"]
+    assert suggested("net.head") == ["checkpoint", "chunked_loss:8,head=net.head", "offload"]
+    assert suggested(None) == ["checkpoint", "offload"], "the scheme would find no layer"
     # a line with a loss may hold the whole model: what its operators made counts, and no other tensor of the line
-    assert "30 % of the peak" in suggestions(measured(peak_parts=parts, timeline=logits))[1].reason
+    named = measured(peak_parts=parts, timeline=logits, built=Built(model_class="Net", head=""))
+    assert "30 % of the peak" in suggestions(named)[1].reason
     assert schemes_of(suggestions(measured(peak_parts=parts, timeline=gelus))) == ["checkpoint", "fewbit:3", "offload"]
 
 

@@ -143,10 +143,36 @@ def test_what_is_reserved_is_that_of_the_scheme() -> None:
     assert applied.reserved_bytes <= 1.05 * converted.reserved_bytes
 
 
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = layer(WIDTH, WIDTH, num_layers=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)[0]
+        return output
+
+
+@pytest.mark.parametrize(("layer", "kept"), [(nn.RNN, 3), (nn.LSTM, 11), (nn.GRU, 13)])
+def test_recurrent_layers_keep_what_cudnn_keeps(layer: type[nn.RNNBase], kept: int) -> None:
+    with actbench.simulate("rtx-4090") as card:
+        train(Recurrent(layer).cuda(), (torch.randn(4, ROWS, WIDTH).cuda() for _ in range(9)))
+
+    found = card.measurement
+    assert found.activation_bytes is not None
+    assert (kept + 1) * 4 * BATCH <= found.activation_bytes <= (kept + 4) * 4 * BATCH
+    assert any("The peak is estimated" in text for text in found.warnings)
+
+
+def test_packed_sequences_are_refused() -> None:
+    with pytest.raises(UntraceableError, match="packed sequences"), actbench.simulate("rtx-4090"):
+        nn.utils.rnn.pack_padded_sequence(torch.randn(2, 4, 64).cuda(), torch.tensor([4, 2]), batch_first=True)
+
+
 @pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM, nn.GRU])
-def test_recurrent_layers_are_refused(layer: type[nn.RNNBase]) -> None:
-    with pytest.raises(UntraceableError, match=f"holds a {layer.__name__}"), actbench.simulate("rtx-4090"):
-        layer(64, 64).cuda()(torch.randn(8, 4, 64).cuda())
+def test_recurrent_layers_are_refused_on_a_processor(layer: type[nn.RNNBase]) -> None:
+    with pytest.raises(UntraceableError, match=f"holds a {layer.__name__}"), actbench.simulate("cpu"):
+        layer(64, 64)(torch.randn(8, 4, 64))
 
 
 def test_lazy_modules_move_when_their_shapes_are_known() -> None:

@@ -202,7 +202,7 @@ def _read(step: TrainStep, alone: tuple[int, int] | None, traced: TracedStep | N
     step.backward(loss)
     if traced:
         traced.backward()
-    gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
+    gradients_bytes = footprint.stored_bytes(footprint.beside_batch(step, footprint.gradients(step)))
     end("backward")
     step.around_forward = lambda: None
     step.update()
@@ -213,7 +213,7 @@ def _read(step: TrainStep, alone: tuple[int, int] | None, traced: TracedStep | N
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if tensor.is_cuda]
     phase = max(peaks, key=peaks.__getitem__)
     reading = MemoryReading(
-        weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
+        weights_bytes=footprint.stored_bytes(footprint.beside_batch(step, footprint.weights(step.setup.module))),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
         activation_bytes=after - before if alone is None else alone[1] - alone[0],

@@ -96,6 +96,12 @@ def lasting_gradients(step: TrainStep) -> list[Tensor]:
     return [*step.setup.processes.gradient_buckets, *own]
 
 
+def beside_batch(step: TrainStep, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors that are on the device of the batch: shares of FSDP2 may be in host memory."""
+    devices = {each.device.type for each in tensors_in(dict(step.batch))}
+    return [each for each in tensors if not devices or each.device.type in devices]
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return the tensors in nested dicts, lists and tuples."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

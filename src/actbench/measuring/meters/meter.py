@@ -43,6 +43,7 @@ class MemoryReading:
     memory_limit_bytes: int | None = None
     over_limit_bytes: int | None = None
     reserved_bytes: int | None = None
+    host_bytes: int | None = None
     process_bytes: int | None = None
     loss: float | None = None
     estimated: EstimatedTime | None = None

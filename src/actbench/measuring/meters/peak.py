@@ -44,7 +44,7 @@ class Communicated:
 
     Attributes:
         buffers: Of all of them: a tensor that is saved, say, may be one.
-        gathered: Of parameters of which other processes hold shares, and the buffers they come in.
+        gathered: Gathered parameters, of which other processes hold shares, and their buffers.
         streams: Streams of a device beside the one that computes, by the names of what is allocated on them.
     """
 

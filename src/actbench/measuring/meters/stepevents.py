@@ -157,6 +157,17 @@ def _chosen(totals: Sequence[int], peak: int) -> list[int]:
     return chosen
 
 
+def most_on_host(host: Iterable[HostEvent]) -> int:
+    """Return the most bytes that are in host memory at once, from events in their order."""
+    amounts: dict[int, int] = {}
+    total = most = 0
+    for event in host:
+        total += event.amount - amounts.get(event.name, 0)
+        amounts[event.name] = event.amount
+        most = max(most, total)
+    return most
+
+
 def _at_moments(host: Iterable[HostEvent], moments: Sequence[int]) -> Iterator[int]:
     """Yield the bytes in host memory at each of these ordered moments."""
     live: dict[int, int] = {}

@@ -82,7 +82,7 @@ class EncodedStructures(Scheme):
     @classmethod
     def _ordered(cls, on: tuple[Structure, ...]) -> tuple[Structure, ...]:
         if len(set(on)) < len(on):
-            raise ValueError("a structure stands twice")
+            raise ValueError("a structure is given twice")
         return tuple(structure for structure in STRUCTURES if structure in on)
 
     @model_validator(mode="after")

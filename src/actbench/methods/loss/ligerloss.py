@@ -55,8 +55,8 @@ class LigerCrossEntropy(torch.autograd.Function):
         recipe: Any = logits.promise
         if not all(isinstance(step, Cast) for step in recipe.scaling):
             raise ConversionError(
-                "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels are not told of "
-                "here; take chunked_loss without it"
+                "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels do not do here; "
+                "take chunked_loss without liger"
             )
         loss = kernels()(ignore_index=how.ignore_index, label_smoothing=how.smoothing, reduction="sum")
         source = recipe.source

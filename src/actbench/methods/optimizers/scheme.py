@@ -1,44 +1,33 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from actbench.errors import ConversionError, NothingToConvertError
-from actbench.methods.formats.optim.optimizers import adam_groups, check_fresh, is_decoupled
+from actbench.errors import NothingToConvertError
+from actbench.methods.formats.optim.optimizers import adam_groups, is_decoupled
 from actbench.methods.optimizers.adam import MatrixAdam
 from actbench.methods.optimizers.adammini import AdamMini as MiniOptimizer, blocks_of
+from actbench.methods.optimizers.inplaceofadam import InPlaceOfAdam
 from actbench.methods.optimizers.muon import Muon8bit as MuonOptimizer
 from actbench.methods.optimizers.projected import (
     Apollo as ApolloOptimizer,
     Fira as FiraOptimizer,
     GaLore as GaLoreOptimizer,
 )
+from actbench.methods.optimizers.schedulefree import ScheduleFreeAdamW
 from actbench.model.provenance import Published
-from actbench.model.records import Site, Unreached
-from actbench.scheme.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet
-from actbench.scheme.setup import Part, TrainingSetup
 from actbench.workload.optimizers import hidden_matrices
 
-_STATE = "optimizer state"
-_REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
 
-Twin = Callable[[torch.optim.Optimizer, nn.Module], MatrixAdam]
-"""From torch's Adam or AdamW and the model to the optimizer that takes its place."""
-
-
-class _LessState(Scheme):
-    """Replaces torch's Adam by an optimizer with less state; a subclass gives the docstring and the optimizer."""
-
-    changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
-    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
+class _LessState(InPlaceOfAdam):
+    """An optimizer with less state, which it keeps of whole matrices."""
 
     @property
     def facets(self) -> Iterable[Facet]:
@@ -46,48 +35,6 @@ class _LessState(Scheme):
         return (
             Limits(unsharded=f"{self.name}: it looks at whole matrices, and has none of DTensors; take smaq,on=state"),
         )
-
-    def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace the setup's optimizer.
-
-        Raises:
-            NothingToConvertError: Nothing is trained, or nothing that it has less state of.
-        """
-        refuse_untrained(self.name, setup.module)
-        make = setup.make_optimizer
-        if make is None:
-            reason = f"the optimizer is not part of the model; make one of actbench.optim, as {self.name} does"
-            return setup.changed(setup.module, (), (Unreached(path="", kind=_STATE, reason=reason),))
-
-        self._check(setup.module)
-
-        def make_with_less(module: nn.Module) -> MatrixAdam:
-            return self._in_place_of(make(module), module)
-
-        site = Site(path=f"({_STATE})", was=_STATE, becomes=self._becomes)
-        return replace(setup.changed(setup.module, (site,), by=Part(self.spec)), make_optimizer=make_with_less)
-
-    def _in_place_of(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> MatrixAdam:
-        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-            raise ConversionError(
-                f"{self.name}: the optimizer is {type(optimizer).__name__}; it takes the place of torch.optim.Adam and "
-                "AdamW only: --optimizer adamw"
-            )
-        check_fresh(optimizer, "let make_optimizer make a fresh one")
-        for option in _REFUSED:
-            if any(group.get(option) for group in optimizer.param_groups):
-                raise ConversionError(f"{self.name}: the optimizer has {option}=True, which it does not take")
-        return self._made(optimizer, module)
-
-    @property
-    def _becomes(self) -> str:
-        raise NotImplementedError
-
-    def _check(self, module: nn.Module) -> None:
-        """Refuse a model that has nothing to keep less state of."""
-
-    def _made(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> MatrixAdam:
-        raise NotImplementedError
 
 
 class _Projected(_LessState):
@@ -269,3 +216,30 @@ class Muon8bit(_LessState):
     def _made(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> MatrixAdam:
         decoupled = is_decoupled(optimizer)
         return MuonOptimizer(adam_groups(optimizer), hidden_matrices(module), decoupled=decoupled)
+
+
+class ScheduleFree(InPlaceOfAdam):
+    """AdamW whose weights are averaged in place of a schedule of the learning rate.
+
+    Paper: Defazio et al., "The Road Less Scheduled", arXiv 2405.15682, algorithm 1
+    (:class:`actbench.optim.ScheduleFreeAdamW`).
+    Kept from step to step: the stepped weights z and the second moment, in the type of the weights, as many bytes as
+    Adam's two moments. The averaged weights x take no memory: they follow from z and the weights that are trained, y.
+    ``actbench train`` evaluates x. A learning rate that falls is not needed; one that rises first (``warmup_steps``) is
+    the paper's.
+    """
+
+    name: ClassVar[str] = "schedule_free"
+    card: ClassVar[Card] = Card(
+        summary="schedule-free AdamW: averaged weights in place of a schedule; gradients are exact",
+        paper="Defazio et al. 2024, arXiv 2405.15682",
+        rank=50,
+        variants=(),  # other updates than Adam's
+    )
+
+    @property
+    def _becomes(self) -> str:
+        return "stepped weights, and a second moment"
+
+    def _made(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
+        return ScheduleFreeAdamW(adam_groups(optimizer), decoupled=is_decoupled(optimizer))

@@ -42,6 +42,9 @@ class Fsdp(DataParallel):
             among so many processes only, which keep larger shares in between.
         mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
         reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+        cpu_offload: Whether shares of parameters, gradients and optimizer state are in host memory, where the CPU runs
+            the step (torch's ``CPUOffloadPolicy``). A unit's shares are copied to the device each time that it is
+            gathered, and its gradients to the host when they are reduced.
     """
 
     name: ClassVar[str] = "fsdp"
@@ -56,6 +59,7 @@ class Fsdp(DataParallel):
     reshard: bool | Annotated[int, Field(ge=2)] = True
     mixed: Literal["none", "bf16", "fp16"] = "none"
     reduce: Literal["fp32", "same"] = "fp32"
+    cpu_offload: bool = False
 
     @field_validator("reshard", mode="before")
     @classmethod
@@ -115,10 +119,11 @@ class Fsdp(DataParallel):
         units = [unit for _, unit in blocks(module) or repeated(module)]
         names = sorted({type(unit).__name__ for unit in units})
         was = type(module).__name__
-        ShardedModel(module, units, mesh, reshard=self.reshard, policy=self._policy)
+        policy, offload = self._policy, self.cpu_offload
+        ShardedModel(module, units, mesh, reshard=self.reshard, policy=policy, cpu_offload=offload)
         of = f", gathered by {' and '.join(names)}" if names else ", gathered as one"
         site = Site(path="(parameters)", was=was, becomes=f"shares of {self.ranks} processes{of}")
-        make = setup.make_optimizer and on_local_shards(setup.make_optimizer)
+        make = setup.make_optimizer and on_local_shards(setup.make_optimizer, on_host=self.cpu_offload)
         return replace(setup.changed(module, (site,), by=Part(self.spec)), make_optimizer=make)
 
     @property
@@ -129,3 +134,57 @@ class Fsdp(DataParallel):
             return MixedPrecisionPolicy()
         half = _HALVES[self.mixed]
         return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half if self.reduce == "same" else torch.float32)
+
+
+class Zero2(Fsdp):
+    """ZeRO stage 2 by torch's FSDP2: weights are whole through a step, gradients and optimizer state in shares.
+
+    Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
+    (stage 2); as ``fsdp:N,reshard=false``, which torch calls ``SHARD_GRAD_OP``.
+    Kept by each process: shares as with ``fsdp``; from the forward to the end of the backward pass all weights beside.
+    DeepSpeed keeps the whole weights, and no share of them, from step to step; this gathers them in each forward pass.
+
+    Attributes:
+        ranks: How many processes there are.
+        reshard: Always false: blocks stay gathered up to the backward pass.
+        mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
+        reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+        cpu_offload: As of ``fsdp``.
+    """
+
+    name: ClassVar[str] = "zero2"
+    card: ClassVar[Card] = Card(
+        summary="shares of gradients and optimizer state, by torch's FSDP2 (ZeRO stage 2)",
+        paper="Rajbhandari et al. 2019, arXiv 1910.02054",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
+    variants: ClassVar[tuple[str, ...]] = ()  # fsdp is tried
+
+    reshard: Literal[False] = False
+
+
+class Zero3(Fsdp):
+    """ZeRO stage 3 by torch's FSDP2: the same as ``fsdp``.
+
+    Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
+    (stage 3).
+    Kept by each process: what ``fsdp`` keeps. DeepSpeed gathers parameter by parameter, not block by block, and
+    prefetches by a number of elements.
+
+    Attributes:
+        ranks: How many processes there are.
+        reshard: As of ``fsdp``.
+        mixed: As of ``fsdp``.
+        reduce: As of ``fsdp``.
+        cpu_offload: As of ``fsdp``.
+    """
+
+    name: ClassVar[str] = "zero3"
+    card: ClassVar[Card] = Card(
+        summary="shares of parameters, gradients and optimizer state, by torch's FSDP2 (ZeRO stage 3)",
+        paper="Rajbhandari et al. 2019, arXiv 1910.02054",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
+    variants: ClassVar[tuple[str, ...]] = ()  # fsdp is tried

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, by_element
+from actbench.methods.parallel import hostshares
+from actbench.methods.parallel.hostshares import HostShardOptimizer
 from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward
 from actbench.packing.packer import own_tensors
@@ -32,6 +34,7 @@ class ShardedModel:
         reshard: Whether a unit's shares of other processes are freed after its forward pass; a number keeps shares of
             that many processes.
         policy: In which types parameters are gathered and gradients reduced.
+        cpu_offload: Whether shares of parameters and gradients are in host memory.
 
     Raises:
         ConversionError: Hooks run backward passes of their own, or torch cannot share out a parameter.
@@ -45,6 +48,7 @@ class ShardedModel:
         *,
         reshard: bool | int = True,
         policy: MixedPrecisionPolicy | None = None,
+        cpu_offload: bool = False,
     ) -> None:
         bound = HookedForward.of(module)
         if bound is not None and bound.probing is not None:
@@ -53,14 +57,17 @@ class ShardedModel:
                 "gather the parameters for: give it auto_prec=false, as gact:L1 does, or take DDP"
             )
         policy = policy or MixedPrecisionPolicy()
+        placed = hostshares.policy(offload=cpu_offload, parameters=module.parameters())
         units = [unit for unit in units if unit is not module]
         try:
             for unit in units:
-                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-            self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy)
+                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
+            self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
         except (NotImplementedError, ValueError) as error:
             raise ConversionError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
         self._module = module
+        if cpu_offload:
+            hostshares.place(self._parts())
         if distributed.get_backend(mesh.get_group()) == "gloo":  # adds up, and averages nothing
             for part in self._parts():
                 part.set_force_sum_reduction_for_comms(True)
@@ -106,21 +113,28 @@ class _LocalShards:
         pass
 
 
-def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[nn.Module], optim.Optimizer]:
+def on_local_shards(
+    make: Callable[[nn.Module], optim.Optimizer], *, on_host: bool = False
+) -> Callable[[nn.Module], optim.Optimizer]:
     """Return what makes optimizers that step fake shares as the plain tensors they are.
 
     What is allocated is the same. The updates of a DTensor are decided on operator by operator, which takes most of the
     time of a simulated step. Real parameters stay DTensors, which torch's distributed checkpoints know; and so do those
     of an optimizer that needs whole matrices, or that steps when FSDP2 has averaged the gradient of a DTensor.
+    ``on_host`` refuses these two, with a ConversionError: the shares are in host memory.
     """
+    kind = HostShardOptimizer if on_host else ShardOptimizer
 
     def made(module: nn.Module) -> optim.Optimizer:
         shared = any(isinstance(parameter, DTensor) for parameter in module.parameters())
         if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
             return make(module)
-        optimizer = ShardOptimizer(make, module, _LocalShards())
+        optimizer = kind(make, module, _LocalShards())
         if by_element(optimizer) and not isinstance(optimizer.inner, StepsInBackward):
             return optimizer
+        if on_host:
+            name = type(optimizer.inner).__name__
+            raise ConversionError(f"cpu_offload=true: {name} is not simulated on shares in host memory; take adamw")
         return make(module)
 
     return made

@@ -33,7 +33,7 @@ class CopyingOptimizer(optim.Optimizer):
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         if isinstance(inner, HoldsGradients | StepsInBackward):
             raise ConversionError(
-                f"copies of weights are not kept beside {type(inner).__name__}, which holds or steps gradients itself"
+                f"copies of weights do not work with {type(inner).__name__}, which holds or steps gradients itself"
             )
         if inner.state:
             raise ConversionError(

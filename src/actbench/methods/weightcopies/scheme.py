@@ -107,7 +107,7 @@ class Ema(Scheme):
     name: ClassVar[str] = "ema"
     positional: ClassVar[str | None] = "decay"
     card: ClassVar[Card] = Card(
-        summary="a moving average of the weights is kept beside them; gradients and updates are exact",
+        summary="a moving average of the weights is kept, too; gradients and updates are exact",
         paper="Polyak and Juditsky 1992, doi 10.1137/0330046",
         rank=55,
         variants=(),  # it saves nothing

@@ -1,12 +1,21 @@
 """What is known of schemes, models and devices without torch: wrong names are refused before torch is imported."""
 
-from actbench.model.declared.names import check_device_profile, check_model, unknown_device_profile, unknown_model
+from actbench.model.declared.names import (
+    check_device_profile,
+    check_model,
+    device_names,
+    model_names,
+    unknown_device_profile,
+    unknown_model,
+)
 from actbench.model.declared.schemes import check_scheme
 
 __all__ = [
     "check_device_profile",
     "check_model",
     "check_scheme",
+    "device_names",
+    "model_names",
     "unknown_device_profile",
     "unknown_model",
 ]

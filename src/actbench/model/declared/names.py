@@ -52,9 +52,19 @@ def check_device_profile(name: str) -> None:
     Raises:
         UsageError: There is no such profile; the message has the closest names.
     """
-    known = ["cpu", *_table("simulator/devices.toml")]
+    known = device_names()
     if not name.endswith(".toml") and name not in known:
         raise unknown_device_profile(name, known)
+
+
+def device_names() -> list[str]:
+    """Return the names of the shipped device profiles."""
+    return ["cpu", *_table("simulator/devices.toml")]
+
+
+def model_names() -> list[str]:
+    """Return the names of models that need neither a folder nor the hub."""
+    return _models()[0]
 
 
 def unknown_device_profile(name: str, known: Sequence[str]) -> UsageError:

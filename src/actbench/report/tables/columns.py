@@ -49,8 +49,7 @@ def _of(part: str, name: str) -> Callable[[Entry], Value]:
 
 
 def _at_peak(part: str, title: str) -> Column[Entry]:
-    compute = _of("peak_parts", part)
-    return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
+    return Column(f"peak_{part}", f"{title} at peak", "bytes", _of("peak_parts", part), "lower", detail=2, quiet=True)
 
 
 def _peak_of(phase: str) -> Column[Entry]:
@@ -109,6 +108,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
     Column("target_length", "Target length", "count", lambda entry: getattr(entry.built, "target_length", None)),
+    setting("packed", "Packed"),
     Column("image_size", "Image size", "count", computed.image_size),
     Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),
@@ -191,6 +191,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     replace(_at_peak("communication_bytes", "Gathered and reduced"), short="communication"),
     replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
+    Column("host_bytes", "In host memory", "bytes", _measured("host_bytes"), "lower", quiet=True, short="host"),
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
     *_with_estimate(
         with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
@@ -273,7 +274,7 @@ def names_in(text: str) -> tuple[str, ...]:
             hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
             raise UsageError(f"there is no column {name!r}; {hint}")
         if name in names[:place]:
-            raise UsageError(f"column {name!r} stands twice")
+            raise UsageError(f"column {name!r} is given twice")
     return names
 
 

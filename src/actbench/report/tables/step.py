@@ -19,7 +19,7 @@ from actbench.units import format_bytes
 DEAREST = 10
 """Most operators in a table."""
 
-_REST, _ALL, _BESIDE = "(all others)", "step", ", beside the step"
+_REST, _ALL, _BESIDE = "(all others)", "step", ", parallel to the step"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Operator:
 def operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return, for each simulated case, the operators that take most of the step's estimated time.
 
-    Schemes of one case stand beside each other, and the rows add up to the step; below it stands what runs beside that.
+    Each scheme of a case has a column. The rows add up to the step; the rows below it run in parallel to the step.
     """
     cases: dict[str, list[tuple[MeasuredRecord, EstimatedTime]]] = {}
     for record in records:

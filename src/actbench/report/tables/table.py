@@ -141,15 +141,15 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
     """
     alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
     for entry in entries:
-        measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
+        measured, before, against = entry.measured, entry.exact_peak_bytes, ""
         if entry.previous is not None and entry.previous.case.scheme != "exact":
-            before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
+            before, against = entry.previous.outcome.peak_bytes, f" compared with {entry.previous.case.scheme}"
         about = None if measured is None or measured is entry.exact else about_peak(measured)
         is_faster = (step_change(entry) or 0.0) <= -_FASTER
         if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
-            alike.setdefault((beside, about), []).append(entry.record)
-    for (beside, about), records in alike.items():
-        yield f"{names_of(records)}: nothing of the peak is saved{beside}; {about}"
+            alike.setdefault((against, about), []).append(entry.record)
+    for (against, about), records in alike.items():
+        yield f"{names_of(records)}: nothing of the peak is saved{against}; {about}"
 
 
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:

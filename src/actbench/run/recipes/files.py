@@ -149,7 +149,7 @@ class BaseRecipe(Data):
 
     @abstractmethod
     def _check_repeats(self) -> None:
-        """Raise a ValueError for what stands twice."""
+        """Raise a ValueError for what is given twice."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

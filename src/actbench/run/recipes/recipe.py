@@ -56,7 +56,7 @@ class Recipe(BaseRecipe):
             before = alike.setdefault(row.parts, [])
             for other in before:
                 if row.alone == other.alone and row.meets(other):
-                    raise ValueError(f"the same scheme stands twice: {other.spec!r} and {row.spec!r}")
+                    raise ValueError(f"the same scheme is given twice: {other.spec!r} and {row.spec!r}")
             before.append(row)
         return rows
 
@@ -111,7 +111,7 @@ class Recipe(BaseRecipe):
             case = planned.case
             if case.key() in seen:
                 raise ValueError(
-                    f"the same case stands twice: {case.model}, batch size {case.batch_size}, {case.scheme} "
+                    f"the same case is given twice: {case.model}, batch size {case.batch_size}, {case.scheme} "
                     f"({case.meter}); each [[workload]] must differ from the others"
                 )
             seen.add(case.key())

@@ -39,7 +39,7 @@ def parse_batch_range(text: str, what: str = "batch size") -> tuple[int, ...]:
     A range holds its last value only when a step lands on it. ``what`` is what messages call them.
 
     Raises:
-        UsageError: The text is none of these, or a size is 0 or stands twice.
+        UsageError: The text is none of these, or a size is 0 or is given twice.
     """
     sizes: list[int] = []
     for part in text.split(","):
@@ -83,7 +83,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     seen: set[Any] = set()
     for value in values:
         if value in seen:
-            raise ValueError(f"{value!r} stands twice")
+            raise ValueError(f"{value!r} is given twice")
         seen.add(value)
     return values
 

@@ -1,4 +1,4 @@
-"""The collectives of a step: of which kind each is, between which processes, and what each process sends."""
+"""The collectives of a step: the kind of each, its processes, and the bytes that each process sends."""
 
 from __future__ import annotations
 

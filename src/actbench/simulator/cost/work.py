@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from actbench.simulator import recurrent
 from actbench.simulator.cost.collectives import Collective
 from actbench.simulator.cost.kinds import IGNORED, NOTHING, Kind, has_channels_last, kind_of
 from actbench.simulator.cost.rates import Precision
@@ -37,6 +38,7 @@ _READ_AGAIN: dict[str, int] = {
 to its place among the arguments."""
 
 
+_RECURRENT = (recurrent.FORWARD, recurrent.BACKWARD)
 _CONVERTING = {"_to_copy": 0, "copy_": 1}
 """Operators that convert an argument, by its place."""
 _GRADIENTS = {(True, False): "of the input", (False, True): "of the weight"}
@@ -117,6 +119,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         return OperatorWork(name, listed=listed)
     kind = kind_of(func, name, args)
     launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
+    launches = recurrent.kernels(func, args) if func._overloadpacket in _RECURRENT else launches
     precision = _precision(kind, tensors)
     is_convolution = kind is not None and kind.endswith("convolution")
     last = is_convolution and any(map(has_channels_last, _convolved(args, result)[:2]))
@@ -159,6 +162,8 @@ def _is_host_scalar(name: str, tensors: list[Tensor]) -> bool:
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
     if func is torch.ops.aten.convolution.default:
         return _of_convolution(*_convolved(args, result), transposed=args[6])
+    if func._overloadpacket in _RECURRENT:
+        return recurrent.flops(func, args)
     if func is torch.ops.aten.convolution_backward.default:
         wanted: list[bool] = args[10]
         return _of_convolution(*_convolved(args, result), transposed=args[7]) * sum(wanted[:2])

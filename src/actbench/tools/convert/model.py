@@ -238,7 +238,7 @@ _UNCARRIED = (
 
 
 def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
-    """Apply a scheme to a setup, of which the caller keeps only the model.
+    """Apply a scheme to a setup whose model alone the caller keeps.
 
     Raises:
         ConversionError: The scheme changes the optimizer, the loss, the precision, or what a step does with its batch.

@@ -1,4 +1,4 @@
-"""Which actions on a block are worth a simulation, and of which a plan is made."""
+"""Which actions on a block are worth a simulation, and which of them plans are made of."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import option
@@ -61,36 +61,8 @@ class QuestionFlags:
         ),
     ] = None
 
-    def check(
-        self,
-        *,
-        measure: bool,
-        device_profile: str | None,
-        memory_limit: str | None,
-        max_gradient_error: float | None,
-        script: str | None,
-        cluster: str | None,
-    ) -> None:
-        """Check flags beside each other.
-
-        Raises:
-            UsageError: Two questions, or flags that do not go with one.
-        """
-        asked = ["--" + each.name.replace("_", "-") for each in fields(self) if getattr(self, each.name)]
-        if len(asked) > 1:
-            raise UsageError(f"{' and '.join(asked)}: ask one at a time")
-        if script is not None:
-            others = {"--measure": measure, "--max-gradient-error": max_gradient_error, "--cluster": cluster}
-            if given := [*asked, *(flag for flag, value in others.items() if value not in (None, False))]:
-                raise UsageError(f"{' and '.join(given)}: not with --script, whose model and data are its own")
-        if asked and measure:
-            raise UsageError(f"--measure: not with {asked[0]}; measure the plan that it finds by 'actbench measure'")
-        if asked and max_gradient_error is not None:
-            raise UsageError(
-                f"--max-gradient-error: not with {asked[0]}, which does not measure errors of the gradient"
-            )
-        if self.which_card and memory_limit is not None:
-            raise UsageError("--memory-limit: not with --which-card, where each card has its own memory")
+    def check(self, device_profile: str | None) -> None:
+        """Raise a UsageError if no card is named and none is looked for."""
         if device_profile is None and not self.which_card:
             raise UsageError(
                 "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists "

@@ -120,7 +120,7 @@ def _rates(held: Whole, costs: Reals) -> list[Reals]:
 
 
 def _nearer(slopes: Reals, root: Reals) -> Reals:
-    """Return slopes of which half are near the one whose line is the highest at the root, of each weighting."""
+    """Return slopes for each weighting; half of them are near the slope whose line is the highest at the root."""
     rows = []
     for row, height in zip(slopes, root, strict=True):
         best = int(height.argmax())
@@ -131,7 +131,7 @@ def _nearer(slopes: Reals, root: Reals) -> Reals:
 
 
 def _prices(stages: Stages, room: int, most_errors: int) -> Reals:
-    """Return prices of error, in ticks per unit, of which the middle one gives nearly the highest bound."""
+    """Return prices of error, in ticks per unit; the middle one gives nearly the highest bound."""
     found = [_rates(stage.errors, stage.ticks[None].astype(float))[0] for stage in stages.stages]
     prices = np.unique(np.concatenate([*found, [0.0]]))
     prices = prices[np.linspace(0, len(prices) - 1, _PRICES).round().astype(int)]

@@ -111,7 +111,7 @@ def _is_buildable(spec: str) -> bool:
 def _gradient(scheme: Scheme, warnings: Sequence[str]) -> Gradient:
     """Return a scheme's gradient on a model on which it gave these warnings.
 
-    Parts of a batch have the gradient of the whole unless rows of a batch see each other, of which the scheme warns.
+    The parts of a batch have the gradient of the whole batch unless rows see each other; the scheme warns of that.
     """
     if "batch" in scheme.changes and any(text.startswith(f"{scheme.spec}: ") for text in warnings):
         return "approximate"

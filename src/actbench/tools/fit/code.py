@@ -272,6 +272,7 @@ def _command(case: Case) -> str:
         ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),
         ("target-length", case.target_length, None),
+        ("packed", case.packed, None),
         ("image-size", case.image_size, None),
         ("attention", case.attention, "sdpa"),
         ("dtype", case.dtype, dtype_for(case.model)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from actbench.cli import completions
 from actbench.cli.app import Exit, argument, command, count_option, named, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import MODELS, OutputOption, TimeoutOption, expanded
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 @expanded
 def fit(
     *,
-    model: Annotated[str | None, argument("MODEL", f"{MODELS}, if --script names no script.", named)] = None,
+    model: Annotated[
+        str | None,
+        argument("MODEL", f"{MODELS}, if --script names no script.", named, autocompletion=completions.models),
+    ] = None,
     flags: FitFlags,
     among: Annotated[
         list[str] | None,
@@ -41,12 +45,18 @@ def fit(
             "--scheme -s",
             "Plan only with these schemes, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
             metavar="SPEC",
+            autocompletion=completions.schemes,
             show_default=False,
         ),
     ] = None,
     base: Annotated[
         str,
-        option("--base", "Schemes that every plan has, and the exact step too, such as lora:16.", metavar="SPEC"),
+        option(
+            "--base",
+            "Schemes that every plan has, and the exact step too, such as lora:16.",
+            metavar="SPEC",
+            autocompletion=completions.schemes,
+        ),
     ] = "exact",
     max_slowdown: Annotated[
         float,
@@ -118,14 +128,7 @@ def fit(
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
     machines = nodes.chosen
-    questions.check(
-        measure=measure,
-        device_profile=flags.device_profile,
-        memory_limit=flags.memory_limit,
-        max_gradient_error=max_gradient_error,
-        script=flags.script,
-        cluster=nodes.cluster,
-    )
+    questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case = flags.case(model)
@@ -172,7 +175,7 @@ def fit(
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
-    _remarks(found)
+    _remarks(found, verbose=progress.verbose)
     if not found.is_possible:
         remark(verdict)
         raise Exit(1)
@@ -204,13 +207,13 @@ def _verdict(found: Fit) -> str:
     )
 
 
-def _remarks(found: Fit) -> None:
+def _remarks(found: Fit, *, verbose: bool) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
     remark(f"{found.simulated} cases simulated whole, {known} taken from the results file")
     if found.path is not None:
         remark(f"results: {found.path} (tables in the same folder, as .md and .csv)")
-    for why in found.refused:
-        remark(f"not for this model: {why}")
+    for why in found.about_refused(each=verbose):
+        remark(why)
     for why in found.kept:
         remark(why)
     if found.is_over and found.is_possible:

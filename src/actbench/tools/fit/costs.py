@@ -102,7 +102,7 @@ class Costs:
         return Costs(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(self)))
 
     def at(self, places: Sequence[int]) -> Costs:
-        """Return the costs of a longer model, each block of which costs what the block at its place here does."""
+        """Return the costs of a longer model: each of its blocks costs what the block at the given place does."""
         chosen = list(places)
         arrays = {name: getattr(self, name)[chosen] for name in _OF_BLOCKS}
         return replace(self, **arrays)

@@ -17,6 +17,9 @@ from actbench.workload.names import with_blocks
 COPIED = 3
 """Blocks of a copy: the first, one for all in the middle, and the last."""
 
+LEAST_SHARE = 0.02
+"""Of a step's bytes or seconds: what is smaller is not worth a change."""
+
 _LONG = 8  # blocks; fewer of them take hardly longer than a copy
 
 
@@ -131,3 +134,17 @@ def effect_of(exact: Measurement, changed: Measurement, blocks: Blocks) -> Effec
     frees = [not read.blocks[place].keeps_input for place in places]
     costs = (after - before).at(places)
     return Effect(costs.of_blocks(), tuple(keeps), tuple(frees))
+
+
+def matters(choice: Choice, exact: Measurement) -> bool:
+    """Whether what a choice changes is large enough a part of a step: optimizer state and gradients may not be."""
+    if not {"optimizer", "gradients"}.issuperset(choice.changes):
+        return True
+    state = (exact.optimizer_bytes or 0) + (exact.gradients_bytes or 0)
+    seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
+    return max(state / exact.peak_bytes, seconds) >= LEAST_SHARE
+
+
+def change_in_parts(costs: Costs, parts: int) -> Costs:
+    """Return the effect of a change around the blocks: what grows with the batch is of one micro-batch."""
+    return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure
 from actbench.report.sentences import failures
 from actbench.report.store import Store
 from actbench.run.executor import Machines
@@ -32,7 +32,7 @@ class Fit:
         simulated: How many were simulated now; the others were in the results file.
         is_over: Whether the time ended before all plans were simulated.
         knows_least: Whether the plan that needs least was simulated whole.
-        refused: Choices that the model or the device refused, with the reason; a reason that they share stands once.
+        refused: Names of the choices that the model or the device refused, with the reason.
         kept: What the model brings and no plan changed, each with why.
         path: The results file, if one is kept.
         least_profile: The smallest device that some plan fits on; None if none is large enough, or if something fits
@@ -45,11 +45,20 @@ class Fit:
     simulated: int
     is_over: bool
     knows_least: bool
-    refused: tuple[str, ...]
+    refused: Mapping[str, Failure]
     kept: tuple[str, ...]
     path: Path | None
     least_profile: str | None
     has_more: bool
+
+    def about_refused(self, *, each: bool) -> list[str]:
+        """Return which choices were refused: why of ``each``, or else those with nothing to do in one sentence."""
+        idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
+        told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
+        lines = [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
+        if idle:
+            lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
+        return lines
 
     @property
     def is_possible(self) -> bool:
@@ -111,15 +120,17 @@ def fit(
         planner = made.planner(case, asked, choices)
         progress.doing("simulating the exact step and single changes")
         planner.begin()
-        progress.doing("solving for the fastest plans")
         if asked.max_gradient_error is None:
+            progress.doing("simulating the fastest plans")
             planner.answer(limit, levels)  # before the time may end
+        progress.doing("simulating other precisions, memory formats and adapters")
         planner.look_further()
         if asked.max_gradient_error is not None:
             progress.doing("measuring errors of gradients on a small copy of the model")
             planner.limit_error(asked.max_gradient_error)
+        progress.doing("simulating the fastest plans")
         planner.answer(limit, levels)
-        progress.doing("solving for the frontiers of memory and time")
+        progress.doing("simulating the frontiers of memory and time")
         planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
@@ -151,7 +162,6 @@ def _found(records: Sequence[FitRecord]) -> Fitted:
 
 def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> Fit:
     found = _found(records)
-    refused = failures(((each.name, each.name, outcome) for each, outcome in planner.refused.items()), ", ".join)
     need, limit = found.least.need_bytes, found.limit_bytes
     has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).memory_bytes
     large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.memory_bytes >= need]
@@ -163,7 +173,7 @@ def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> 
         sum(run.simulated for run in made.runs),
         is_over,
         planner.knows_least and not is_over,
-        tuple(refused),
+        {choice.name: outcome for choice, outcome in planner.refused.items() if isinstance(outcome, Failure)},
         (*planner.choices.kept, *planner.space.errors.remarks()),
         made.path,
         least,

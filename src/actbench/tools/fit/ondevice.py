@@ -44,7 +44,7 @@ def meter_of(profile: DeviceProfile) -> MeterName:
 
 
 def _check_card(profile: DeviceProfile) -> None:
-    """Check that a profile is of this machine's card, as measured figures stand beside its estimates."""
+    """Check that a profile is of this machine's card, since its estimates are compared with measurements."""
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     is_own = profile.name.endswith(".toml")
     if capability != profile.compute_capability or not (is_own or _is_named(profile.name, name)):

@@ -148,7 +148,7 @@ class Planner(Survey):
         """
         open_goals = dict.fromkeys(goals, 0.0)
         for _ in range(rounds):
-            asked = {goal: solved for goal, off in open_goals.items() if (solved := self._solved(goal, off))}
+            asked = {goal: solved for goal, off in open_goals.items() if (solved := self._below(goal, off))}
             self._simulate_plans((solved, goal.limit) for goal, solved in asked.items())
             still_open: dict[Goal, float] = {}
             for goal, solved in asked.items():
@@ -169,6 +169,14 @@ class Planner(Survey):
         known = (self._known(solved.plan, limit) for solved in wanted)
         fitting = [each for each in known if each is not None and each.need <= limit]
         return min(fitting, key=lambda each: each.seconds, default=None)
+
+    def _below(self, goal: Goal, off: float) -> Solved | None:
+        """Return the fastest plan that leaves so many bytes of the limit; if there is none, half as many, or a quarter.
+
+        The allocator takes from each plan another number of bytes for itself.
+        """
+        found = (self._solved(goal, off * share) for share in ((1, 1 / 2, 1 / 4) if off > 0 else (1,)))
+        return next((each for each in found if each is not None), None)
 
     def _solved(self, goal: Goal, off: float) -> Solved | None:
         if goal.uniform:

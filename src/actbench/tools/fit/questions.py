@@ -55,7 +55,7 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
 
     Args:
         case: The case of the exact step, at the size from which on others are tried.
-        axis: What grows: the sequence, or the batch (in one pass: in micro-batches any batch fits of which a row does).
+        axis: What grows: the sequence, or the batch (in one pass: in micro-batches any batch fits if one row does).
         asked: What counts as an answer; ``max_slowdown`` is over the exact step's time at the same size.
         means: How plans are made.
 
@@ -66,6 +66,7 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
     start = getattr(case, axis) or 128
     case = case.model_copy(update={axis: start})
     with fitting(f"{case.model}-{profile.name}", case, choices_of(case, asked, profile, means.schemes), means) as made:
+        means.progress.doing(f"searching for the {_WHAT[axis].lower()}")
         grower = Grower(made, case, asked, axis)
         found = [(name, grown) for name, level in levels_of(asked) if (grown := grower.largest(level)) is not None]
     kept: list[tuple[str, Largest]] = []
@@ -145,6 +146,7 @@ def which_card(case: Case, asked: Asked, means: Means) -> Answer:
     """
     case, profile = checked(case.model_copy(update={"device_profile": case.device_profile or largest_card()}))
     with fitting(f"{case.model}-cards", case, choices_of(case, asked, profile, means.schemes), means) as made:
+        means.progress.doing("simulating plans for each card")
         rows, least = Cards(made, case, asked).run(levels_of(asked))
     title = f"Cards on which a step fits: {case.model}, batch {case.batch_size}"
     notes = [f"Plans were made for {profile.name}, and simulated for each card; times are estimated."]
@@ -173,6 +175,7 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
         shardings = Shardings(made, case, asked)
         rows, few = list[Sharded](), list[int]()
         for count in sorted(set(counts)):
+            means.progress.doing(f"simulating ways to share the model out over {count} processes")
             rows = shardings.run(count, levels)
             if rows:
                 break

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+from actbench.model.data import LEFT_OUT, OutcomeData
 from actbench.model.measured import Outcome
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure
 from actbench.report.store import Store
 from actbench.run.executor import PRELOAD, Machines, Told, Work
 from actbench.run.local import ThisMachine
@@ -19,6 +20,7 @@ from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
 
 _BENCH = "actbench.tools.fit.bench"
+_REFUSALS = ("nothing-converted", "unsupported", "unavailable")
 
 Origin = Mapping[str, Any]
 MakeRecord = Callable[[Case, Plan, Outcome, Origin], FitRecord]
@@ -72,13 +74,36 @@ class Simulations:
                 for case, outcome, origin in told:
                     record = self._make_record(case, plans[case], outcome, origin).after(self._store.find(case))
                     self._store.append(record)
-                    self._progress.finished(case, outcome)
+                    self._progress.finished(case, _told(record))
                     self.simulated += not record.of_copy
                     yield case, outcome
 
     def _in_time(self) -> bool:
         self.over = self.over or (self._deadline is not None and time.monotonic() > self._deadline)
         return not self.over
+
+
+class _Refused(OutcomeData):
+    """What progress tells of a choice that the model or the device refuses: why stands below the table."""
+
+    @property
+    def state(self) -> str:
+        """That the choice is left out."""
+        return LEFT_OUT
+
+    @property
+    def is_told(self) -> bool:
+        """Whether progress has a line for it, unless it has one for each case."""
+        return False
+
+
+def _told(record: FitRecord) -> OutcomeData:
+    """Return what progress tells of a simulation: whether it is over its limit only if that is the user's own limit."""
+    outcome = record.outcome
+    if isinstance(outcome, Failure):
+        return _Refused() if outcome.reason in _REFUSALS else outcome
+    is_users = record.case.memory_limit_bytes == record.asked.limit_bytes
+    return outcome if is_users else outcome.model_copy(update={"over_limit_bytes": None})
 
 
 @contextmanager

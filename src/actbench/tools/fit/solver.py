@@ -33,7 +33,7 @@ _BEAMS: Final = (32, 400)
 """Labels of a block that are kept in the first passes, which find good plans."""
 
 _CELLS: Final = 16
-"""Cells of bytes, and of error, of which labels are kept."""
+"""Cells of bytes, and of error, in each of which a label is kept."""
 
 _LEVELS: Final = 32
 """Levels of error at which labels are compared."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from actbench.cli import completions
 from actbench.cli.app import count_option, named, one_of, option
 from actbench.cli.flags import StepFlags
 from actbench.errors import UsageError
@@ -35,6 +36,7 @@ class FitFlags(StepFlags):
             "--device-profile",
             "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
             metavar="NAME|FILE",
+            autocompletion=completions.device_profiles,
             show_default=False,
         ),
     ] = None
@@ -59,6 +61,7 @@ class FitFlags(StepFlags):
             "may replace the first.",
             metavar="NAME",
             parser=_optimizer,
+            autocompletion=completions.optimizers,
             show_default=False,
         ),
     ] = None
@@ -78,31 +81,21 @@ class FitFlags(StepFlags):
         """Return the case of the exact step.
 
         Raises:
-            UsageError: A flag is wrong, or none says what has to fit; or two do.
+            UsageError: A flag is wrong, or none says what has to fit.
             ModelError: There is no such model.
         """
         if self.device_profile is not None:
             check_device_profile(self.device_profile)
         limit = {} if self.memory_limit is None else {"memory_limit_bytes": parse_bytes(self.memory_limit)}
         if self.script is not None:
-            return self._of_script(model, self.script, limit)
+            return self._of_script(self.script, limit)
         if model is None:
             raise UsageError("name the MODEL that is to fit, such as llama-3.2-1b, or a training script by --script")
         check_model(model)
         given = {"batch_size": ROWS, **self.given(set(Case.model_fields) - {"optimizer", "script"})}
         return Case(**{**given, **limit, "model": model, "optimizer": self._optimizers[0]})
 
-    def _of_script(self, model: str | None, text: str, limit: dict[str, Any]) -> Case:
-        if model is not None:
-            raise UsageError(
-                f"MODEL {model} and --script {text}: ask for one at a time; arguments of the script stand with it, in "
-                'quotes: --script "train.py --lr 3e-4"'
-            )
-        usable = {"script", "device_profile", "batch_size", "memory_limit", "seed"}
-        given = [each.name for each in fields(self) if getattr(self, each.name) and each.name not in usable]
-        if given:
-            names = " and ".join("--" + name.replace("_", "-") for name in given)
-            raise UsageError(f"{names}: not with --script; change the script's own lines, or its arguments")
+    def _of_script(self, text: str, limit: dict[str, Any]) -> Case:
         try:
             words = shlex.split(text)
         except ValueError as error:

@@ -15,7 +15,7 @@ from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
-from actbench.tools.fit.effects import Blocks, Effects, effect_of
+from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import step_seconds_of
@@ -26,7 +26,6 @@ BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
-_LEAST_SHARE = 0.02  # of a step's bytes or seconds; what is smaller is not worth a change
 
 
 @dataclass
@@ -135,7 +134,7 @@ class Survey:
             return None
         is_other = any("precision" in choice.changes for choice in around)  # in which more may be possible
         possible = [each for each in self.choices.around if is_other or not self._is_refused(each)]
-        wanted = [each for each in possible if self._goes_with(each, around) and _matters(each, start)]
+        wanted = [each for each in possible if self._goes_with(each, around) and matters(each, start)]
         changes = [frozenset({each}) for each in wanted]
         looked_at = among
         if looked_at is None:
@@ -229,7 +228,7 @@ class Survey:
         wanted = {
             choice: (parts, self._around_case(way.around | {choice}))
             for parts, choice in self.choices.in_parts[:_MOST_PARTS]
-            if held >= _LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
+            if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
         }
         found = self._measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
         for choice, (parts, case) in wanted.items():
@@ -249,7 +248,7 @@ class Survey:
     def _add_parts(self, way: Effects, choice: Choice, parts: int, exact: Costs) -> None:
         around = way.around | {choice}
         changes = {
-            each: _in_parts(costs, parts)
+            each: change_in_parts(costs, parts)
             for each, costs in way.changes.items()
             if all(self._goes_with(change, around) for change in each)
         }
@@ -294,17 +293,3 @@ class Survey:
         several = itertools.product(*([None, *each] for each in kinds.values()))
         found = [frozenset(choice for choice in each if choice is not None) for each in several]
         return sorted((each for each in found if each and actions.stand_together(each)), key=len)
-
-
-def _matters(choice: Choice, exact: Measurement) -> bool:
-    """Whether what a choice changes is large enough a part of a step: optimizer state and gradients may not be."""
-    if not {"optimizer", "gradients"}.issuperset(choice.changes):
-        return True
-    state = (exact.optimizer_bytes or 0) + (exact.gradients_bytes or 0)
-    seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
-    return max(state / exact.peak_bytes, seconds) >= _LEAST_SHARE
-
-
-def _in_parts(costs: Costs, parts: int) -> Costs:
-    """Return the effect of a change around the blocks: what grows with the batch is of one micro-batch."""
-    return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)

@@ -169,7 +169,7 @@ def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> _Sho
         title = "No simulated plan fits; what needs least"
         if any(map(found.fits, shown)):
             title = f"Nothing takes at most {found.max_slowdown:g} times the exact step's time; what fits"
-    why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
+    why = "These plans train other parameters than the exact step: low-rank matrices added to frozen weights."
     titled = f"{title}{', with adapters' if adapters else ''}: {about}"
     notes = [*_specs(shown), *([why] if adapters else []), *_warnings(shown)]
     return _Shortlist(fill(titled, _COLUMNS, shown, notes), bool(rows))

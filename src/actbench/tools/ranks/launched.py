@@ -50,7 +50,7 @@ def follow(place: Rank) -> None:
 
 
 def _refuse(environment: Mapping[str, str]) -> None:
-    """Raise a UsageError where accelerate was asked for what schemes and flags of actbench say."""
+    """Refuse options of accelerate for which actbench has schemes and flags."""
     shared = rank.sharing_asked(environment)
     if shared is None and is_set(environment, "ACCELERATE_USE_FSDP"):
         shared = "FSDP"

@@ -115,7 +115,7 @@ def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[st
 
     def sensor(name: str, value: int, unit: str) -> Callable[..., int]:
         def read(device: Any = None) -> int:
-            note(f"torch.cuda.{name}: a simulated card has no sensors; {value} {unit} are told")
+            note(f"torch.cuda.{name}: a simulated card has no sensors, and reports {value} {unit}")
             return value
 
         return read

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from actbench.cli.app import argument, command, count_option, named, option
+from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
@@ -18,6 +18,7 @@ from actbench.cli.printing import (
     finish,
     progress_shown,
     readers,
+    remark,
     show,
 )
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
@@ -27,7 +28,7 @@ from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
-from actbench.tools.script.declared import check_script
+from actbench.tools.script.declared import check_script, misplaced
 from actbench.units import parse_bytes
 
 Target = Annotated[
@@ -44,6 +45,7 @@ Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the scrip
 @expanded
 def run_script(
     *,
+    context: Context,
     target: Target,
     arguments: Arguments = None,
     module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.")] = False,
@@ -127,6 +129,12 @@ def run_script(
     columns = exports.chosen
     curve.check()
     check_script(script)
+    own = {name for each in context.command.params for name in each.opts}
+    if behind := misplaced(script, own):
+        remark(
+            f"actbench: {' and '.join(behind)} after {target} {'goes' if len(behind) == 1 else 'go'} to the script; "
+            f"options of actbench stand before it: actbench run {behind[0]} … {target}"
+        )
 
     from actbench.tools.script import experiment as scripts
 

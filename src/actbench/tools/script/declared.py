@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 
 from actbench.errors import UsageError
@@ -42,6 +44,18 @@ def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
             return  # a module that was compiled before
         raise UsageError(f"{target} is no Python script: name a file that ends in .py, or a module by -m")
     _parse(file, f"-m {target}" if script.is_module else target)
+
+
+def misplaced(script: Script, options: Collection[str]) -> list[str]:
+    """Return which of actbench's options, such as ``--device-profile``, a script is given that it does not name itself.
+
+    An option counts as the script's own if its file has the name, as text or as a variable.
+    """
+    given = dict.fromkeys(text.partition("=")[0] for text in script.arguments)
+    found = [text for text in given if text.startswith("--") and text in options]
+    source = read_bytes(Path(script.file), MOST_BYTES).decode(errors="replace") if found and script.file else ""
+    words = source.replace("_", "-")
+    return [text for text in found if not re.search(rf"\b{re.escape(text.strip('-'))}\b", words)]
 
 
 def _why_no_module(name: str) -> str:

@@ -52,7 +52,7 @@ class Facade:
 
     @contextmanager
     def shown(self, moved: Callable[[list[Tensor]], object]) -> Iterator[None]:
-        """Inside the block, replace functions and attributes; ``moved`` is told of tensors that came from the host.
+        """Inside the block, replace functions and attributes; ``moved`` is called with tensors that came from the host.
 
         The dispatch modes of the simulation are active when the block begins.
         """

@@ -52,7 +52,7 @@ def cards_of_machine(processes: int, profile: DeviceProfile) -> int:
 
 
 def environment(processes: int, local: int) -> dict[str, str]:
-    """Return what torchrun tells the first of ``processes``, of which ``local`` are on each machine."""
+    """Return the environment that torchrun gives the first of ``processes``, ``local`` of which are on each machine."""
     return {
         "RANK": "0",
         "WORLD_SIZE": str(processes),

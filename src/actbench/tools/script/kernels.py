@@ -71,30 +71,30 @@ def unnested() -> Iterator[None]:
 
 @contextmanager
 def recurrent_refused() -> Iterator[None]:
-    """Inside the block, refuse to run recurrent layers on fake tensors: cuDNN keeps what no operator here shows."""
+    """Inside the block, refuse to run recurrent layers on fake tensors, for a CPU: it keeps what no operator shows."""
 
     def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
             if any(isinstance(parameter, FakeTensor) for parameter in self.parameters()):
                 raise UntraceableError(
-                    f"the model holds a {type(self).__name__}, and what its operators keep for each step in time does "
-                    "not show on fake tensors; run it on a GPU with --meter cuda, or small on this machine with "
-                    "--meter cpu"
+                    f"the model holds a {type(self).__name__}, and what a CPU keeps of it for each step in time does "
+                    "not show on fake tensors; simulate a card, or run it with --meter cpu"
                 )
             return own(self, *args, **kwargs)
 
         return forward
 
-    def unflattened(_: Any) -> Callable[..., None]:
-        return lambda self: None  # it asks for addresses, which fake tensors have not
-
     with (
-        changed(nn.RNNBase, "flatten_parameters", unflattened),
         changed(nn.RNN, "forward", refusing),
         changed(nn.LSTM, "forward", refusing),
         changed(nn.GRU, "forward", refusing),
     ):
         yield
+
+
+def unflattened() -> AbstractContextManager[object]:
+    """Inside the block, leave the weights of recurrent layers apart: to put them in one tensor needs addresses."""
+    return changed(nn.RNNBase, "flatten_parameters", lambda _: lambda self: None)
 
 
 def changes(note: Note) -> dict[str, Change]:

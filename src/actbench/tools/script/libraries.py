@@ -56,7 +56,7 @@ def prepared(
         stack.enter_context(saving.torch_saves_nothing_fake(once))
         stack.enter_context(loading.nothing_fetched_by_torch(once))
         stack.enter_context(kernels.uncompiled(once))
-        stack.enter_context(kernels.recurrent_refused())
+        stack.enter_context(kernels.unflattened())
         stack.enter_context(kernels.unnested())
         stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from actbench.model.timeline import OPTIMIZER
 from actbench.ops.simulation import plain_tensors
 from actbench.tools.script import sharing
 from actbench.tools.script.lines import Lines
+from actbench.tools.script.schemes import trained
 from actbench.tools.script.steps import Step
 
 
@@ -40,6 +42,7 @@ class Held:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
+        head: As of :class:`actbench.model.records.Built`.
         tensor_parallel: How many processes share the layers of one batch.
     """
 
@@ -51,6 +54,7 @@ class Held:
     dtype: str | None
     models: str
     optimizers: str
+    head: str | None
     tensor_parallel: int
 
 
@@ -71,8 +75,25 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
+        head=_head([root for root, _ in trained(lines.roots, optimizers)]),
         tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
+
+
+def _head(models: Sequence[nn.Module]) -> str | None:
+    """Return the path of the layer that makes the logits of a single model: the one with the most outputs.
+
+    It is empty if the model names the layer itself, and None if there is no such layer or no single model.
+    """
+    if len(models) != 1:
+        return None
+    with suppress(Exception):  # it has no such method, or the user's own code fails
+        if type(models[0].get_output_embeddings()) is nn.Linear:  # type: ignore[operator]
+            return ""
+    layers = [(each.out_features, path) for path, each in models[0].named_modules() if type(each) is nn.Linear]
+    largest = max(layers, default=(0, ""))
+    others = [count for count, path in layers if path != largest[1]]
+    return largest[1] if largest[1] and all(count < largest[0] for count in others) else None
 
 
 def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, Origin]]:
@@ -168,7 +189,7 @@ def measurement(
         **vars(read),
         dtype=found.dtype,
         optimizer=found.optimizers,
-        built=built or Built(model_class=found.models),
+        built=(built or Built(model_class=found.models)).model_copy(update={"head": found.head}),
         warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
         timeline=whole.timeline(),
     )

@@ -10,7 +10,7 @@ from actbench.units import format_bytes
 
 
 def about_steps(steps: Steps, began: int) -> Iterator[str]:
-    """Yield remarks on steps of which no two are equal, or of which one ran alone.
+    """Yield remarks if no two steps are equal, or if one step ran alone.
 
     ``began`` is the number of the step that makes optimizer state.
     """

@@ -16,7 +16,7 @@ from actbench.scheme.setup import MakeOptimizer, TrainingSetup
 def trained(
     roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[nn.Module, list[int]]]:
-    """Yield the models of which optimizers train a parameter, each with the places of these optimizers."""
+    """Yield each model with trained parameters, and the places of the optimizers that train them."""
     for root in roots:
         own = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
         if places := [place for place, each in enumerate(optimizers) if own & _parameters(each)]:

@@ -20,15 +20,14 @@ from actbench.model.records import Built
 from actbench.model.timeline import Timeline
 from actbench.report.render import markdown
 from actbench.scheme import Scheme
-from actbench.simulator import known, profiles, temporaries
+from actbench.simulator import known, profiles
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import device_operators
-from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import groups, reading, sharing
+from actbench.tools.script import groups, kernels, reading, sharing
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
@@ -38,7 +37,6 @@ from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
-from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_outside, about_steps, refuse_other_batches
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps, Tracked
@@ -67,7 +65,7 @@ class Simulation:
         batch_size: Rows of the batches of each DataLoader; None for its own.
         steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
-        processes: Processes that train together, of which this is the first.
+        processes: How many processes train together; this is the first.
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
@@ -77,7 +75,7 @@ class Simulation:
 
     def __init__(
         self,
-        profile: DeviceProfile,
+        profile: profiles.DeviceProfile,
         *,
         memory_limit_bytes: int | None = None,
         scheme: Scheme | None = None,
@@ -102,12 +100,12 @@ class Simulation:
         self._applied = None if scheme is None else Applied(scheme)
         self._batch_size = batch_size
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
-        self.processes, self._unmodelled = processes, Unmodelled()
+        self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
-            temporaries=temporaries.cuda(profile) if profile.is_cuda else self._unmodelled.temporaries,
+            temporaries=self._unmodelled.temporaries,
             workspace_bytes=profile.workspace_bytes,
             observe=self._observed,
             made=self.lines.made,
@@ -120,7 +118,7 @@ class Simulation:
         self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
-        self._held: Held | None = None
+        self._held: reading.Held | None = None
         self._measured: Measurement | None = None
         self._stack = ExitStack()
 
@@ -141,6 +139,8 @@ class Simulation:
             stack.enter_context(self.facade.shown(self._note_moved))
             stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
             stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
+            if not self.profile.is_cuda:
+                stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._applied is None:
@@ -187,7 +187,7 @@ class Simulation:
         assert found is not None
         return found
 
-    def _read(self, held: Held) -> Measurement:
+    def _read(self, held: reading.Held) -> Measurement:
         """Return the measurement of the largest step, and of what the scheme changed.
 
         Raises:

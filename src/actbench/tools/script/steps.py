@@ -185,7 +185,7 @@ class Steps:
         return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
 
     def steady(self, began: int = 1) -> list[Step]:
-        """Return the steps behind the ``began`` first, of which the largest counts; else the last."""
+        """Return the steps after the first ``began``, the largest of which counts; else the last."""
         return self.done[began:] or self.done[-1:]
 
     @property

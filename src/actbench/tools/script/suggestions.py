@@ -72,12 +72,14 @@ def _packed(measured: Measurement, parts: PeakParts) -> Suggestion | None:
 
 
 def _in_pieces(measured: Measurement, parts: PeakParts) -> Suggestion | None:
+    """Of a script's model the layer that makes the logits has to be known."""
     logits = _held(measured, lambda holder: _LOGITS.search(holder.operator))
-    if not logits:
+    head = measured.built.head if measured.built else None
+    if not logits or head is None:
         return None
+    scheme = f"chunked_loss:8,head={head}" if head else "chunked_loss:8"
     why = f"{_percent(logits, measured)} are made in the cross entropy: logits a piece of the tokens at a time"
-    why += "; head=LAYER names the layer that makes them, where the model does not"
-    return Suggestion("chunked_loss:8", why, round(0.85 * logits))
+    return Suggestion(scheme, why, round(0.85 * logits))
 
 
 def _eight_bits(measured: Measurement, parts: PeakParts) -> Suggestion | None:

@@ -91,7 +91,7 @@ def _kinds_table(measured: Measurement) -> Table:
 
 
 def _holders(how: str, title: str, of: Callable[[Holder], str], timeline: Timeline) -> Table:
-    """Return the largest holders on the device at the peak, of which those with one name are one, and the rest."""
+    """Return the largest holders on the device at the peak, those of one name as one, and the rest."""
     alike: dict[str, list[Holder]] = {}
     for holder in timeline.holders:
         if holder.kind != "host":

@@ -148,7 +148,7 @@ _LARGEST: dict[str, Callable[..., Any]] = {
 def plausible(tensor: Tensor) -> Any:
     """Return what each element of a tensor is taken for, as a number of its type; a known one's only value.
 
-    Truth values of which nothing is known are taken for False.
+    Unknown truth values count as False.
     """
     value = known.value_of(tensor)
     if value is not None and value.numel() == 1:

@@ -66,8 +66,9 @@ def _reserved(measured: Measurement) -> list[str]:
     if reserved is None:
         return []
     taken, gaps = format_bytes(reserved), format_bytes(max(0, reserved - measured.peak_bytes))
-    allocated = f"Allocated: {format_bytes(measured.peak_bytes)}"
-    return [f"{allocated}. Reserved by torch's allocator: {taken}, {gaps} of it in gaps between its blocks."]
+    counted = "What is to spare" if measured.fits else "What is missing"
+    counted += f" is counted from the {taken} that torch's allocator reserves for this step"
+    return [f"{counted}: the peak of {format_bytes(measured.peak_bytes)}, and {gaps} in gaps between its blocks."]
 
 
 def _context(record: MeasuredRecord, measured: Measurement) -> str:

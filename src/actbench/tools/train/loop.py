@@ -17,6 +17,7 @@ from actbench.model.records import Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import refuse_spread
 from actbench.scheme.microbatches import Batch
+from actbench.scheme.wrapped import evaluated_weights
 from actbench.tools.train.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.tools.train.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.tools.train.evaluation import evaluated, evaluating, scores_of
@@ -197,7 +198,8 @@ class TrainingLoop:
         self._parallel.broadcast_buffers()
         batches = ((self._setup.cast(self._meter.place(batch)), rows) for batch, rows in self._feed.validation())
         metric = self._feed.data.metric
-        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
+        with evaluated_weights(self._step.optimizer):
+            self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
         self._parallel.reshard()
 
     def _batch(self, step: int) -> Batch:

@@ -1,6 +1,6 @@
 """Which training runs to compare, as the author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
 
-Several ``[[train]]`` stand beside each other. Seeds are the outermost loop, so the schemes of a seed run together.
+A recipe may have several ``[[train]]``. Seeds are the outermost loop, so the schemes of a seed run together.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TrainingRecipe(BaseRecipe):
             key = case.model_copy(update={"scheme": name}).key()
             if key in seen:
                 raise ValueError(
-                    f"the same run stands twice: {case.model} on {case.data}, seed {case.seed}, {seen[key]!r} and "
+                    f"the same run is given twice: {case.model} on {case.data}, seed {case.seed}, {seen[key]!r} and "
                     f"{case.scheme!r}; each [[train]] and each [[scheme]] must differ from the others"
                 )
             seen[key] = case.scheme

@@ -75,6 +75,8 @@ class TrainingCase(WorkloadSettings):
 
     @model_validator(mode="after")
     def _resolved(self) -> Self:
+        if self.packed is not None:
+            raise ValueError("packed: rows of several sequences are measured, not trained; leave it out")
         self.__dict__["dtype"] = self.dtype or dtype_for(self.model)
         return self
 

@@ -47,7 +47,7 @@ class Parallel:
         """Free the shares of the others, which a pass without a backward one leaves gathered."""
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor, of which this process may hold a share, as a whole; all processes must call this."""
+        """Return the whole of a tensor, if this process holds a share; all processes must call this."""
         return tensor
 
     def is_own(self, tensor: Tensor) -> bool:
@@ -100,7 +100,7 @@ class _Sharded(_Distributed):
 
 
 class _Replicated(_Distributed):
-    """A setup of which every process has a copy; gradients are averaged while the backward pass runs (DDP)."""
+    """A setup that every process has a copy of; gradients are averaged while the backward pass runs (DDP)."""
 
     def __init__(self, setup: TrainingSetup) -> None:
         loss = setup.loss
@@ -139,7 +139,7 @@ def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
 
 
 def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, ...]:
-    """Run one forward pass on fake tensors, and refuse a scheme of which a part does nothing in it.
+    """Run one forward pass on fake tensors, and refuse a scheme if a part of it does nothing there.
 
     Returns:
         A warning where that is unknown, since the model does not run on fake tensors.

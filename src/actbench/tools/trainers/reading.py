@@ -121,8 +121,8 @@ def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: An
     device_type = _device_of(module).type
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:
-        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-            raise UntraceableError("what recurrent layers keep does not show on fake tensors")
+        if device_type != "cuda" and any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            raise UntraceableError("what a CPU keeps of recurrent layers does not show on fake tensors")
         with (
             operators,
             traced(setup, lambda: {"args": shaped_like(args), "kwargs": shaped_like(kwargs)}) as (recorder, _),

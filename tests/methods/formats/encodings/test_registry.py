@@ -75,7 +75,7 @@ def test_short_forms():
         ("fp8:e3m4", "format=e3m4: input should be 'e4m3' or 'e5m2'"),
         ("fp8,scales=none", "fp8 has no key 'scales'; its keys: format, group_size, scale, rounding"),
         ("nothing", "'actbench encodings' lists all"),
-        ("int:6,bits=5,bits=4", "'bits' stands twice"),
+        ("int:6,bits=5,bits=4", "'bits' is given twice"),
         ("int:", "nothing follows the colon"),
         ("fp8,scale", "'scale' is not of the form key=value"),
         ("smaq_simulated,main_bits=2", "main_bits=2: input should be greater than or equal to 3"),

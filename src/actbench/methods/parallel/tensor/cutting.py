@@ -106,7 +106,7 @@ def cut_parameter(parameter: Tensor, dim: int, ranks: Ranks, blocks: int = 1) ->
         parameter: The whole.
         dim: The dimension that is cut.
         ranks: The processes.
-        blocks: How many equal parts it is made of along the dimension, each of which is cut.
+        blocks: How many equal parts it has along the dimension; each part is cut.
     """
     gradient, parameter.grad = parameter.grad, None
     mine = _part(parameter.data, dim, ranks, blocks)

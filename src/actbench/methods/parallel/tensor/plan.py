@@ -137,7 +137,7 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
 
 
 def _check_entry(entry: str, module: nn.Module, styles: Mapping[str, str], scheme: str) -> None:
-    """Refuse a module in which something is trained of which the plan says nothing: its gradient would be a part."""
+    """Refuse a module with a trained parameter that the plan does not name: its gradient would be partial."""
     for name, _ in module.named_parameters(entry):
         if not any(name.startswith(f"{path}.") for path in styles):
             raise ConversionError(

@@ -99,12 +99,12 @@ def part(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
 
 
 def joined(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-    """Return the whole of which the processes have a part each, and which all of them use alike."""
+    """Gather the parts of all processes into the whole tensor, which all of them use alike."""
     return _cross(x, lambda x: ranks.joined(x, dim), lambda gradient: part(gradient, ranks, dim))
 
 
 def shared_parts(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-    """Return the whole of which the processes have a part each, to use each in its own way: gradients are summed."""
+    """Gather the parts of all processes into the whole tensor, which each uses in its own way: gradients are summed."""
     return _cross(x, lambda x: ranks.joined(x, dim), lambda gradient: part_of_sum(gradient, ranks, dim))
 
 

@@ -1,0 +1,215 @@
+"""Recurrent layers as cuDNN runs them on a CUDA device: one operator for all layers, directions and steps in time.
+
+torch asks cuDNN how many bytes it needs, and cuDNN documents no formula. The ones here are estimates. They give what
+cuDNN said in 2017 of a GRU and an LSTM of four layers (864,000,000 and 736,000,000 bytes of reserve space, 13,169,920
+and 17,730,560 of workspace: pytorch issue 2895): for each layer, direction, step and row the gates and the cell of an
+LSTM, or twice the gates of a GRU, and the outputs of all layers but the last, whose output is the operator's. The
+workspace holds the matrices, and for each layer, direction and row twice the gates, the states and one vector more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.errors import UntraceableError
+from actbench.simulator.profiles import DeviceProfile
+
+aten = torch.ops.aten
+
+FORWARD, BACKWARD = aten._cudnn_rnn, aten._cudnn_rnn_backward
+
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
+"""Vectors of the width of the hidden state that the reserve space holds for each layer, direction, step and row."""
+
+_LSTM = _MODES["lstm"]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What decides the bytes of a stack of recurrent layers.
+
+    Attributes:
+        mode: cuDNN's number of the kind of layer.
+        layers: How many layers there are; each has a forward and, if ``directions`` is 2, a backward direction.
+        steps: Steps in time.
+        rows: Rows of the batch.
+        hidden: Width of the hidden state.
+        matrix_elements: Elements of all weights that are no biases.
+        drops_out: Whether outputs between layers are dropped out, which keeps them twice.
+        itemsize: Bytes of an element.
+    """
+
+    mode: int
+    layers: int
+    directions: int
+    steps: int
+    rows: int
+    hidden: int
+    matrix_elements: int
+    drops_out: bool
+    itemsize: int
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that wait for the backward pass, beside input, output, hidden states and weights."""
+        between = (self.layers - 1) * (2 if self.drops_out else 1)
+        vectors = self.layers * _KEPT[self.mode] + between
+        return vectors * self.directions * self.steps * self.rows * self.hidden * self.itemsize
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that a pass needs while it runs."""
+        states = 2 if self.mode == _LSTM else 1
+        vectors = self.layers * self.directions * (2 * _GATES[self.mode] + states + 1)
+        return (self.matrix_elements + vectors * self.rows * self.hidden) * self.itemsize
+
+
+def composites() -> dict[str, Callable[..., Any]]:
+    """Return what torch's composite operators of recurrent layers do on a CUDA device, by their names."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, mode in _MODES.items():
+        found[f"{name}.input"] = _layers(name, mode)
+        found[f"{name}.data"] = _refused_packed(name)
+    return {**found, "_pack_padded_sequence": _refused_packed("pack_padded_sequence")}
+
+
+def fake_forms() -> dict[str, Callable[..., Any]]:
+    """Return what cuDNN's operators return, without values, by their names."""
+    return {"_cudnn_rnn": _forward, "_cudnn_rnn_backward": _backward}
+
+
+def forward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
+    """Return the bytes of the temporaries of ``_cudnn_rnn``: the workspace, and a copy of an input in another order."""
+    return _workspace(profile, _recurrence(args)) + _copied(args[0], batch_first=args[10])
+
+
+def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
+    """Return the bytes of the temporaries of ``_cudnn_rnn_backward``: of the input's gradient, then of the weights'."""
+    x, batch_first, wanted = args[0], args[14], args[21]
+    hx, cx, output, of_output, of_hy, of_cy = args[4:10]
+    zeros = [of for of, given in ((output, of_output), (hx, of_hy), (cx, of_cy)) if given is None and of is not None]
+    always = _workspace(profile, _recurrence(_of_forward(args))) + _copied(x, batch_first=batch_first)
+    copied = 0 if of_output is None else _copied(of_output, batch_first=batch_first)
+    made_later = sum(map(_bytes, args[1])) if wanted[3] else 0
+    return sum(map(_bytes, zeros)) + always + max(copied - made_later, 0)
+
+
+def flops(func: Any, args: tuple[Any, ...]) -> int:
+    """Return the operations of the products of matrices; a backward pass has two for each of a forward pass."""
+    found = _recurrence(_of_forward(args) if func._overloadpacket is BACKWARD else args)
+    return 2 * found.matrix_elements * found.steps * found.rows * (2 if func._overloadpacket is BACKWARD else 1)
+
+
+def kernels(func: Any, args: tuple[Any, ...]) -> int:
+    """Return how many kernels run one after the other: a product and the gates, for each layer, direction and step."""
+    found = _recurrence(_of_forward(args) if func._overloadpacket is BACKWARD else args)
+    return 2 * found.layers * found.directions * found.steps
+
+
+def _layers(name: str, mode: int) -> Callable[..., Any]:
+    def run(
+        x: Tensor,
+        hidden: Tensor | Sequence[Tensor],
+        weights: Sequence[Tensor],
+        has_biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        hx, cx = (hidden, None) if isinstance(hidden, Tensor) else hidden
+        x, hx, cx, *weights = _cast([x, hx, cx, *weights])
+        _check(name, x, hx, cx)
+        flat = weights[0].detach()  # torch keeps all weights in one tensor, and this stands for it
+        options: tuple[Any, ...] = (mode, hx.shape[2], 0, layers, batch_first, dropout, train, bidirectional, [], None)
+        outputs = FORWARD.default(x, weights, 4 if has_biases else 2, flat, hx, cx, *options)
+        return tuple(outputs[: 2 if cx is None else 3])
+
+    return run
+
+
+def _cast(tensors: list[Any]) -> list[Any]:
+    """Return tensors in the type of autocast, as copies; weights are cast anew in each pass."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return [each.to(dtype) if each is not None and each.dtype == torch.float32 else each for each in tensors]
+
+
+def _check(name: str, x: Tensor, hx: Tensor, cx: Tensor | None) -> None:
+    if cx is not None and cx.shape[2] != hx.shape[2]:
+        raise UntraceableError(
+            f"{name}: what cuDNN keeps of projections (proj_size) is not known; measure it with --meter cuda"
+        )
+    if x.dtype == torch.bfloat16 and not torch.is_autocast_enabled("cpu"):
+        raise UntraceableError(
+            f"{name}: cuDNN does not take bfloat16 from torch, which then runs step by step; take float32, float16 or "
+            "--autocast, or measure it with --meter cuda"
+        )
+
+
+def _refused_packed(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        raise UntraceableError(
+            f"{name}: packed sequences are not simulated, since their lengths are values; give the layer a padded "
+            "batch, which keeps as much or more"
+        )
+
+    return refuse
+
+
+def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of ``_cudnn_rnn`` among those of its gradient."""
+    return (*args[:6], *args[10:20])
+
+
+def _recurrence(args: Sequence[Any]) -> Recurrence:
+    """Return what decides the bytes, from the arguments of ``_cudnn_rnn``."""
+    x, weights, _, _, _, _, mode, hidden, _, layers, batch_first, dropout, train, bidirectional = args[:14]
+    rows, steps = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
+    matrices = sum(each.numel() for each in weights if each.dim() > 1)
+    directions = 2 if bidirectional else 1
+    drops_out = bool(dropout and train)
+    return Recurrence(mode, layers, directions, steps, rows, hidden, matrices, drops_out, x.element_size())
+
+
+def _workspace(profile: DeviceProfile, recurrence: Recurrence) -> int:
+    return recurrence.workspace_bytes if profile.workspaces else 0
+
+
+def _copied(tensor: Tensor, *, batch_first: bool) -> int:
+    in_time = tensor.transpose(0, 1) if batch_first else tensor
+    return 0 if in_time.is_contiguous() else _bytes(tensor)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _forward(*args: Any) -> tuple[Tensor, ...]:
+    x, _, _, flat, hx, cx = args[:6]
+    batch_first, train = args[10], args[12]
+    found = _recurrence(args)
+    output = x.new_empty(found.steps, found.rows, found.directions * found.hidden)
+    cy = hx.new_empty(0) if cx is None else cx.new_empty(cx.shape)
+    reserve = x.new_empty(found.reserve_bytes if train else 0, dtype=torch.uint8)
+    return output.transpose(0, 1) if batch_first else output, hx.new_empty(hx.shape), cy, reserve, flat
+
+
+def _backward(*args: Any) -> tuple[Any, ...]:
+    x, weights, hx, cx, batch_first, wanted = args[0], args[1], args[4], args[5], args[14], args[21]
+    in_time = x.transpose(0, 1) if batch_first else x
+    dx = x.new_empty(in_time.shape)
+    dcx = None if cx is None else cx.new_empty(cx.shape)
+    flat = x.new_empty(sum(each.numel() for each in weights) if wanted[3] else 0)
+    parts = flat.split([each.numel() for each in weights]) if wanted[3] else ()
+    of_weights = [part.view(each.shape) for part, each in zip(parts, weights, strict=False)]
+    return dx.transpose(0, 1) if batch_first else dx, hx.new_empty(hx.shape), dcx, of_weights
