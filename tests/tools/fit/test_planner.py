@@ -67,17 +67,9 @@ MODELS: dict[str, dict[str, int]] = {
 SCHEMES = ("checkpoint", "actnn:L2")
 BLOCKS = 3  # of which every plan is simulated; what is done with the others is left as it is
 QUICK = ("tiny-bert@num_hidden_layers=2",)
-WHOLE = (
-    *QUICK,
-    "tiny-llama@num_hidden_layers=2",
-    "tiny-llama@num_hidden_layers=3",
-    "tiny-llama@num_hidden_layers=3,hidden_size=128",
-    "tiny-llama@num_hidden_layers=2,vocab_size=4096",
-    "tiny-gpt2@n_layer=2",
-    "tiny-gpt2@n_layer=3",
-    "mamba-130m@num_hidden_layers=3,hidden_size=64,vocab_size=512",
-)
-"""Of which all plans are simulated."""
+WHOLE = tuple(model for model in MODELS if not model.startswith("whisper"))
+"""Of which the fastest of all plans is compared. What the allocator keeps of a small Whisper differs by a third of the
+peak from plan to plan, and no sum of costs says so."""
 
 
 @functools.cache

@@ -146,20 +146,20 @@ class Planner(Survey):
         Without ``fills`` a plan that leaves some of its limit unused is good enough: on a frontier, the next one has a
         larger limit anyway.
         """
-        open_goals = dict.fromkeys(goals, 0.0)
+        aims = {goal: float(goal.limit) for goal in goals}
         for _ in range(rounds):
-            asked = {goal: solved for goal, off in open_goals.items() if (solved := self._below(goal, off))}
+            asked = {goal: solved for goal, aim in aims.items() if (solved := self._solved(goal, aim))}
             self._simulate_plans((solved, goal.limit) for goal, solved in asked.items())
-            still_open: dict[Goal, float] = {}
+            next_aims: dict[Goal, float] = {}
             for goal, solved in asked.items():
-                off = self._off(goal, solved, fills=fills)
+                aim = self._next_aim(goal, solved, fills=fills)
                 if solved.plan in self._impossible:
                     self.space.leave_out(solved.plan, [each.plan for each in self.found])
-                    still_open[goal] = open_goals[goal]
-                elif off is not None:
-                    still_open[goal] = off
-            open_goals = still_open
-            if not open_goals:
+                    next_aims[goal] = aims[goal]
+                elif aim is not None:
+                    next_aims[goal] = aim
+            aims = next_aims
+            if not aims:
                 return
 
     def simulated(self, plans: Iterable[Solved], limit: int) -> Found | None:
@@ -170,32 +170,29 @@ class Planner(Survey):
         fitting = [each for each in known if each is not None and each.need <= limit]
         return min(fitting, key=lambda each: each.seconds, default=None)
 
-    def _below(self, goal: Goal, off: float) -> Solved | None:
-        """Return the fastest plan that leaves so many bytes of the limit; if there is none, half as many, or a quarter.
-
-        The allocator takes from each plan another number of bytes for itself.
-        """
-        found = (self._solved(goal, off * share) for share in ((1, 1 / 2, 1 / 4) if off > 0 else (1,)))
-        return next((each for each in found if each is not None), None)
-
-    def _solved(self, goal: Goal, off: float) -> Solved | None:
+    def _solved(self, goal: Goal, aim: float) -> Solved | None:
+        """Return the fastest plan of a goal whose parts add up to so many bytes at most."""
         if goal.uniform:
-            return self.space.uniform(goal.level, goal.limit - off, self.most_squared_error)
-        solved = self.space.solve(goal.level, goal.limit - off, self.most_squared_error)
+            return self.space.uniform(goal.level, aim, self.most_squared_error)
+        solved = self.space.solve(goal.level, aim, self.most_squared_error)
         return None if solved is None or solved.seconds > goal.slowest else solved
 
-    def _off(self, goal: Goal, solved: Solved, *, fills: bool) -> float | None:
-        """Return by how much more a plan needs than it was predicted to, if the goal has to be solved again."""
+    def _next_aim(self, goal: Goal, solved: Solved, *, fills: bool) -> float | None:
+        """Return the bytes to solve for next, if a plan needs more than was predicted, or much less than the limit."""
         known = self._known(solved.plan, goal.limit)
         if known is None:
             return None
-        off = known.need - solved.peak
+        aim = goal.limit - (known.need - solved.peak)
         spare = goal.limit - known.need
+        again = self._solved(goal, aim) if spare < 0 or (fills and spare > _ENOUGH * goal.limit) else None
+        if spare < 0 and again is None:
+            # the allocator takes from each plan another number of bytes for itself: one in between may fit
+            least = self.space.least(goal.level, self.most_squared_error)
+            return None if least is None or least.peak >= solved.peak else (least.peak + solved.peak) / 2
         if spare < 0:
-            return off
-        again = self._solved(goal, off) if fills and spare > _ENOUGH * goal.limit else None
+            return aim
         is_new = again is not None and again.seconds < solved.seconds and self._known(again.plan, goal.limit) is None
-        return off if is_new else None
+        return aim if is_new else None
 
     def _known(self, plan: Plan, limit: int) -> Found | None:
         """Return the simulation of a plan that says whether it fits: within this limit, or one that it keeps anyway."""
