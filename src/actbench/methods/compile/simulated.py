@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._functorch import config as aot_config
-from torch._inductor import async_compile, compile_fx, config
+from torch._inductor import async_compile, compile_fx, config, cpu_vec_isa
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule
@@ -28,7 +28,6 @@ Code = Callable[..., Any]
 _SETTINGS: Final = {
     "compile_threads": 1,
     "force_disable_caches": True,  # a program without kernels must not be taken for a real one
-    "cpp.simdlen": 1,  # spares the tests of what the processor knows; buffers are the same
 }
 
 
@@ -80,6 +79,8 @@ def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on
         with ExitStack() as stack:
             stack.enter_context(config.patch(_SETTINGS))
             stack.enter_context(patch.object(compile_fx, "GraphLowering", _Lowering))
+            # which vectors the processor knows changes no buffer, and to find it out takes a compiler and a minute
+            stack.enter_context(patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa))
             if on_cuda:
                 stack.enter_context(patch.object(CppScheduling, "ready_to_flush", lambda scheduling: True))
             return compile_fx.compile_fx_inner(part, inputs, **named)
