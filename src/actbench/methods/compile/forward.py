@@ -199,7 +199,8 @@ class CompiledForward(ReboundForward):
         return run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None, "_modes": ()}
+        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None, "_modes": ()}
+        return {**super().__getstate__(), **fresh}
 
 
 def is_fake(module: nn.Module) -> bool:

@@ -17,11 +17,7 @@ from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import Part, TrainingSetup
 
-
-ESTIMATED = (
-    "compile is simulated by the programs that torch's inductor makes for a CPU, with a kernel for each fused group; "
-    "those for a GPU may fuse other groups"
-)
+ESTIMATED = "compile is simulated by the programs that inductor makes for a CPU; those for a GPU may fuse otherwise"
 
 
 class Compile(Scheme):

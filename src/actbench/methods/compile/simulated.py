@@ -86,8 +86,8 @@ def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on
             return compile_fx.compile_fx_inner(part, inputs, **named)
 
     with config.patch(custom_partitioner_fn=partition), aot_config.patch(enable_autograd_cache=False):
-        code: Code = compile_fx.compile_fx(graph, inputs, inner_compile=make)
-    return code
+        code: Any = compile_fx.compile_fx(graph, inputs, inner_compile=make)
+    return code  # type: ignore[no-any-return]
 
 
 class _Lowering(GraphLowering):
@@ -122,4 +122,6 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
 
 
 def _reinterpret(tensor: Tensor, size: Sequence[int], stride: Sequence[int], further: int = 0) -> Tensor:
-    return tensor.as_strided(size, stride, tensor.storage_offset() + further)
+    # no view: autograd adds in place to what is none, and FSDP2 warns of views
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(tensor.untyped_storage(), tensor.storage_offset() + further, size, stride)
