@@ -122,6 +122,8 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
 
 
 def _reinterpret(tensor: Tensor, size: Sequence[int], stride: Sequence[int], further: int = 0) -> Tensor:
+    if tensor.untyped_storage().device.type != "meta":  # a constant, which has values
+        return tensor.as_strided(size, stride, tensor.storage_offset() + further)
     # no view: autograd adds in place to what is none, and FSDP2 warns of views
     made = torch.empty(0, dtype=tensor.dtype)
     return made.set_(tensor.untyped_storage(), tensor.storage_offset() + further, size, stride)
