@@ -28,7 +28,7 @@ REFUSED = {
     ("encode:int:6,on=gradients", "zero1:8"): "does not go with weight gradients in a number format",
     ("release", "ddp:8"): "does not go with parameters that are stepped within the backward pass",
     ("release", "zero1:8"): "does not go with parameters that are stepped within the backward pass",
-    ("compile:0.5,backend=aot_eager_decomp_partition", "fsdp:8"): "does not go with compile of the whole model",
+    ("compile", "fsdp:8"): "does not go with compile of the whole model",
     ("ema", "fsdp:8"): "ema: averages of shares are not kept",
     ("late_zero_grad", "fsdp:8"): "late_zero_grad: gradients of shares are not followed",
     ("master", "fsdp:8"): "master: float32 copies of shares are not made",

@@ -96,7 +96,6 @@ class CompiledForward(ReboundForward):
         self.graphs = self.graphs_of_a_pass = 0
         self.alike = {} if alike is None else alike
         self._compiled: Callable[..., Any] | None = None
-        self._modes: Sequence[Any] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graphs of the forward; compile them if there are none for such arguments.
@@ -125,9 +124,9 @@ class CompiledForward(ReboundForward):
         return found
 
     def _under_modes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from actbench.methods.compile.simulated import modes_left  # takes seconds to import
+        from actbench.methods.compile.simulated import compiled_under_modes  # takes seconds to import
 
-        with modes_left() as self._modes:
+        with compiled_under_modes():
             return self._run(module, args, kwargs)
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,7 +151,7 @@ class CompiledForward(ReboundForward):
 
         run.__code__ = run.__code__.replace()  # torch keeps graphs by code object, and gives up after 8 for one
         # batches of other sizes are other graphs on fake tensors, whose programs have numbers for sizes
-        dynamic = False if self._modes else None
+        dynamic = False if is_fake(self.module) else None
         return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph, dynamic=dynamic)
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -161,7 +160,7 @@ class CompiledForward(ReboundForward):
 
         partition = Partition(self.budget)
         with partitioning.patch(activation_memory_budget=self.budget):
-            if self._modes:
+            if is_fake(self.module):
                 code = self._code_on_fakes(graph, inputs, partition)
             else:
                 code = _BACKENDS[self.backend](graph, inputs, partition)
@@ -176,30 +175,24 @@ class CompiledForward(ReboundForward):
     def _code_on_fakes(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any
     ) -> Callable[..., Any]:
-        """Return what runs a graph under the modes that were left to trace it; that of an alike graph if there is one.
+        """Return the code of a graph on fake tensors, which is that of an alike graph if there is one.
 
         The parameters of a block are inputs of its graph, so that the graphs of alike blocks are alike.
         """
         from actbench.methods.compile import simulated
 
         form = simulated.form(graph, inputs)
-        code = self.alike.get(form)
+        code: Callable[..., Any] | None = self.alike.get(form)
         if code is None and self.backend == "inductor":
             code = simulated.programs(graph, inputs, partition, on_cuda=not hostmemory.is_the_device())
         elif code is None:
             code = _by_operators(graph, inputs, partition)
         if form is not None:
             self.alike[form] = code
-        found = code
-
-        def run(*args: Any) -> Any:
-            with simulated.modes_entered(self._modes):
-                return found(*args)
-
-        return run
+        return code
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None, "_modes": ()}
+        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None}
         return {**super().__getstate__(), **fresh}
 
 

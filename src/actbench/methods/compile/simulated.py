@@ -8,20 +8,20 @@ kernels are those for a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._dynamo import convert_frame
 from torch._functorch import config as aot_config
 from torch._inductor import async_compile, compile_fx, config, cpu_vec_isa
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule
-from torch.utils import _python_dispatch as modes
 
 Code = Callable[..., Any]
 
@@ -31,24 +31,12 @@ _SETTINGS: Final = {
 }
 
 
-@contextmanager
-def modes_left() -> Iterator[Sequence[Any]]:
-    """Leave all dispatch modes inside the block, as ``torch.compile`` traces under none; yield them, the first first.
+def compiled_under_modes() -> AbstractContextManager[Any]:
+    """Let ``torch.compile`` compile inside the block though dispatch modes are active, which see what graphs run.
 
-    A graph runs under them in :func:`modes_entered`.
+    It traces without them in any case. Code between graphs runs under them as always.
     """
-    with modes._disable_current_modes() as left:
-        yield left[::-1]
-
-
-@contextmanager
-def modes_entered(left: Sequence[Any]) -> Iterator[None]:
-    """Put modes that were left back inside the block."""
-    with ExitStack() as stack:
-        for mode in left:
-            modes._push_mode(mode)
-            stack.callback(modes._pop_mode)
-        yield
+    return patch.object(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False)
 
 
 def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
