@@ -32,8 +32,11 @@ class Compile(Scheme):
     too. A pass without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` then
     raises an error of torch, which says how to allow it. The backward pass gives the gradients of all parameters at its
     end, so that ``release`` frees nothing earlier.
-    Compiling takes seconds to minutes in the first step with a shape; no timing includes it. The scheme is not
-    simulated, and refuses packing schemes beside it.
+    Compiling takes seconds to minutes in the first step with a shape; no timing includes it. ``only=model.layers.*``
+    compiles each block by itself, as trainers do. Packing schemes are refused beside it.
+    Simulated: the tracing, partition, fusion and buffers are torch's own, and the program that inductor makes of a graph
+    runs on fake tensors, without kernels. It is one for a CPU: there its bytes are those of a real step; on a CUDA
+    device they are an estimate, and are marked so. No time is estimated.
 
     Attributes:
         budget: The share that may be saved of what torch.compile saves by itself.
@@ -60,7 +63,7 @@ class Compile(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Kernels of a graph round otherwise, and fake tensors do not show what it saves."""
+        """Kernels of a graph round otherwise, and no module of it runs by itself, so that none is watched."""
         return LossyForward(), Limits(untraceable=UNTRACEABLE, estimated=ESTIMATED)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
