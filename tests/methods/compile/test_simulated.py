@@ -1,4 +1,4 @@
-"""What a compiled model holds is simulated as the CPU's allocator reports it: by inductor's programs without kernels."""
+"""What compiled models hold is simulated as the CPU's allocator reports it: by inductor's programs without kernels."""
 
 from __future__ import annotations
 

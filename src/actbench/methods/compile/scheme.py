@@ -34,9 +34,9 @@ class Compile(Scheme):
     end, so that ``release`` frees nothing earlier.
     Compiling takes seconds to minutes in the first step with a shape; no timing includes it. ``only=model.layers.*``
     compiles each block by itself, as trainers do. Packing schemes are refused beside it.
-    Simulated: the tracing, partition, fusion and buffers are torch's own, and the program that inductor makes of a graph
-    runs on fake tensors, without kernels. It is one for a CPU: there its bytes are those of a real step; on a CUDA
-    device they are an estimate, and are marked so. No time is estimated.
+    Simulated: the tracing, partition, fusion and buffers are torch's own, and the program that inductor makes of a
+    graph runs on fake tensors, without kernels. It is one for a CPU: there its bytes are those of a real step; on a
+    CUDA device they are an estimate, and are marked so. No time is estimated.
 
     Attributes:
         budget: The share that may be saved of what torch.compile saves by itself.
