@@ -14,7 +14,7 @@ from torch._functorch import config as partitioning
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from actbench.errors import ConversionError, UntraceableError, shortened, told
+from actbench.errors import ActbenchError, ConversionError, UntraceableError, shortened, told
 from actbench.ops import hostmemory
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
@@ -102,7 +102,7 @@ class CompiledForward(ReboundForward):
 
         Raises:
             UntraceableError: A dispatch mode is active on a real model, under which ``torch.compile`` runs the plain
-                forward instead.
+                forward instead; or a model on fake tensors cannot be traced.
             ConversionError: The forward, or the whole of it, cannot be compiled, or runs inside code that is being
                 compiled.
         """
@@ -127,7 +127,14 @@ class CompiledForward(ReboundForward):
         from actbench.methods.compile.simulated import compiled_under_modes  # takes seconds to import
 
         with compiled_under_modes():
-            return self._run(module, args, kwargs)
+            try:
+                return self._run(module, args, kwargs)
+            except RuntimeError as error:
+                if self.graphs or isinstance(error, ActbenchError):
+                    raise
+                raise UntraceableError(
+                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {told(error)}"
+                ) from error
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._compiled is None:
