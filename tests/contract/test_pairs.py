@@ -161,7 +161,10 @@ def test_compile_takes_what_can_be_compiled_on_the_same_block_and_refuses_the_re
         setup_of(spec, (activation, activation))
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [pytest.param(*pair, marks=pytest.mark.slow if place % 4 else ()) for place, pair in enumerate(PAIRS)],
+)
 def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     activations = (activation_for(first), activation_for(second))
 

@@ -48,8 +48,7 @@ def sweep(plan, timeout_seconds, preload=()):
     [
         "garble:x",
         "garble+sleep:300",
-        "closefds",
-        *(pytest.param(deed, marks=pytest.mark.slow) for deed in ("garble", "garble+bug")),
+        *(pytest.param(deed, marks=pytest.mark.slow) for deed in ("closefds", "garble", "garble+bug")),
     ],
 )
 def test_what_is_written_into_the_descriptors_of_a_case_is_a_failed_row(log, ends, deed):

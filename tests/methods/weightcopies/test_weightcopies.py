@@ -47,6 +47,7 @@ def test_the_simulation_knows_the_bytes(scheme: str) -> None:
     assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bytes_are_eighteen_a_parameter_with_main_gradients() -> None:
     exact, pure, master = (measured(scheme) for scheme in ("exact", "pure", "master"))
     of_adam = exact.optimizer_bytes - 8 * PARAMETERS  # counters of steps

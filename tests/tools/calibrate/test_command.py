@@ -21,6 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, schemes=(), most_sizes=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_profile_and_exports_are_written(cli: Any, tmp_path: Path) -> None:
     profile, markdown, as_json = (tmp_path / name for name in ("here.toml", "table.md", "report.json"))

@@ -142,6 +142,7 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
     assert "0 cases simulated whole" in again.err
 
 
+@pytest.mark.slow
 def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
     words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
     cli("fit", DEEP, *words)
@@ -151,6 +152,7 @@ def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path)
     assert "What fits: tiny-llama@num_hidden_layers=3" in copy.out
 
 
+@pytest.mark.slow
 def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "2GiB", "-o", tmp_path)
 

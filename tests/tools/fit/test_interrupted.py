@@ -100,7 +100,7 @@ def failing(reason: FailureReason, failed: list[Case]) -> object:
     return simulates
 
 
-@pytest.mark.parametrize("reason", ["timeout", "nothing-converted"])
+@pytest.mark.parametrize("reason", [pytest.param("timeout", marks=pytest.mark.slow), "nothing-converted"])
 def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None:
     failed: list[Case] = []
     made = planner("tiny-llama@num_hidden_layers=4", failing(reason, failed))
@@ -122,3 +122,27 @@ def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None
     else:
         assert made.fastest(between) is not None  # by another plan
         assert any("checkpoint" in choice.name for choice in after_it.plan.choices)
+
+
+def test_a_plan_is_simulated_within_its_smallest_limit_if_that_tells_of_the_larger_ones() -> None:
+    made = planner("tiny-llama@num_hidden_layers=4", SIMULATED)
+    made.run()
+    before, goals = len(made.found), [Goal(EXACT, made.exact_step.need - less) for less in (2, 4, 3)]
+
+    made.pursue(goals)
+
+    plans = [each.plan for each in made.found[before:]]
+    fastest = {each.plan: each.limit for goal in goals if (each := made.fastest(goal)) is not None}
+    assert len(plans) == len(set(plans)) > 0
+    assert list(fastest.values()) == [min(goal.limit for goal in goals)]
+
+
+def test_what_has_nothing_to_do_in_the_model_is_not_tried_in_other_ways_of_computing() -> None:
+    made = planner("tiny-gpt2@n_layer=2", SIMULATED)
+    made.choices = choices_for(made.exact, {}, names=("checkpoint", "lora:4,target=missing", "autocast"))
+
+    made.run()
+
+    schemes = [case.scheme for case in made.outcomes]
+    assert "autocast:bfloat16" in schemes
+    assert sum("missing" in scheme for scheme in schemes) == 1

@@ -16,6 +16,7 @@ import actbench
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.scheme import build
+from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 from actbench.tools.fit.fitting import Fitting, Means
 from actbench.tools.fit.growing import LARGEST, Grower, Largest, Search
@@ -232,6 +233,21 @@ def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, t
     assert "nothing fits on 2 processes" in ended.err
     speeds = [float(row["samples_per_second"]) for row in rows]
     assert speeds == sorted(speeds, reverse=True)
+
+
+@pytest.mark.slow
+def test_what_every_plan_has_is_shared_out_too(cli, tmp_path) -> None:
+    table = tmp_path / "t.csv"
+    ended = cli(
+        "fit", "tiny-llama@num_hidden_layers=2", "-b", "1", "--sequence-length", "16", "--device-profile", "rtx-4090",
+        "--base", "lora:4", "--exact", "-s", "checkpoint", "--processes", "2", "-o", tmp_path, "--export-csv", table,
+    )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    rows = rows_of(table)
+    assert rows
+    assert all("lora:4" in row["scheme"].split("+") for row in rows)
+    assert all(build(row["scheme"]).facet(Spread) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def measured(function: str, folder: Path, *options: str) -> int:
     return peak([*words, "--meter", "simulated", "--device-profile", PROFILE], folder)
 
 
+@pytest.mark.slow
 def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(PLAIN)

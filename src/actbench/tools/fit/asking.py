@@ -67,7 +67,6 @@ class QuestionFlags:
         measure: bool,
         device_profile: str | None,
         memory_limit: str | None,
-        base: str,
         max_gradient_error: float | None,
         script: str | None,
         cluster: str | None,
@@ -90,8 +89,6 @@ class QuestionFlags:
             raise UsageError(
                 f"--max-gradient-error: not with {asked[0]}, which does not measure errors of the gradient"
             )
-        if self.processes and base != "exact":
-            raise UsageError(f"--base {base}: not with --processes, where the ways to share a model out are the base")
         if self.which_card and memory_limit is not None:
             raise UsageError("--memory-limit: not with --which-card, where each card has its own memory")
         if device_profile is None and not self.which_card:

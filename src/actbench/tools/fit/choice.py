@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,14 +88,18 @@ class Choice:
 
     def stands_with(self, other: Choice) -> bool:
         """Whether both can be in one stack, as far as the schemes say without a model."""
-        if self.scheme is None or other.scheme is None:  # a stack has one optimizer, and no scheme that replaces it
-            return not ("optimizer" in self.changes and "optimizer" in other.changes)
-        if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
-            return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
-        return _is_buildable(f"{self.name}+{other.name}")
+        return _stand_together(self, other)
 
 
-@functools.cache  # a plan's parts are compared in pairs, the same ones for each setting
+@functools.cache  # the parts of plans are compared in pairs, the same ones for each setting
+def _stand_together(one: Choice, other: Choice) -> bool:
+    if one.scheme is None or other.scheme is None:  # a stack has one optimizer, and no scheme that replaces it
+        return not ("optimizer" in one.changes and "optimizer" in other.changes)
+    if any(scaled.scales_loss and taker.takes_gradients for scaled, taker in ((one, other), (other, one))):
+        return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
+    return _is_buildable(f"{one.name}+{other.name}")
+
+
 def _is_buildable(spec: str) -> bool:
     try:
         schemes.build(spec)

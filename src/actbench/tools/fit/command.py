@@ -122,7 +122,6 @@ def fit(
         measure=measure,
         device_profile=flags.device_profile,
         memory_limit=flags.memory_limit,
-        base=base,
         max_gradient_error=max_gradient_error,
         script=flags.script,
         cluster=nodes.cluster,

@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure, FailureReason
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import MARGIN, step_seconds_of
 from actbench.tools.fit.setting import Solved
-from actbench.tools.fit.survey import Survey
+from actbench.tools.fit.survey import BY_CHANCE, Survey
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
 BUDGETS = 20
 """Of a frontier."""
 
 _ROOM = 0.01  # share of the least peak that the smallest budget of a frontier has more: the allocator loses some
-_BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
 _ENOUGH = 0.002  # share of a limit that may be left unused before a plan is corrected
 
 
@@ -82,6 +81,7 @@ class Planner(Survey):
     found: list[Found] = field(default_factory=list)
     knows_least: bool = False
     _predicted: dict[Case, Solved] = field(default_factory=dict, repr=False)
+    _impossible: set[Plan] = field(default_factory=set, repr=False)
 
     def limit_error(self, most: float) -> None:
         """Measure errors of the gradient, and make plans that have at most this one.
@@ -138,18 +138,22 @@ class Planner(Survey):
             if least is not None and least.peak < exact.need:
                 steps = np.linspace(least.peak * (1 + _ROOM), exact.need, BUDGETS)
                 goals += [Goal(level, round(float(budget)), slowest=max_slowdown * exact.seconds) for budget in steps]
-        self.pursue(goals, rounds=2)
+        self.pursue(goals, rounds=2, fills=False)
 
-    def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS) -> None:
-        """Simulate the plans that reach goals, until what they need is what their parts add up to."""
+    def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS, *, fills: bool = True) -> None:
+        """Simulate the plans that reach goals, until what they need is what their parts add up to.
+
+        Without ``fills`` a plan that leaves some of its limit unused is good enough: on a frontier, the next one has a
+        larger limit anyway.
+        """
         open_goals = dict.fromkeys(goals, 0.0)
         for _ in range(rounds):
             asked = {goal: solved for goal, off in open_goals.items() if (solved := self._solved(goal, off))}
             self._simulate_plans((solved, goal.limit) for goal, solved in asked.items())
             still_open: dict[Goal, float] = {}
             for goal, solved in asked.items():
-                off = self._off(goal, solved)
-                if self._is_refused(solved.plan, goal.limit):
+                off = self._off(goal, solved, fills=fills)
+                if solved.plan in self._impossible:
                     self.space.leave_out(solved.plan, [each.plan for each in self.found])
                     still_open[goal] = open_goals[goal]
                 elif off is not None:
@@ -172,7 +176,7 @@ class Planner(Survey):
         solved = self.space.solve(goal.level, goal.limit - off, self.most_squared_error)
         return None if solved is None or solved.seconds > goal.slowest else solved
 
-    def _off(self, goal: Goal, solved: Solved) -> float | None:
+    def _off(self, goal: Goal, solved: Solved, *, fills: bool) -> float | None:
         """Return by how much more a plan needs than it was predicted to, if the goal has to be solved again."""
         known = self._known(solved.plan, goal.limit)
         if known is None:
@@ -181,7 +185,7 @@ class Planner(Survey):
         spare = goal.limit - known.need
         if spare < 0:
             return off
-        again = self._solved(goal, off) if spare > _ENOUGH * goal.limit else None
+        again = self._solved(goal, off) if fills and spare > _ENOUGH * goal.limit else None
         is_new = again is not None and again.seconds < solved.seconds and self._known(again.plan, goal.limit) is None
         return off if is_new else None
 
@@ -193,28 +197,37 @@ class Planner(Survey):
                 return each
         return None
 
-    def _is_refused(self, plan: Plan, limit: int) -> bool:
-        """Whether a plan cannot be simulated, and not only was not in time."""
-        outcome = self.outcomes.get(self._case_of(plan, limit))
-        return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
-
     def _case_of(self, plan: Plan, limit: int) -> Case:
         return plan.case(self.exact, self.space.blocks.whole).model_copy(update={"memory_limit_bytes": limit})
 
     def _simulate_plans(self, wanted: Iterable[tuple[Solved, int]]) -> None:
-        cases: dict[Case, tuple[Solved, int]] = {}
-        for solved, limit in wanted:
-            if self._known(solved.plan, limit) is None:
-                cases[self._case_of(solved.plan, limit)] = solved, limit
-        self._predicted.update((case, solved) for case, (solved, _) in cases.items())
-        self._measured({case: solved.plan for case, (solved, _) in cases.items()})
+        """Simulate plans within limits, each plan within its smallest limit first: that may tell of the larger ones."""
+        asked = sorted(wanted, key=lambda each: each[1])
+        while asked:
+            asked = [(solved, limit) for solved, limit in asked if self._is_open(solved.plan, limit)]
+            now = {solved.plan: (solved, limit) for solved, limit in reversed(asked)}
+            cases = {self._case_of(plan, limit): solved for plan, (solved, limit) in now.items()}
+            self._predicted.update(cases)
+            self._measured({case: solved.plan for case, solved in cases.items()})
+            if not self.outcomes.keys() & cases.keys():
+                return  # the time is over
+
+    def _is_open(self, plan: Plan, limit: int) -> bool:
+        """Whether only a simulation tells whether a plan fits within a limit."""
+        is_known = self._case_of(plan, limit) in self.outcomes or self._known(plan, limit) is not None
+        return not is_known and plan not in self._impossible
 
     def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
         """Simulate cases; those of the whole model are plans, also those that a survey learns from."""
         new = [case for case in cases if case not in self.outcomes]
         measured = super()._measured(cases)
         for case in new:
-            if case in measured and case.model == self.exact.model:
+            outcome = self.outcomes.get(case)
+            if case.model != self.exact.model:
+                continue
+            if isinstance(outcome, Failure) and outcome.reason not in BY_CHANCE:
+                self._impossible.add(cases[case])
+            if case in measured:
                 limit = case.memory_limit_bytes or 0
                 self.found.append(Found(cases[case], case, limit, measured[case], self._predicted.get(case)))
         return measured

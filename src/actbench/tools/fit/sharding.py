@@ -156,7 +156,11 @@ class Shardings:
 
     def _estimated(self, way: str) -> _Estimate | None:
         """Return about what a way needs, from two copies of few blocks, or from the model itself if it has few."""
-        base = self.case.model_copy(update={"scheme": way})
+        try:
+            base = self._base(way)
+        except SpecError as error:  # what every plan has does not stand with it
+            self.refused[way] = str(error)
+            return None
         count = self._blocks()
         models = [with_blocks(self.case.model, copied) for copied in COPIES] if count else [self.case.model]
         choices = self._choices(base).of_blocks
@@ -167,6 +171,11 @@ class Shardings:
         self._note(way, outcomes)
         told = [each for case in cases if (each := _need_and_seconds(outcomes.get(case))) is not None]
         return _Estimate(way, *_of_all(told, count)) if len(told) == len(cases) else None
+
+    def _base(self, way: str) -> Case:
+        """Return the case of the exact step with a way, and with the schemes that every plan has."""
+        parts = (self.case.scheme, way) if self.case.scheme != "exact" else (way,)
+        return self.case.model_copy(update={"scheme": schemes.build("+".join(parts)).spec})
 
     def _blocks(self) -> int:
         """Return how many blocks the model has; 0 if copies do not tell about it."""
@@ -189,7 +198,7 @@ class Shardings:
 
     def _planned(self, way: str, processes: int, levels: Sequence[Level]) -> Iterator[Sharded]:
         """Yield the fastest plan of each level with a way, unless one nearer to the exact step is as fast."""
-        base = self.case.model_copy(update={"scheme": way})
+        base = self._base(way)
         planner = self.made.planner(base, self.asked, self._choices(base))
         planner.run()
         planner.simulate = self.made.simulations(base, self.asked)  # plans have a time of their own

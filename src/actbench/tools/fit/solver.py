@@ -21,7 +21,7 @@ from actbench.tools.fit.bounds import Bounds, Reals, bounds_of
 from actbench.tools.fit.chain import UNITS, Chain, Option
 from actbench.tools.fit.stages import Stage, Stages, Whole, stages_of
 
-__all__ = ["Chain", "Option", "frontier", "least_peak", "solve"]
+__all__ = ["Chain", "Option", "frontier", "least_bytes", "least_peak", "solve"]
 
 MOST_LABELS: Final = 20_000
 """Most labels of a block that are kept without a limit of error that binds."""
@@ -115,9 +115,19 @@ def least_peak(chain: Chain, most_squared_error: float = math.inf) -> tuple[int,
     return plan
 
 
+def least_bytes(chain: Chain) -> float:
+    """Return the smallest peak of all plans, whatever their error; infinite if a block has no options."""
+    stages = stages_of(chain, math.inf)
+    return math.inf if stages is None else _least_of_all(chain, stages)
+
+
+def _least_of_all(chain: Chain, stages: Stages) -> int:
+    return max(math.ceil(chain.least), math.ceil(chain.base) + stages.least())
+
+
 def _least(chain: Chain, stages: Stages) -> float | None:
     """Return the smallest peak of the plans whose error is not too large; None if there are none."""
-    low = max(math.ceil(chain.least), math.ceil(chain.base) + stages.least())
+    low: float = _least_of_all(chain, stages)
     if stages.most_errors is None:
         return low
     # the plan of least error within a limit tells whether any is within both

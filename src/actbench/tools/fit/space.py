@@ -17,7 +17,7 @@ from actbench.tools.fit.levels import Level
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.setting import Setting, Solved
-from actbench.tools.fit.solver import least_peak, solve
+from actbench.tools.fit.solver import least_bytes, least_peak, solve
 
 _WORTH = 0.005  # share of a step's bytes or seconds that has to be saved outside of blocks
 
@@ -72,12 +72,19 @@ class Space:
 
     def least(self, level: Level, most_squared_error: float = math.inf) -> Solved | None:
         """Return the plan of a level with the smallest peak."""
-        found = (
-            each.solved(least_peak(each.chain, most_squared_error - each.squared_error))
-            for each in self.settings(level)
-            if each.least_squared_error <= most_squared_error
-        )
-        return min(found, key=lambda each: (each.peak, each.seconds), default=None)
+        best: Solved | None = None
+        chains = ((least_bytes(each.chain), each) for each in self.settings(level))
+        for needed, setting in sorted(chains, key=lambda each: each[0]):
+            if best is not None and needed > best.peak:
+                break
+            if setting.least_squared_error > most_squared_error:
+                continue
+            if best is not None and needed == best.peak and setting.bound(needed) >= best.seconds:
+                continue
+            found = setting.solved(least_peak(setting.chain, most_squared_error - setting.squared_error))
+            if best is None or (found.peak, found.seconds) < (best.peak, best.seconds):
+                best = found
+        return best
 
     def uniform(self, level: Level, limit: float, most_squared_error: float = math.inf) -> Solved | None:
         """Return the fastest plan that does the same with all blocks."""
@@ -163,10 +170,15 @@ class Space:
         kinds: dict[object, list[Around]] = {}
         for change in changes:
             kinds.setdefault(tuple(sorted({choice.changes for choice in change})), [frozenset()]).append(change)
-        for chosen in itertools.product(*kinds.values()):
-            merged = frozenset().union(*chosen)
-            if all(one.stands_with(two) for one, two in itertools.combinations(merged | way.around, 2)):
-                yield merged, sum((way.changes[each] for each in chosen if each), way.exact)
+        found = [(frozenset[Choice](), way.exact)]
+        for alternatives in kinds.values():
+            found = [
+                (merged | change, costs + way.changes[change] if change else costs)
+                for merged, costs in found
+                for change in alternatives
+                if all(one.stands_with(two) for one, two in itertools.product(change, (merged | way.around) - change))
+            ]
+        yield from found
 
     def _options(self, way: Effects, actions: Sequence[Action]) -> list[tuple[Option, ...]]:
         """Return the options of each block; equal blocks share one object, without what changes around them."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure, FailureReason
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
@@ -20,6 +20,9 @@ from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
+
+BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
+"""Failures that the same case may not have another time."""
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
@@ -130,7 +133,9 @@ class Survey:
         if exact is None or start is None:
             self._note(around, self._around_case(around))
             return None
-        wanted = [each for each in self.choices.around if self._goes_with(each, around) and _matters(each, start)]
+        is_other = any("precision" in choice.changes for choice in around)  # in which more may be possible
+        possible = [each for each in self.choices.around if is_other or not self._is_refused(each)]
+        wanted = [each for each in possible if self._goes_with(each, around) and _matters(each, start)]
         changes = [frozenset({each}) for each in wanted]
         looked_at = among
         if looked_at is None:
@@ -201,6 +206,11 @@ class Survey:
             else:
                 self.refused.setdefault(choice, outcome)
 
+    def _is_refused(self, choice: Choice) -> bool:
+        """Whether a choice alone has nothing to do in the model, or cannot be: then it is tried with no other."""
+        outcome = self.refused.get(choice)
+        return isinstance(outcome, Failure) and outcome.reason not in BY_CHANCE
+
     @staticmethod
     def _goes_with(choice: Choice, around: Around) -> bool:
         return all(choice.stands_with(other) for other in around)
@@ -249,6 +259,11 @@ class Survey:
     def _worth_a_look(self, first: Effects) -> list[Around]:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
         others = self._other_ways()
+        alone = {self._around_case(around): (around, Plan(around)) for around in others if len(around) == 1}
+        self._measured({case: plan for case, (_, plan) in alone.items()})
+        for case, (around, _) in alone.items():
+            self._note(around, case)
+        others = [around for around in others if not any(map(self._is_refused, around))]
         found = self._measured({self._around_case(around): Plan(around) for around in others})
         mine = self._measured({self._around_case(first.around): Plan(first.around)})
         needs = {
