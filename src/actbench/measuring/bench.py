@@ -59,8 +59,8 @@ class Session:
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
         limits, self._spread = self.scheme.facet(Limits), self.scheme.facet(Spread)
-        if limits and limits.untraceable and not self.meter.materialize:
-            why = f"{limits.untraceable}; measure it with --meter cpu or --meter cuda"
+        if limits and limits.unsimulated and not self.meter.materialize:
+            why = f"{limits.unsimulated}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._world = world or world_of(self.scheme, self.meter)
         self._mesh = self._world.mesh(self.scheme, self.meter)
@@ -78,7 +78,8 @@ class Session:
         self._exact_gradient = self._world.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else at_placement(self._others)
         self.setup = start if local is None else local.apply(start)
-        after = self._trace(self.setup) if before is not None else None
+        hides = self.setup.limits.untraceable and not self.meter.materialize
+        after = self._trace(self.setup) if before is not None and not hides else None
         self.setup = self.setup if placing is None else placing.apply(self.setup)
         self.sites, self.unreached = self.setup.sites, self.setup.unreached
         if before is not None and after is not None:

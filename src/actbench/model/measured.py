@@ -116,6 +116,7 @@ class Measurement(OutcomeData):
         rank_peak_bytes: The peak of each process, by rank, where several trained together: the largest is
             ``peak_bytes``, and all other bytes are those of its process; empty for one process.
         at_most: Why the peak may be less, each reason with its line of the script; empty where it is what it is.
+        approximate: Why a simulated peak is an estimate; empty where every buffer of the step is followed.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
@@ -154,6 +155,7 @@ class Measurement(OutcomeData):
     peak_bytes: NonNegativeInt
     rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
     at_most: tuple[str, ...] = ()
+    approximate: tuple[str, ...] = ()
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
     phase_peaks: PhasePeaks | None = None

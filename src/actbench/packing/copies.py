@@ -39,8 +39,13 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
 _GROWING = ("DynamicLayer", "DynamicSlidingWindowLayer")  # these make new tensors when they grow
 
 
+_PLAIN = (Tensor, tuple, list, dict, int, float, str, type(None))
+
+
 def is_cache(value: Any) -> bool:
     """Return whether a value is a cache of transformers."""
+    if isinstance(value, _PLAIN):
+        return False  # torch.compile cannot iterate over the classes of these
     return any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__)
 
 

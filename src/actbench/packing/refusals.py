@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -83,13 +83,15 @@ def is_compiled(module: nn.Module) -> bool:
     return returned or vars(module).get("_compiled_call_impl") is not None
 
 
-def refuse_compiled_here(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
-    if any(bound.compiles for part in module.modules() for bound in ReboundForward.all_of(part)):
-        raise ConversionError(
-            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
-            "model; leave compile out"
-        )
+def refuse_compiled_around(module: nn.Module, units: Sequence[nn.Module], who: str) -> None:
+    """Raise a ConversionError, told by ``who``, if the scheme compile has compiled a model whole, or around a unit."""
+    for part in module.modules():
+        compiled = any(bound.compiles for bound in ReboundForward.all_of(part))
+        if compiled and (part is module or any(unit is not part and unit in part.modules() for unit in units)):
+            raise ConversionError(
+                f"{who} does not go with compile of the whole model: what gathers parameters runs outside of graphs, "
+                "and none is made of the model; compile its blocks alone (only=model.layers.*)"
+            )
 
 
 def _inside(module: nn.Module) -> str:

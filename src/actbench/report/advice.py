@@ -117,8 +117,10 @@ _MOST_BOUNDS = 5  # records and JSON have all of them
 
 
 def about_bounds(records: Sequence[MeasuredRecord]) -> Iterator[str]:
-    """Yield why peaks are no more than upper bounds, each reason once."""
+    """Yield why peaks are no more than upper bounds, or estimates, each reason once."""
     found = [record.outcome for record in records if isinstance(record.outcome, Measurement)]
+    if estimated := dict.fromkeys(reason for measured in found for reason in measured.approximate):
+        yield f"~: an estimated peak: {'; '.join(estimated)}."
     if reasons := list(dict.fromkeys(reason for measured in found for reason in measured.at_most)):
         more = f"; and {len(reasons) - _MOST_BOUNDS} more" if len(reasons) > _MOST_BOUNDS else ""
         told = "; ".join(reasons[:_MOST_BOUNDS])

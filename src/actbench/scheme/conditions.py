@@ -63,15 +63,27 @@ class Limits:
     """Where a scheme, or what schemes have made of a setup, does not work.
 
     Attributes:
-        untraceable: Why fake tensors do not show what a step saves, so that it is not simulated; empty if they do.
+        untraceable: Why fake tensors do not show what each module saves; empty if they do. Such a step is simulated
+            only if it is ``estimated``.
+        estimated: Why the simulated bytes of a step that is ``untraceable`` are not quite those of a CUDA device, and
+            its time is unknown; empty if it is not simulated.
         unsharded: What of it FSDP2 does not go with, and why, as words after ``does not go with``; empty if it does.
     """
 
     untraceable: str = ""
+    estimated: str = ""
     unsharded: str = ""
+
+    @property
+    def unsimulated(self) -> str:
+        """Why a step is not simulated; empty if it is."""
+        return "" if self.estimated else self.untraceable
 
     @classmethod
     def together(cls, limits: Sequence[Self]) -> Self:
         """Return the limits of several: the first reason of each kind."""
-        untraceable, unsharded = (each.untraceable for each in limits), (each.unsharded for each in limits)
-        return cls(next(filter(None, untraceable), ""), next(filter(None, unsharded), ""))
+        unsimulated = [each.unsimulated for each in limits if each.unsimulated]
+        untraceable = [*unsimulated, *(each.untraceable for each in limits if each.untraceable)]
+        estimated = () if unsimulated else (each.estimated for each in limits)
+        unsharded = (each.unsharded for each in limits)
+        return cls(*(next(filter(None, found), "") for found in (untraceable, estimated, unsharded)))

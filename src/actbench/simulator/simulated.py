@@ -138,12 +138,15 @@ class SimulatedMeter(Meter):
         self.ran = Ran(reading, run, streams, grows)
         self.done = recorder.done
         rates, shares, untimed, time = self.profile.rates, self.profile.efficiencies, None, None
-        if rates is None:
+        if why := step.setup.limits.estimated:
+            untimed = f"No step time is estimated: {why}."
+        elif rates is None:
             untimed = _UNTIMED.format(self.profile.name)
         else:
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
-        timed = replace(timed, blocks=marks.readings())
+        approximate = (why,) if why and self.profile.is_cuda else ()
+        timed = replace(timed, blocks=marks.readings(), approximate=approximate)
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:

@@ -186,7 +186,7 @@ def packed_bytes(subject: Subject) -> None:
 
 def simulation(subject: Subject) -> None:
     """Check that the simulated peak, with the operators of a CPU, is the real one."""
-    if subject.untraceable:
+    if subject.unsimulated:
         return
     case = subject.case.model_copy(update={"scheme": subject.scheme.spec, "batch_size": 4 * subject.case.batch_size})
     measured = measure(case.model_copy(update={"min_steps": 0, "min_seconds": 0.0}))

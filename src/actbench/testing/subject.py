@@ -67,6 +67,12 @@ class Subject:
         limits = self.scheme.facet(Limits)
         return limits is not None and bool(limits.untraceable)
 
+    @property
+    def unsimulated(self) -> bool:
+        """Whether a step under the scheme is not simulated."""
+        limits = self.scheme.facet(Limits)
+        return limits is not None and bool(limits.unsimulated)
+
     def plain(self) -> TrainingSetup:
         """Return the setup of the plain model, with the same weights each time."""
         return _loaded(self.case).setup(materialize=True, seed=0)

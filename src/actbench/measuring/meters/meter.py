@@ -50,6 +50,7 @@ class MemoryReading:
     communication: tuple[Communication, ...] | None = None
     untimed: str | None = None
     simulated: Literal["cpu", "cuda"] | None = None
+    approximate: tuple[str, ...] = ()
     blocks: BlockReadings | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:

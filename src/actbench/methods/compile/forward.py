@@ -11,16 +11,18 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as partitioning
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from actbench.errors import ConversionError, UntraceableError, shortened, told
+from actbench.errors import ActbenchError, ConversionError, UntraceableError, shortened, told
+from actbench.ops import hostmemory
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
 
 Backend = Literal["inductor", "aot_eager_decomp_partition"]
 
-UNTRACEABLE = "torch.compile compiles nothing while every operator is watched, as simulations and the ledger do"
+UNTRACEABLE = "torch.compile compiles nothing while every operator is watched, as the ledger does"
 _REST = re.compile(r"from user code:|For more information, run with|Developer debug context:|Set TORCHDYNAMO_VERBOSE")
 _TWICE = ("a model that the scheme compile has compiled", "its graphs are made already")
 
@@ -70,11 +72,14 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 class CompiledForward(ReboundForward):
     """A forward that is compiled at its first call, and runs uncompiled without gradients.
 
+    On fake tensors it is traced and partitioned as always, and runs the program that inductor makes, without kernels.
+
     Args:
         module: The module.
         budget: The ``activation_memory_budget`` by which its graphs are partitioned, 0 to 1.
         backend: The backend that compiles the graphs.
         fullgraph: Whether the whole forward must be one graph; else parts that make no graph run uncompiled.
+        alike: The code of graphs on fake tensors, which several forwards share.
 
     Attributes:
         graphs: How many graphs were made.
@@ -83,17 +88,21 @@ class CompiledForward(ReboundForward):
 
     compiles = True
 
-    def __init__(self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool) -> None:
+    def __init__(
+        self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool, alike: dict[Any, Any] | None = None
+    ) -> None:
         super().__init__(module)
         self.budget, self.backend, self.fullgraph = budget, backend, fullgraph
         self.graphs = self.graphs_of_a_pass = 0
+        self.alike = {} if alike is None else alike
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graphs of the forward; compile them if there are none for such arguments.
 
         Raises:
-            UntraceableError: A dispatch mode is active, under which ``torch.compile`` runs the plain forward instead.
+            UntraceableError: A dispatch mode is active on a real model, under which ``torch.compile`` runs the plain
+                forward instead; or a model on fake tensors cannot be traced.
             ConversionError: The forward, or the whole of it, cannot be compiled, or runs inside code that is being
                 compiled.
         """
@@ -101,10 +110,11 @@ class CompiledForward(ReboundForward):
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
         refuse_compiling(*_TWICE)
-        if _get_current_dispatch_mode() is not None:
+        watched = _get_current_dispatch_mode() is not None
+        if watched and not is_fake(module):
             raise UntraceableError(f"compile: {UNTRACEABLE}")
         self.graphs_of_a_pass = 0
-        found = self._run(module, args, kwargs)
+        found = self._under_modes(module, args, kwargs) if watched else self._run(module, args, kwargs)
         if not self.graphs_of_a_pass:
             raise ConversionError(
                 f"compile: torch.compile ran {type(module).__name__} uncompiled, without a message; if "
@@ -112,6 +122,19 @@ class CompiledForward(ReboundForward):
             )
         savedtensors.acted(self)
         return found
+
+    def _under_modes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from actbench.methods.compile.simulated import compiled_under_modes  # takes seconds to import
+
+        with compiled_under_modes():
+            try:
+                return self._run(module, args, kwargs)
+            except RuntimeError as error:
+                if self.graphs or isinstance(error, ActbenchError):
+                    raise
+                raise UntraceableError(
+                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {told(error)}"
+                ) from error
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._compiled is None:
@@ -134,14 +157,20 @@ class CompiledForward(ReboundForward):
             return self.inner(module, *args, **kwargs)
 
         run.__code__ = run.__code__.replace()  # torch keeps graphs by code object, and gives up after 8 for one
-        return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph)
+        # batches of other sizes are other graphs on fake tensors, whose programs have numbers for sizes
+        dynamic = False if is_fake(self.module) else None
+        return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph, dynamic=dynamic)
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         """Return the code of a graph; ``torch.compile`` calls this."""
         from actbench.methods.compile.partition import Partition
 
+        partition = Partition(self.budget)
         with partitioning.patch(activation_memory_budget=self.budget):
-            code: Any = _BACKENDS[self.backend](graph, inputs, Partition(self.budget))
+            if is_fake(self.module):
+                code = self._code_on_fakes(graph, inputs, partition)
+            else:
+                code = _BACKENDS[self.backend](graph, inputs, partition)
         self.graphs += 1
 
         def counted(*args: Any) -> Any:
@@ -150,5 +179,30 @@ class CompiledForward(ReboundForward):
 
         return counted
 
+    def _code_on_fakes(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any
+    ) -> Callable[..., Any]:
+        """Return the code of a graph on fake tensors, which is that of an alike graph if there is one.
+
+        The parameters of a block are inputs of its graph, so that the graphs of alike blocks are alike.
+        """
+        from actbench.methods.compile import simulated
+
+        form = simulated.form(graph, inputs)
+        code: Callable[..., Any] | None = self.alike.get(form)
+        if code is None and self.backend == "inductor":
+            code = simulated.programs(graph, inputs, partition, on_cuda=not hostmemory.is_the_device())
+        elif code is None:
+            code = _by_operators(graph, inputs, partition)
+        if form is not None:
+            self.alike[form] = code
+        return code
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "_compiled": None}
+        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None}
+        return {**super().__getstate__(), **fresh}
+
+
+def is_fake(module: nn.Module) -> bool:
+    """Return whether the parameters of a module are fake."""
+    return isinstance(next(module.parameters(), None), FakeTensor)

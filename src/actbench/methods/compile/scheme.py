@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from actbench.errors import ConversionError, IdleError, MeasurementError
-from actbench.methods.compile.forward import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
+from actbench.methods.compile.forward import UNTRACEABLE, Backend, CompiledForward, is_fake, needed_by_inductor
 from actbench.model.gradient import Gradient
 from actbench.model.records import Site
 from actbench.packing.refusals import is_compiled, uncompilable_in
@@ -16,6 +16,8 @@ from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import Part, TrainingSetup
+
+ESTIMATED = "compile is simulated by the programs that inductor makes for a CPU; those for a GPU may fuse otherwise"
 
 
 class Compile(Scheme):
@@ -30,8 +32,11 @@ class Compile(Scheme):
     too. A pass without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` then
     raises an error of torch, which says how to allow it. The backward pass gives the gradients of all parameters at its
     end, so that ``release`` frees nothing earlier.
-    Compiling takes seconds to minutes in the first step with a shape; no timing includes it. The scheme is not
-    simulated, and refuses packing schemes beside it.
+    Compiling takes seconds to minutes in the first step with a shape; no timing includes it. ``only=model.layers.*``
+    compiles each block by itself, as trainers do. Packing schemes are refused beside it.
+    Simulated: the tracing, partition, fusion and buffers are torch's own, and the program that inductor makes of a
+    graph runs on fake tensors, without kernels. It is one for a CPU: there its bytes are those of a real step; on a
+    CUDA device they are an estimate, and are marked so. No time is estimated.
 
     Attributes:
         budget: The share that may be saved of what torch.compile saves by itself.
@@ -58,8 +63,8 @@ class Compile(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Kernels of a graph round otherwise, and fake tensors do not show what it saves."""
-        return LossyForward(), Limits(untraceable=UNTRACEABLE)
+        """Kernels of a graph round otherwise, and no module of it runs by itself, so that none is watched."""
+        return LossyForward(), Limits(untraceable=UNTRACEABLE, estimated=ESTIMATED)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a compiled forward on the model.
@@ -79,7 +84,9 @@ class Compile(Scheme):
                 f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave one of the two out, or take fewbit "
                 "or randomized with it"
             )
-        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph)
+        earlier = (part.acts for part in setup.parts if part.spec == self.spec)
+        alike = next((bound.alike for bound in earlier if isinstance(bound, CompiledForward)), None)
+        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, alike)
         bound.bind()
         becomes = f"compiled by {bound.backend}, activation budget {self.budget:g}"
         site = Site(path="", was=type(module).__name__, becomes=becomes)
@@ -89,7 +96,7 @@ class Compile(Scheme):
         """Return the backend for a model; raise a MeasurementError if its compiler is missing."""
         if self.backend == "aot_eager_decomp_partition":
             return self.backend
-        lacks = needed_by_inductor(next(module.parameters()).device)
+        lacks = None if is_fake(module) else needed_by_inductor(next(module.parameters()).device)
         if lacks is None:
             return "inductor"
         if self.backend == "inductor":

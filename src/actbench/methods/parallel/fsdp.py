@@ -11,7 +11,7 @@ from actbench.errors import ConversionError
 from actbench.methods.parallel.ddp import DataParallel
 from actbench.model.records import Site
 from actbench.packing.blocks import blocks, repeated
-from actbench.packing.refusals import refuse_compiled_here
+from actbench.packing.refusals import refuse_compiled_around
 from actbench.scheme.base import PRECISION, Change, refuse_untrained
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, LossyForward, LowPrecision
@@ -112,11 +112,11 @@ class Fsdp(DataParallel):
         refuse_untrained(self.name, module)
         if setup.limits.unsharded:
             raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
-        refuse_compiled_here(module, f"{self.spec} (FSDP2)")
         if self.mixed != "none" and setup.precision.autocast is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
+        refuse_compiled_around(module, units, f"{self.spec} (FSDP2)")
         names = sorted({type(unit).__name__ for unit in units})
         was = type(module).__name__
         policy, offload = self._policy, self.cpu_offload

@@ -68,6 +68,13 @@ def _with_estimate(
     )
 
 
+def _peak_if(name: str, mark: str) -> Column[Entry]:
+    def peak(entry: Entry) -> Value:
+        return entry.measured.peak_bytes if entry.measured and getattr(entry.measured, name) else None
+
+    return Column(f"{name}_peak_bytes", "Peak", "bytes", peak, estimate_of="peak_bytes", mark=mark)
+
+
 def _estimated(name: str) -> Callable[[Entry], Value]:
     return lambda entry: getattr(entry.estimate, name, None)
 
@@ -158,14 +165,8 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     PROCESSES,
     Column("peak_bytes", "Peak", "bytes", lambda entry: entry.record.outcome.peak_bytes, "lower"),
-    Column(
-        "at_most_peak_bytes",
-        "Peak",
-        "bytes",
-        lambda entry: entry.measured.peak_bytes if entry.measured and entry.measured.at_most else None,
-        estimate_of="peak_bytes",
-        mark="at most {}",
-    ),
+    _peak_if("at_most", "at most {}"),
+    _peak_if("approximate", "~{}"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
     *VS_PREVIOUS,
