@@ -53,6 +53,7 @@ class Compile(Scheme):
         paper="He and Yu 2023, MLSys",
         rank=45,  # around the changes of all other schemes
         draws_alike=False,
+        variants=(),  # no time of a compiled step is estimated
     )
     changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
     gradient: ClassVar[Gradient] = "exact"  # the kernels of a graph only round differently

@@ -61,11 +61,8 @@ def _with_estimate(
     columns: tuple[Column[Entry], Column[Entry]], compute: Callable[[Entry], Value]
 ) -> tuple[Column[Entry], ...]:
     """Return the columns of a measured value and its spread, and a column of the estimate."""
-    measured = columns[0]
-    return (
-        *columns,
-        Column(f"estimated_{measured.key}", measured.title, measured.unit, compute, estimate_of=measured.key),
-    )
+    key, title, unit = columns[0].key, columns[0].title, columns[0].unit
+    return (*columns, Column(f"estimated_{key}", title, unit, compute, estimate_of=key))
 
 
 def _peak_if(name: str, mark: str) -> Column[Entry]:
