@@ -109,9 +109,9 @@ def test_doctor_leaves_out_what_is_left_out_elsewhere(theirs: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "group", "shown"),
     [
-        (("models",), "workloads", "a note of theirs"),
         (("schemes",), "schemes", "checkpoint"),
-        (("report", "--help"), "exports", "--twin"),
+        pytest.param(("models",), "workloads", "a note of theirs", marks=pytest.mark.slow),
+        pytest.param(("report", "--help"), "exports", "--twin", marks=pytest.mark.slow),
     ],
 )
 def test_a_list_goes_on_without_them(theirs: Any, arguments: tuple[str, ...], group: str, shown: str) -> None:

@@ -116,8 +116,14 @@ def test_there_are_commands_to_run() -> None:
     assert places >= {"README.md", "fit --help", "sweep --help", "fit.md", "torchrun.md", "schemes --help"}
 
 
+def quick_or_slow(words: tuple[str, ...], places: list[str]) -> Any:
+    """Return a command for a test: a plan takes seconds, even of made up figures, and only README's is quick."""
+    is_slow = words[1:2] == ("fit",) and "--help" not in words and "README.md" not in places
+    return pytest.param(words, places, marks=pytest.mark.slow if is_slow else (), id=" ".join(words))
+
+
 @pytest.mark.usefixtures("users_folder", "made_up")
-@pytest.mark.parametrize(("words", "places"), WRITTEN.items(), ids=map(" ".join, WRITTEN))
+@pytest.mark.parametrize(("words", "places"), [quick_or_slow(*each) for each in WRITTEN.items()])
 def test_a_command_that_is_written_somewhere_ends_well(words: tuple[str, ...], places: list[str], cli: Any) -> None:
     run(words, cli)
 

@@ -24,7 +24,10 @@ def case(scheme: str, **settings: object) -> Case:
     return Case(scheme=scheme, **given)
 
 
-@pytest.mark.parametrize("scheme", ["exact", "checkpoint", "randomized:0.2", "offload"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["exact", "checkpoint", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("randomized:0.2", "offload"))],
+)
 def test_it_takes_at_most_five_steps_and_the_next_batch_does_not_fit(scheme: str) -> None:
     told: list[tuple[int, bool]] = []
     session = bench.Session(case(scheme, find_largest_batch=True))

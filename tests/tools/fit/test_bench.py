@@ -99,9 +99,14 @@ def test_kinds_tell_blocks_apart() -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        ("checkpoint", "checkpoint", "exact", "exact", "selective", "exact"),
-        ("exact", "checkpoint", "msln", "msln", "checkpoint", "exact"),
         ("exact", "gact:L2", "checkpoint", "gact:L2", "gact:L2", "exact"),
+        *(
+            pytest.param(plan, marks=pytest.mark.slow)
+            for plan in (
+                ("checkpoint", "checkpoint", "exact", "exact", "selective", "exact"),
+                ("exact", "checkpoint", "msln", "msln", "checkpoint", "exact"),
+            )
+        ),
     ],
 )
 def test_plans_hold_what_uniform_ones_do(plan: tuple[str, ...]) -> None:

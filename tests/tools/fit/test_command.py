@@ -127,6 +127,7 @@ def test_every_line_of_a_pipe_has_what_answers_the_question(cli, log, tmp_path) 
 DEEP = "tiny-llama@num_hidden_layers=16"
 
 
+@pytest.mark.slow
 def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp_path) -> None:
     words = ("fit", DEEP, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-")
     first = cli(*words)
@@ -206,6 +207,7 @@ def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cl
     assert "offload" not in ended.out
 
 
+@pytest.mark.slow
 def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKEFIT_IDLE", "offload,lora:4")
     words = (*STEP, *AMONG, "-s", "offload", "-s", "lora:4", "--memory-limit", "6GiB", "-o", tmp_path)
@@ -218,6 +220,7 @@ def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, 
     assert "nothing to do" not in verbose.err
 
 
+@pytest.mark.slow
 def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log, tmp_path) -> None:
     whole = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--verbose", "-o", tmp_path / "whole")
     half = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--verbose", "-o", tmp_path / "half")
@@ -321,11 +324,16 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, mon
 @pytest.mark.parametrize(
     ("function", "wants", "tried", "remarks"),
     [
-        ("build", (), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
         ("half", (), {"exact adamw-fused"}, ("the model's parameters are bfloat16: no other precision was tried",)),
         ("descent", (), {"autocast:bfloat16 None"}, ("of the model's own optimizer, SGD, no other implementation",)),
-        ("descent", ("--optimizer", "adamw"), {"autocast:bfloat16 adamw", "exact adamw-fused"}, ()),
-        ("half", ("--dtype", "float32"), {"autocast:bfloat16 None", "exact adamw-fused"}, ()),
+        *(
+            pytest.param(*each, (), marks=pytest.mark.slow)
+            for each in (
+                ("build", (), {"autocast:bfloat16 None", "exact adamw-fused"}),
+                ("descent", ("--optimizer", "adamw"), {"autocast:bfloat16 adamw", "exact adamw-fused"}),
+                ("half", ("--dtype", "float32"), {"autocast:bfloat16 None", "exact adamw-fused"}),
+            )
+        ),
     ],
 )
 def test_types_and_optimizers_are_tried_for_a_model_of_ones_own(
@@ -428,6 +436,7 @@ def test_what_is_measured_stands_beside_what_was_simulated(cli, log, fake, tmp_p
     assert len(log.read_text().splitlines()) == len(meters)  # all of it stood in the file
 
 
+@pytest.mark.slow
 def test_a_row_of_a_device_is_none_of_the_shortlist(cli, log, tmp_path) -> None:
     profile = tmp_path / "mine.toml"
     profile.write_text(CPU)

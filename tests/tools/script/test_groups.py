@@ -125,6 +125,7 @@ def test_gradients_beside_their_buckets_take_as_much_again() -> None:
     assert beside.peak_parts.communication_bytes == pytest.approx(inside.gradients_bytes, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> None:
     plain = trained(ddp())
 
@@ -133,6 +134,7 @@ def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> No
         assert found.gradients_bytes == plain.gradients_bytes
 
 
+@pytest.mark.slow
 def test_flat_parameters_are_shared_out() -> None:
     flat, rows = trained(fsdp1), trained(fsdp2())
 
@@ -141,6 +143,7 @@ def test_flat_parameters_are_shared_out() -> None:
     assert flat.optimizer_bytes == pytest.approx(rows.optimizer_bytes, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_shares_are_copied_in_a_mesh_of_two_dimensions() -> None:
     def wrap(model: nn.Module) -> nn.Module:
         return fsdp2(mesh=init_device_mesh("cuda", (2, 2), mesh_dim_names=("copies", "shares")))(model)
@@ -167,6 +170,7 @@ def test_layers_are_shared_out_by_a_plan() -> None:
     assert found.weights_bytes == pytest.approx(whole - blocks * (1 - 1 / PROCESSES), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_layers_may_be_shared_in_both_ways() -> None:
     def wrap(model: nn.Module) -> nn.Module:
         mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -177,6 +181,7 @@ def test_layers_may_be_shared_in_both_ways() -> None:
     assert trained(wrap).mesh == Mesh(dp=2, tp=2)
 
 
+@pytest.mark.slow
 def test_a_hook_of_the_users_averages_in_half_precision() -> None:
     def wrap(model: nn.Module) -> nn.Module:
         wrapped = ddp(gradient_as_bucket_view=True)(model)
@@ -191,6 +196,7 @@ def test_a_hook_of_the_users_averages_in_half_precision() -> None:
     assert half.sent_bytes == pytest.approx(full.sent_bytes / 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_averaged_once() -> None:
     with on_card() as card:
         distributed.init_process_group("nccl")
@@ -253,6 +259,7 @@ def test_cards_of_a_machine_divide_the_processes() -> None:
     assert [cards_of_machine(count, card) for count in (1, 3, 8, 12, 16)] == [1, 3, 8, 6, 8]
 
 
+@pytest.mark.slow
 def test_one_process_may_make_a_group_of_one() -> None:
     found = trained(ddp(), processes=1)
 
@@ -402,11 +409,13 @@ def accelerated(**options: Any) -> Measurement:
     return card.measurement
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_wraps_a_model_by_itself() -> None:
     assert accelerated().peak_bytes == pytest.approx(trained(ddp()).peak_bytes, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_shares_a_model_out() -> None:
     plugin = FullyShardedDataParallelPlugin(

@@ -88,6 +88,7 @@ def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(run: 
     assert int(lines[2][2]) > WEIGHTS
 
 
+@pytest.mark.slow
 def test_a_scheme_saves_for_real_what_it_saves_simulated(run: Run) -> None:
     exact, half = run(TRAINING, "cpu"), run(TRAINING, "cpu", scheme="adam8bit")
 

@@ -231,6 +231,7 @@ def test_memory_runs_out_where_it_would() -> None:
     assert card.measurement.fits
 
 
+@pytest.mark.slow
 def test_the_first_step_which_is_without_the_scheme_is_not_counted() -> None:
     def loop() -> None:
         blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8))).cuda()
