@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from givenlayers import Doubled, converted, gradients
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
@@ -114,6 +116,58 @@ def test_back_razor_takes_a_product_s_gradient_from_the_largest_elements(shape: 
 
     torch.testing.assert_close(for_x, 2 * weights @ second + 3 * (weights.mT @ first).flip(0))
     torch.testing.assert_close(for_bias, weights.sum()[None])
+
+
+class Applied(nn.Module):
+    """A function of activations, and a bias."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.bias = function, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) + self.bias
+
+
+QUOTIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softsign": F.softsign,
+    "divisor": lambda x: x / (1 + x.abs()),
+    "divided by in place": lambda x: (2 * x).div_(1 + x.abs()),
+    "named": lambda x: torch.div(input=x, other=1 + x.abs()),
+    "reciprocal": lambda x: 1 / (x.abs() + 0.1),
+    "root": lambda x: (x * x + 0.1).sqrt(),
+    "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.1),
+    "logarithm": lambda x: (x.abs() + 0.1).log(),
+    "power": lambda x: (x * x + 0.1) ** 0.5,
+    "power of two tensors": lambda x: torch.pow(x.abs() + 0.1, x.sigmoid()),
+    "response norm": lambda x: F.local_response_norm(x[None], 3)[0],
+    "entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.3)),
+}
+
+
+@pytest.mark.parametrize("kind", QUOTIENTS)
+def test_back_razor_leaves_whole_what_backward_divides_by(kind: str) -> None:
+    exact, x = nn.Sequential(Doubled(), Applied(QUOTIENTS[kind])), torch.randn(20, 40)
+
+    wanted, found = (gradients(each, x)[0] for each in (exact, converted(exact, "backrazor:0.1")))
+
+    assert bool(found.isfinite().all())
+    assert float((found - wanted).norm()) < 1.2 * float(wanted.norm())  # dropped elements count as zero
+
+
+def test_back_razor_drops_elements_of_squares_and_of_what_is_divided() -> None:
+    """They are finite at 0."""
+    setup = schemes.build("backrazor:0.25").apply(
+        TrainingSetup(
+            nn.Sequential(Doubled(), nn.Linear(64, 64), Applied(lambda x: x.pow(2) / (1 + x.detach().abs()))),
+            loss=lambda module, x: module(x["x"]).sum(),
+        )
+    )
+    entries = inspection.itemize(setup, lambda: {"x": torch.randn(32, 64, requires_grad=True)}).entries
+
+    whole = [entry for entry in entries if not entry.packed and entry.kept_bytes >= 4 * 32 * 64]
+    assert len([entry for entry in entries if entry.packed]) == 2  # the linear layer's input, and what is squared
+    assert [entry.reason for entry in whole] == ["the backward pass divides by it"]
 
 
 @pytest.mark.slow

@@ -114,6 +114,18 @@ def test_infinities_stay_whole_and_leave_no_trace_in_the_bounds() -> None:
     torch.testing.assert_close(site.kept, before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_a_group_with_what_is_not_finite_decodes_to_nan_where_no_hook_looks(value: float) -> None:
+    site, x = SiteState("", 8), torch.randn(4, 32)
+    layout, codec = Layout.of(x), RunningRanges(0.9, 2).at(x, SiteState("", 8))
+    codec.pack(x.view(-1), layout, site)
+    x[0, 3] = value
+    back = codec.unpack(codec.pack(x.view(-1), layout, site), layout)
+
+    assert bool(back[:, :16].isnan().all())
+    assert float((back - x)[:, 16:].abs().max()) < 0.1
+
+
 class Attention(nn.Module):
     """Heads of which each is a thousand times larger than the one before."""
 

@@ -25,6 +25,8 @@ from actbench.scheme.setup import TrainingSetup
 class Largest(Codec):
     """The elements of largest magnitude, the others become zeros; parts are values, and 1 bit an element for places."""
 
+    drops: ClassVar[bool] = True
+
     share: float
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
@@ -83,7 +85,8 @@ class BackRazor(Scheme):
     softmax, activations and products of activations are sparsified as linear layers and convolutions are; ``dropit``
     does it to the inputs of the latter two alone.
     The forward pass is exact. Gradients are biased: dropped elements count as zero, also where gradients of inputs are
-    functions of them.
+    functions of them. What a backward pass divides by stays whole: divisors, and what roots, logarithms and powers
+    save.
     Not reproduced: products that compute on the sparse form.
 
     Attributes:

@@ -88,11 +88,16 @@ class Grouped(Codec):
     count: int
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
-        """Return codes, (elements,) uint8, and the bounds, (2, groups) float32."""
+        """Return codes, (elements,) uint8, and the bounds, (2, groups) float32.
+
+        Those of a group with a value that is not finite, or too large, are NaN, and so is what it decodes to.
+        """
         view = flat.view(self.outer, self.count, -1)
         bounds = torch.stack((view.amin((0, 2)), view.amax((0, 2)))).float()
         if not isinstance(flat, FakeTensor):  # a simulation keeps no ranges at the site
-            bounds = site.kept = self._moved(site.kept, bounds)
+            usable = (bounds.abs() <= _LARGEST).all(0)
+            site.kept = self._moved(site.kept, bounds, usable)
+            bounds = site.kept.where(usable, math.nan)  # where hooks no longer look at values, the group becomes NaN
         low, step = _affine(bounds)
         codes = torch.empty(view.shape, dtype=torch.uint8, device=flat.device)
         step = step.clamp(min=torch.finfo(step.dtype).tiny)
@@ -121,12 +126,11 @@ class Grouped(Codec):
         least, most = flat.aminmax()
         return None if torch.maximum(-least, most).item() <= _LARGEST else NOT_FINITE
 
-    def _moved(self, kept: Tensor | None, bounds: Tensor) -> Tensor:
-        """Return the average of earlier bounds and those of a tensor; of a group with infinities the earlier ones."""
+    def _moved(self, kept: Tensor | None, bounds: Tensor, usable: Tensor) -> Tensor:
+        """Return the average of earlier bounds and those of a tensor; where these are not usable the earlier ones."""
         if kept is None or kept.shape != bounds.shape:
             return bounds
         kept = kept.to(bounds.device)
-        usable = (bounds.abs() <= _LARGEST).all(0)
         return torch.where(usable, torch.where(kept.isfinite(), kept.lerp(bounds, 1 - self.decay), bounds), kept)
 
     def _pieces(self, view: Tensor) -> Iterator[slice]:

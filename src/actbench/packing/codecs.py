@@ -31,10 +31,13 @@ class Codec:
     A codec may hold only settings, from which :meth:`at` chooses a codec for each tensor. The defaults are those of a
     format that packs floating-point tensors as a whole.
 
-    Class attributes: exact: Whether the decoded tensor equals the packed one bit for bit.
+    Class attributes:
+        exact: Whether the decoded tensor equals the packed one bit for bit.
+        drops: Whether elements are dropped, and decode to 0. Hooks leave whole what backward passes divide by.
     """
 
     exact: ClassVar[bool] = False
+    drops: ClassVar[bool] = False
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn, optim
@@ -121,9 +121,16 @@ class HoldsShares(Protocol):
         ...
 
 
+TRAIN_MODE: Final = "train_mode"
+"""The option of a group that tells whether its parameters hold the weights to train; schedule-free ones have it."""
+
+
 @runtime_checkable
 class TrainsElsewhere(Protocol):
-    """An optimizer that trains other weights than those to evaluate, and has either put into the parameters."""
+    """An optimizer that trains other weights than those to evaluate, and has either put into the parameters.
+
+    Its groups may tell by ``TRAIN_MODE`` which these are.
+    """
 
     def train(self) -> None:
         """Put the weights to train into the parameters."""
@@ -136,15 +143,20 @@ class TrainsElsewhere(Protocol):
 
 @contextmanager
 def evaluated_weights(optimizer: optim.Optimizer) -> Iterator[None]:
-    """Inside the block, let parameters hold the weights to evaluate, if the optimizer trains others."""
+    """Inside the block, let parameters hold the weights to evaluate, if the optimizer trains others.
+
+    After it they hold what they held before; the weights to train, if the optimizer does not tell.
+    """
     inner: Any = optimizer
     while inner is not None and not isinstance(inner, TrainsElsewhere):
         inner = getattr(inner, "inner", None)
     if inner is None:
         yield
         return
+    was_training = all(group.get(TRAIN_MODE, True) for group in getattr(inner, "param_groups", ()))
     inner.eval()
     try:
         yield
     finally:
-        inner.train()
+        if was_training:
+            inner.train()

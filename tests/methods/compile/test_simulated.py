@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import convert_frame
 
 from actbench import scheme as schemes
 from actbench.measuring.bench import measure
 from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.measuring.meters.meter import MemoryReading
 from actbench.methods.compile.forward import CompiledForward
+from actbench.methods.compile.simulated import compiled_under_modes, form
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch
@@ -70,6 +73,37 @@ def _alone() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def test_passes_that_overlap_in_two_threads_leave_torch_as_it_was() -> None:
+    before, inside, leave = convert_frame.any_torch_dispatch_mode_on_stack, threading.Event(), threading.Event()
+
+    def second() -> None:
+        with compiled_under_modes():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=second)
+    with compiled_under_modes():
+        thread.start()
+        inside.wait(0.2)  # it waits for this block to end
+    leave.set()
+    thread.join()
+
+    assert convert_frame.any_torch_dispatch_mode_on_stack is before
+
+
+def test_graphs_are_alike_on_inputs_of_one_type_only() -> None:
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    x = torch.randn(3)
+
+    assert form(graph, [x]) == form(graph, [torch.randn(3)])
+    assert form(graph, [x]) != form(graph, [nn.Parameter(x, requires_grad=False)])
+    assert form(graph, [x.as_subclass(Other)]) is None
+
+
+class Other(Tensor):
+    """A tensor that may decide more than its shape and type say."""
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 
 from actbench import optim
 from actbench.errors import ConversionError
+from actbench.scheme.wrapped import evaluated_weights
 from actbench.tools.train.evaluation import evaluated
 from actbench.tools.train.loop import TrainingLoop
 from actbench.tools.train.processgroup import SINGLE_PROCESS
@@ -72,6 +76,39 @@ def test_averaged_weights_are_not_stepped() -> None:
 def test_a_first_beta_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         optim.ScheduleFreeAdamW([nn.Parameter(torch.ones(3))], betas=(0.0, 0.999))
+    optimizer = optim.ScheduleFreeAdamW([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match="above 0"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "betas": (0.0, 0.999)})
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_a_copy_decays_weights_as_the_first_does(again: Callable[[Any], Any]) -> None:
+    optimizer = optim.ScheduleFreeAdamW([nn.Parameter(torch.ones(3))], decoupled=False, weight_decay=DECAY)
+    twin = again(optimizer)
+    for each in (optimizer, twin):
+        each.param_groups[0]["params"][0].grad = torch.full((3,), 0.1)
+        each.step()
+    weights, copied = (each.param_groups[0]["params"][0] for each in (optimizer, twin))
+
+    assert torch.equal(weights, copied)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_after_an_evaluation_weights_are_those_before(training: bool) -> None:
+    optimizer = optim.ScheduleFreeAdamW([nn.Parameter(torch.ones(3))])
+    (weight,) = optimizer.param_groups[0]["params"]
+    for gradient in (1.0, -0.5, 0.3):
+        weight.grad = torch.full((3,), gradient)
+        optimizer.step()
+    if not training:
+        optimizer.eval()
+    before = weight.detach().clone()
+    with evaluated_weights(optimizer):
+        inside = weight.detach().clone()
+
+    torch.testing.assert_close(weight.detach(), before)
+    assert torch.equal(inside, before) is not training
+    assert optimizer.param_groups[0]["train_mode"] is training
 
 
 @pytest.mark.parametrize("scheme", ["schedule_free", "release+schedule_free", "ema+schedule_free"])

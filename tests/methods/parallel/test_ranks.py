@@ -322,6 +322,11 @@ def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
         read(even(), "zero1:8", WIDTH, torch.optim.Adafactor)
 
 
+def test_averaged_weights_are_not_put_into_one_share() -> None:
+    with pytest.raises(ConversionError, match="zero1:8: ScheduleFreeAdamW puts averaged weights"):
+        read(even(), "schedule_free+zero1:8", WIDTH, torch.optim.AdamW)
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [

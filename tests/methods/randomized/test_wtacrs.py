@@ -97,13 +97,35 @@ def test_other_products_are_torch_s_own(first: tuple[int, ...], second: tuple[in
     torch.testing.assert_close(product_gradients(a, b, 0.4), product_gradients(a, b, None))
 
 
-def test_arguments_by_name_are_torch_s_own() -> None:
+@pytest.mark.parametrize("product", [torch.bmm, torch.matmul])
+def test_factors_by_name_are_sampled_and_results_by_name_are_torch_s_own(product: Callable[..., Tensor]) -> None:
     a, b = torch.randn(2, 9, 8, requires_grad=True), torch.randn(2, 8, 9)
-    exact, rule = torch.bmm(a, b), partial(sampled_product, Sketching("wta", 0.4), torch.bmm)
+    exact, rule = product(a, b), partial(sampled_product, Sketching("wta", 0.4), product)
+    second, wrong = ("mat2", "other") if product is torch.bmm else ("other", "mat2")
 
-    assert torch.equal(rule(a, mat2=b), exact)
+    for found in (rule(a, b), rule(a, **{second: b}), rule(input=a, **{second: b})):
+        assert torch.equal(found, exact)
+        assert found.grad_fn is not None
+        assert found.grad_fn.name() == "SampledProductBackward"
+    for args, named in (((a,), {wrong: b}), ((a, b), {"input": a}), ((a,), {}), ((), {"input": a})):
+        with pytest.raises(TypeError):
+            rule(*args, **named)
     with torch.no_grad():
         assert torch.equal(rule(a, b, out=torch.empty(2, 9, 9)), exact)
+
+
+@pytest.mark.parametrize(
+    ("product", "a", "b"),
+    [
+        (torch.matmul, torch.randn(2, 9, 8), torch.randn(2, 8, 9).double()),
+        (torch.matmul, torch.randn(2, 9, 8).bfloat16(), torch.randn(2, 8, 9)),
+        (torch.matmul, torch.randn(2, 9, 8), torch.ones(2, 8, 9, dtype=torch.long)),
+        (torch.bmm, torch.randn(2, 3, 9, 8), torch.randn(2, 3, 8, 9)),
+    ],
+)
+def test_products_that_torch_refuses_are_refused(product: Callable[..., Tensor], a: Tensor, b: Tensor) -> None:
+    with pytest.raises(RuntimeError):
+        sampled_product(Sketching("wta", 0.4), product, a.requires_grad_(), b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

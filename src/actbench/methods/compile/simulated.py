@@ -8,19 +8,21 @@ kernels are those for a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo import convert_frame
 from torch._functorch import config as aot_config
 from torch._inductor import async_compile, compile_fx, config, cpu_vec_isa
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 Code = Callable[..., Any]
@@ -31,25 +33,37 @@ _SETTINGS: Final = {
 }
 
 
-def compiled_under_modes() -> AbstractContextManager[Any]:
+# Of patches that overlap in two threads one would stay. Dynamo takes a lock of its own between these two: one lock for
+# both could be taken before it in one thread, and after it in another, and each would wait for the other.
+_TRACING: Final = RLock()
+_LOWERING: Final = RLock()
+
+
+@contextmanager
+def compiled_under_modes() -> Iterator[None]:
     """Let ``torch.compile`` compile inside the block though dispatch modes are active, which see what graphs run.
 
-    It traces without them in any case. Code between graphs runs under them as always.
+    It traces without them in any case. Code between graphs runs under them as always. One thread at a time is inside.
     """
-    return patch.object(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False)
+    with _TRACING, patch.object(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False):
+        yield
 
 
 def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return what decides what a graph does on its inputs; None if that is more than code, shapes and types."""
+    """Return what decides what a graph does on its inputs; None if that is more than code, shapes and types.
+
+    Tensor subclasses, such as DTensors, may decide more; those of parameters and of fake tensors do not.
+    """
     if any(True for _ in graph.buffers()) or any(True for _ in graph.parameters()):
         return None
-    if not all(isinstance(each, Tensor) for each in inputs):
+    if not all(type(each) in (Tensor, FakeTensor, nn.Parameter) for each in inputs):
         return None
+    kinds = [type(each) for each in inputs]
     named = [(each.shape, each.stride(), each.storage_offset(), each.dtype, each.requires_grad) for each in inputs]
     storages = [id(each.untyped_storage()) for each in inputs]
     first = [storages.index(storage) for storage in storages]
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return graph.print_readable(print_output=False), *named, *first, *autocast
+    return graph.print_readable(print_output=False), *kinds, *named, *first, *autocast
 
 
 def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on_cuda: bool) -> Code:
@@ -65,6 +79,7 @@ def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on
 
     def make(part: GraphModule, inputs: Sequence[Tensor], **named: Any) -> Any:
         with ExitStack() as stack:
+            stack.enter_context(_LOWERING)
             stack.enter_context(config.patch(_SETTINGS))
             stack.enter_context(patch.object(compile_fx, "GraphLowering", _Lowering))
             # which vectors the processor knows changes no buffer, and to find it out takes a compiler and a minute
@@ -84,7 +99,7 @@ class _Lowering(GraphLowering):
     def compile_to_module(self) -> Any:
         source, _ = self.codegen()
         program: dict[str, Any] = {"__name__": "inductor", **self.constants, **self.torchbind_constants}
-        with patch.object(async_compile, "AsyncCompile", _NoKernels):
+        with _LOWERING, patch.object(async_compile, "AsyncCompile", _NoKernels):
             exec(source.value, program)
         program.update({name: _nothing for name in program if name.startswith("assert_")})  # they ask for addresses
         program.update(empty_strided_cpu=_empty, reinterpret_tensor=_reinterpret)

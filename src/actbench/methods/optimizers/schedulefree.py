@@ -11,10 +11,9 @@ from torch import Tensor, optim
 
 from actbench.errors import ConversionError
 from actbench.methods.optimizers.adam import Group, State
-from actbench.scheme.wrapped import called
+from actbench.scheme.wrapped import TRAIN_MODE, called
 
 _DEFAULTS: Final = {"lr": 2.5e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-_TRAINING: Final = "train_mode"
 
 
 class ScheduleFreeAdamW(optim.Optimizer):
@@ -42,10 +41,13 @@ class ScheduleFreeAdamW(optim.Optimizer):
     """
 
     def __init__(self, params: Any, *, decoupled: bool = True, **options: Any) -> None:
-        super().__init__(params, {**_DEFAULTS, **options, _TRAINING: True})
-        self.decoupled = decoupled
-        if any(group["betas"][0] == 0 for group in self.param_groups):
+        super().__init__(params, {**_DEFAULTS, **options, "decoupled": decoupled, TRAIN_MODE: True})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, as in torch; raise a ValueError if its b1 is 0."""
+        if param_group.get("betas", self.defaults["betas"])[0] == 0:
             raise ValueError("schedule-free AdamW needs a first beta above 0: weights lie between two sequences by it")
+        super().add_param_group(param_group)
 
     def eval(self) -> None:
         """Put the averaged weights x into the parameters; nothing where they are there already."""
@@ -64,7 +66,7 @@ class ScheduleFreeAdamW(optim.Optimizer):
         """
         loss = called(closure)
         for group in self.param_groups:
-            if not group[_TRAINING]:
+            if not group[TRAIN_MODE]:
                 raise ConversionError("schedule-free AdamW: the parameters hold averaged weights; call train() first")
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -76,7 +78,7 @@ class ScheduleFreeAdamW(optim.Optimizer):
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
         if "z" not in state:
             state.update(step=0, weight_sum=0.0, z=y.clone(), exp_avg_sq=torch.zeros_like(y))
-        if decay and not self.decoupled:
+        if decay and not group["decoupled"]:
             gradient = gradient.add(y, alpha=decay)
         state["step"] += 1
         rate = group["lr"] * math.sqrt(1 - beta2 ** state["step"])
@@ -85,7 +87,7 @@ class ScheduleFreeAdamW(optim.Optimizer):
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         update = state["exp_avg_sq"].sqrt().add_(group["eps"])
         torch.div(gradient, update, out=update)
-        if decay and self.decoupled:
+        if decay and group["decoupled"]:
             update.add_(y, alpha=decay)
         # what the new z and x make of y, in which x is not needed
         y.lerp_(state["z"], share).sub_(update, alpha=rate * (1 - beta1 * (1 - share)))
@@ -94,10 +96,10 @@ class ScheduleFreeAdamW(optim.Optimizer):
     @torch.no_grad()
     def _show(self, *, training: bool) -> None:
         for group in self.param_groups:
-            if group[_TRAINING] is training:
+            if group[TRAIN_MODE] is training:
                 continue
             beta1 = group["betas"][0]
             for parameter in group["params"]:
                 if "z" in self.state.get(parameter, {}):
                     parameter.lerp_(self.state[parameter]["z"], 1 - beta1 if training else 1 - 1 / beta1)
-            group[_TRAINING] = training
+            group[TRAIN_MODE] = training

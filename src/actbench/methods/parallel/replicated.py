@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, refuse_whole_matrices
+from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, refuse_unshared
 
 _bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 _FIRST_BYTES: Final = 1 << 20
@@ -201,12 +201,12 @@ def on_flat_shards(
 ) -> Callable[[nn.Module], optim.Optimizer]:
     """Return what makes optimizers that step a share of each parameter, and give it to the other processes.
 
-    They raise a ConversionError, told by ``who``, for an optimizer whose updates need whole parameters.
+    They raise a ConversionError, told by ``who``, for an optimizer that needs whole parameters.
     """
 
     def made(module: nn.Module) -> optim.Optimizer:
         optimizer = ShardOptimizer(make, module, FlatShards(group))
-        refuse_whole_matrices(optimizer, who)
+        refuse_unshared(optimizer, who)
         return optimizer
 
     return made

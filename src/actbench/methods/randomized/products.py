@@ -80,19 +80,28 @@ def _taken(matrix: Tensor, numbers: Tensor | None) -> Tensor:
     return matrix.gather(-2, numbers.long()[..., None].expand(*numbers.shape, matrix.shape[-1]))
 
 
-def sampled_product(
-    sketching: Sketching, exact: Callable[..., Tensor], a: Tensor, b: Any = None, **others: Any
-) -> Tensor:
+_OF_BATCHES = (torch.bmm, Tensor.bmm)
+
+
+def sampled_product(sketching: Sketching, exact: Callable[..., Tensor], *args: Any, **named: Any) -> Tensor:
     """Return the product, sampled if both factors are batches of as many matrices; else by torch's own function."""
-    if others or not isinstance(b, Tensor) or not _are_batches(a, b):
-        return exact(a, **others) if b is None else exact(a, b, **others)
-    dtype = product_dtype(a)
-    output: Tensor = SampledProduct.apply(a.to(dtype), b.to(dtype), sketching)
+    names = ("input", "mat2" if exact in _OF_BATCHES else "other")[len(args) :]
+    factors = [*args, *(named.get(name) for name in names)]
+    if set(named) != set(names) or not _are_batches(*factors) or (exact in _OF_BATCHES and factors[0].dim() != 3):
+        return exact(*args, **named)
+    dtype = product_dtype(factors[0])
+    output: Tensor = SampledProduct.apply(*(factor.to(dtype) for factor in factors), sketching)
     return output
 
 
-def _are_batches(a: Tensor, b: Tensor) -> bool:
-    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and a.is_floating_point()):
+def _are_batches(*factors: Any) -> bool:
+    """Return whether these are two batches of as many matrices, which torch multiplies and a gradient is needed of."""
+    if len(factors) != 2 or not all(isinstance(factor, Tensor) for factor in factors):
+        return False
+    a, b = factors
+    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+        return False
+    if not (a.is_floating_point() and b.is_floating_point() and product_dtype(a) == product_dtype(b)):
         return False
     return a.dim() == b.dim() > 2 and a.shape[:-2] == b.shape[:-2] and not (_is_held(a) or _is_held(b))
 

@@ -17,7 +17,14 @@ from actbench.packing import Packed, SavedTensors, SiteState, samplegradients, s
 from actbench.packing.codecs import Logarithms, Unpacked, logarithms
 from actbench.packing.hooked.attention import attention_rules
 from actbench.packing.hooked.occurrences import Occurrences
-from actbench.packing.hooked.oprules import current_rule, is_cast_of_parameter, may_be_infinite, op_rules, statistic
+from actbench.packing.hooked.oprules import (
+    current_rule,
+    divisor_rules,
+    is_cast_of_parameter,
+    may_be_infinite,
+    op_rules,
+    statistic,
+)
 from actbench.packing.packer import StaysHere, own_tensors
 from actbench.packing.refusals import refuse_second_order
 from actbench.packing.wrapped import Intercepted, Rules, given_by_others
@@ -114,7 +121,8 @@ class Hooks:
     @contextmanager
     def _packing(self) -> Iterator[None]:
         pack = self.pack
-        rules = {**self.rules, **op_rules(), **attention_rules(self)}
+        divisors = divisor_rules() if self.packer.codec.drops else {}
+        rules = {**self.rules, **op_rules(), **divisors, **attention_rules(self)}
         intercepted = Intercepted(rules, only_if=lambda: _innermost() is pack)
         with activated(self), intercepted, saved_tensors_hooks(pack, self.unpack):
             yield

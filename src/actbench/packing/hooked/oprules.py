@@ -66,6 +66,7 @@ class OpRule(NamedTuple):
         is_shape: Whether backward needs only the shape of a tensor.
         row: Elements of a row of the operator's input that is normalised by itself; 0 for none.
         is_product: Whether the operator is a product with a weight: a linear layer or a convolution.
+        reason: Why statistics stay whole, as users are told.
     """
 
     is_statistic: Test = _never
@@ -73,6 +74,7 @@ class OpRule(NamedTuple):
     is_shape: Test = _never
     row: int = 0
     is_product: bool = False
+    reason: str = "a statistic, or goes with one"
 
 
 _NOTHING = OpRule()
@@ -109,6 +111,37 @@ def op_rules() -> Rules:
     }
     rules = {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
     return {**rules, F.ctc_loss: _ctc_loss, torch.ctc_loss: functools.partial(_ctc_loss, of=torch.ctc_loss)}
+
+
+_QUOTIENTS = ("div", "true_divide", "divide", "remainder", "fmod")
+_POWERS = ("pow", "float_power", "__pow__", "__ipow__")
+_ROOTS_AND_LOGARITHMS = (
+    "sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "log1p", "logit", "xlogy", "entr", "log_ndtr",
+    "logcumsumexp", "acosh", "arccosh", "atan2", "arctan2", "hypot", "lgamma", "digamma", "polygamma", "mvlgamma",
+    "multigammaln", "addcdiv", "__rdiv__",
+)  # fmt: skip
+_WITHIN = (F.softsign, F.local_response_norm, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
+_LOSSES = (F.binary_cross_entropy, F.gaussian_nll_loss, F.kl_div, F.poisson_nll_loss)
+
+
+@functools.cache
+def divisor_rules() -> Rules:
+    """Return rules for codecs whose elements may decode to 0: what backward divides by stays whole.
+
+    That is divisors, the arguments of logarithms, roots and powers below 1, and what these return.
+    """
+    rules: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for tell, names, others in (
+        (_of_quotient, _QUOTIENTS, ()),
+        (_of_power, _POWERS, ()),
+        (_of_divisors, _ROOTS_AND_LOGARITHMS, _LOSSES),
+        (_of_all_but_input, (), _WITHIN),
+    ):
+        in_place = [name + "_" for name in names]
+        homes = (torch, Tensor, torch.special)
+        named = [getattr(home, name) for name in (*names, *in_place) for home in homes if hasattr(home, name)]
+        rules |= {each: functools.partial(_under, tell, each) for each in (*named, *others)}
+    return rules
 
 
 def _under(tell: Callable[..., OpRule], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -173,6 +206,28 @@ def _of_paths(*_: Any, **__: Any) -> OpRule:
     return OpRule(is_statistic=lambda _: True)
 
 
+_DIVISOR = "the backward pass divides by it"
+
+
+def _of_divisors(*_: Any, **__: Any) -> OpRule:
+    return OpRule(is_statistic=lambda _: True, reason=_DIVISOR)
+
+
+def _of_quotient(input: Tensor, other: Any, *_: Any, **__: Any) -> OpRule:  # noqa: A002
+    return OpRule(is_statistic=lambda tensor: tensor is other, reason=_DIVISOR)
+
+
+def _of_power(input: Any, exponent: Any, *_: Any, **__: Any) -> OpRule:  # noqa: A002
+    """Return the rule of a power: one by a number of 1 or more has a derivative that is finite at 0."""
+    is_finite = not isinstance(exponent, Tensor | complex) and exponent >= 1
+    return _NOTHING if is_finite else _of_divisors()
+
+
+def _of_all_but_input(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
+    """Return the rule of functions with a quotient or a root inside: they multiply by the input, if anything."""
+    return OpRule(is_statistic=lambda tensor: tensor is not input, reason=_DIVISOR)
+
+
 MOST_CHANNELS = 2**16
 """The most elements of a vector that counts as one number for each channel."""
 
@@ -191,9 +246,9 @@ _FARTHEST = 8
 
 def statistic(tensor: Tensor) -> str | None:
     """Return a reason not to pack a tensor if it is a statistic, else None."""
-    if current_rule().is_statistic(tensor) or (tensor.is_floating_point() and _is_one_each_row(tensor)):
-        return "a statistic, or goes with one"
-    return None
+    if current_rule().is_statistic(tensor):
+        return current_rule().reason
+    return OpRule.reason if tensor.is_floating_point() and _is_one_each_row(tensor) else None
 
 
 def _is_one_each_row(tensor: Tensor) -> bool:

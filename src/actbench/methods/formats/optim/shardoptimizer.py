@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.storage import mark_as_share
-from actbench.scheme.wrapped import WrappedOptimizer
+from actbench.scheme.wrapped import TrainsElsewhere, WrappedOptimizer
 
 _ELEMENT_BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD")
 
@@ -107,13 +107,18 @@ def _innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
     return optimizer
 
 
-def refuse_whole_matrices(optimizer: optim.Optimizer, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for an optimizer whose updates need whole parameters."""
+def refuse_unshared(optimizer: optim.Optimizer, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for an optimizer that steps or evaluates whole parameters."""
+    name = type(_innermost(optimizer)).__name__
     if not by_element(optimizer):
-        name = type(_innermost(optimizer)).__name__
         raise ConversionError(
             f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
             "share of it: take adamw, adam or sgd"
+        )
+    if isinstance(_innermost(optimizer), TrainsElsewhere):
+        raise ConversionError(
+            f"{who}: {name} puts averaged weights into the parameters to evaluate, and a process would do so with its "
+            "own share alone: take adamw, or ddp in place of zero1"
         )
 
 
