@@ -101,7 +101,7 @@ class CompareFlags(ExportFlags):
 
     export_junit: Annotated[
         Path | None,
-        file_option("--export-junit", "Write what came of each limit of --fail-on, case by case, as JUnit's XML."),
+        file_option("--export-junit", "Write the result of each limit of --fail-on, case by case, as JUnit XML."),
     ] = None
 
 
