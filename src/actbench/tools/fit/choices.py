@@ -153,8 +153,8 @@ def _refuse_untimed(choices: Sequence[Choice]) -> None:
         limits = choice.scheme and choice.scheme.facet(Limits)
         if limits and limits.untraceable:
             raise UsageError(
-                f"--scheme {choice.name}: fit compares estimated times, and a step with it has none; its peak is "
-                "told by 'actbench measure'"
+                f"--scheme {choice.name}: fit compares estimated times, and a step with it has none; 'actbench "
+                "measure' shows its peak"
             )
 
 
