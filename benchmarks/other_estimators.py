@@ -1,4 +1,4 @@
-"""Other tools that estimate the memory of a training step, and ours, beside published peaks.
+"""Other tools that estimate the memory of a training step, and ours, compared with published peaks.
 
 ::
 
@@ -47,7 +47,7 @@ ROWS = (
 LIMIT_SECONDS = 900
 
 _HEAD = """\
-# Other estimators beside ours
+# Other estimators compared with ours
 
 `benchmarks/other_estimators.py` makes this page. It compares tools that work without a GPU, on rows of
 [published-peaks.md](published-peaks.md) whose figure is torch's allocated memory. Each cell has the tool's error
