@@ -32,7 +32,7 @@ class ChannelsLast(Scheme):
 
     name: ClassVar[str] = "channels_last"
     card: ClassVar[Card] = Card(
-        summary="weights and images with their channels last in memory, which half types convolve faster",
+        summary="weights and images in channels_last, in which half-precision convolutions are faster",
         rank=3,  # before other layers copy a weight
     )
     changes: ClassVar[tuple[Change, ...]] = ("memory format",)

@@ -60,7 +60,7 @@ class DropIT(Scheme):
     name: ClassVar[str] = "dropit"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="inputs of linear layers and convolutions without their small elements",
+        summary="linear layers and convolutions save their input without its small elements",
         paper="Chen et al. 2022, arXiv 2202.13808",
         variants=(":0.25", ":0.1"),
     )
@@ -93,7 +93,7 @@ class BackRazor(Scheme):
     name: ClassVar[str] = "backrazor"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward without its small elements, by hooks",
+        summary="all saved tensors without their small elements, by hooks",
         paper="Jiang et al., NeurIPS 2022",
         rank=20,
         variants=(":0.25", ":0.1"),

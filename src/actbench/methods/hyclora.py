@@ -85,7 +85,7 @@ class HycLora(Scheme):
     name: ClassVar[str] = "hyclora"
     positional: ClassVar[str | None] = "bits"
     card: ClassVar[Card] = Card(
-        summary="inputs of linear layers and adapters in few bits, channels of outliers whole",
+        summary="linear layers and adapters save inputs in few bits, and outlier channels exactly",
         paper="HyC-LoRA, MLSys 2025",
         variants=(":8", ":4", ":2"),
     )

@@ -31,7 +31,7 @@ class KeepOutputs(Scheme):
 
     name: ClassVar[str] = "keep_outputs"
     card: ClassVar[Card] = Card(
-        summary="the loop keeps the model's outputs, such as logits, until the next forward pass (saves nothing)",
+        summary="the loop holds the model's outputs, such as logits, until the next forward pass (saves no memory)",
         rank=56,
         variants=(),
     )
@@ -104,7 +104,7 @@ class LateZeroGrad(Scheme):
 
     name: ClassVar[str] = "late_zero_grad"
     card: ClassVar[Card] = Card(
-        summary="gradients are freed only before the next backward pass, and fill the forward pass (saves nothing)",
+        summary="gradients are freed only before the next backward pass, and take memory until then (saves no memory)",
         rank=57,
         variants=(),
     )

@@ -185,7 +185,7 @@ class Mesa(Scheme):
     name: ClassVar[str] = "mesa"
     positional: ClassVar[str | None] = "decay"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward in 8 bits, with ranges by head averaged over steps, by hooks",
+        summary="all saved tensors in 8 bits, with ranges per head averaged over steps, by hooks",
         paper="Pan et al. 2021, arXiv 2111.11124",
         published=(
             Published(

@@ -121,7 +121,7 @@ class Prac(Scheme):
     name: ClassVar[str] = "prac"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep inputs in a principal and a random subspace; only the weight gradient is estimated",
+        summary="linear layers save inputs in a principal and a random subspace; only the weight gradient is estimated",
         paper="arXiv 2602.23111",
         variants=(":0.5", ":0.25"),
     )

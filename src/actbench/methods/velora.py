@@ -117,7 +117,7 @@ class VeLoRA(Scheme):
     name: ClassVar[str] = "velora"
     positional: ClassVar[str | None] = "size"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep one number of each sub-token of their input: its part along a vector",
+        summary="linear layers save one number per sub-token of their input: its component along a vector",
         paper="Miles et al. 2024, arXiv 2405.17991",
         published=(
             Published(

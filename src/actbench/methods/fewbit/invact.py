@@ -37,7 +37,7 @@ class InvAct(Scheme):
 
     name: ClassVar[str] = "invact"
     card: ClassVar[Card] = Card(
-        summary="GELU and SiLU keep their output, which the next layer keeps too, and one bit per element",
+        summary="GELU and SiLU save their output, which the next layer saves too, and one bit per element",
         paper="arXiv 2407.15545",
         published=(
             Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),

@@ -56,7 +56,7 @@ class Coat(Scheme):
 
     name: ClassVar[str] = "coat"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward, in 8-bit floats, by hooks",
+        summary="all saved tensors in 8-bit floats, by hooks",
         paper="Xi et al. 2024, arXiv 2410.19313",
         published=(
             Published(

@@ -64,7 +64,7 @@ class Float8(Scheme):
     name: ClassVar[str] = "float8"
     positional: ClassVar[str | None] = "scaling"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep their input in 8-bit floats, one scale for a tensor or for each row",
+        summary="linear layers save their input in 8-bit floats, with one scale per tensor or per row",
         paper="Micikevicius et al. 2022, arXiv 2209.05433",
         variants=(":rowwise",),
     )

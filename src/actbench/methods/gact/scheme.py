@@ -78,7 +78,7 @@ class Gact(Scheme):
     name: ClassVar[str] = "gact"
     positional: ClassVar[str | None] = "level"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward, in groups of few bits, by hooks: any model",
+        summary="all saved tensors in groups of few bits, by hooks: any model",
         paper="Liu et al. 2022, arXiv 2206.11357",
         rank=20,
         variants=(":L1.1", ":L2", ":L2.2", ":L3"),  # 8 bits, 4, 2, and 4 in host memory

@@ -55,7 +55,7 @@ class ChunkedLoss(Scheme):
     name: ClassVar[str] = "chunked_loss"
     positional: ClassVar[str | None] = "pieces"
     card: ClassVar[Card] = Card(
-        summary="cross entropy a piece of the tokens at a time; the loss is the same to rounding",
+        summary="cross entropy for one piece of the tokens at a time; the loss is the same to rounding",
         paper="Hsu et al. 2024, arXiv 2410.10989",
         rank=5,
         variants=(":8", ":32"),

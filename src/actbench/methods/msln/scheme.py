@@ -40,7 +40,7 @@ class MemorySharingNorms(Scheme):
 
     name: ClassVar[str] = "msln"
     card: ClassVar[Card] = Card(
-        summary="layer and RMS norms keep their output, which linear layers keep too, and not their input",
+        summary="layer and RMS norms save their output, which linear layers save too, instead of their input",
         paper="Yang et al. 2024, arXiv 2406.16282",
     )
     gradient: ClassVar[Gradient] = "exact"

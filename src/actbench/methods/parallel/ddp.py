@@ -144,7 +144,7 @@ class Zero1(_Replicated):
 
     name: ClassVar[str] = "zero1"
     card: ClassVar[Card] = Card(
-        summary="as ddp, with the optimizer's state shared out (ZeRO stage 1)",
+        summary="as ddp, with the optimizer's state sharded (ZeRO stage 1)",
         paper="Rajbhandari et al. 2019, arXiv 1910.02054",
         rank=80,  # around what all others have made of modules and optimizer
         variants=(),  # ``actbench fit`` asks what fits on one card

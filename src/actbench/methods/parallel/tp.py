@@ -45,7 +45,7 @@ class TensorParallel(OverProcesses):
 
     name: ClassVar[str] = "tp"
     card: ClassVar[Card] = Card(
-        summary="processes share each layer: attention heads, MLP widths and words of one batch",
+        summary="each layer is split over processes by attention heads, MLP width and vocabulary",
         paper="Shoeybi et al. 2019, arXiv 1909.08053",
         rank=8,  # after adapters and types of parameters, before layers are replaced
         variants=(),  # ``actbench fit`` asks what fits on one card

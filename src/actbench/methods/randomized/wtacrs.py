@@ -44,7 +44,7 @@ class WtaCrs(Scheme):
     name: ClassVar[str] = "wtacrs"
     positional: ClassVar[str | None] = "ratio"
     card: ClassVar[Card] = Card(
-        summary="linear layers and attention's products keep some rows, the longest and drawn ones; masks in 1 bit",
+        summary="linear layers and attention's products save the longest rows and some drawn ones; masks in 1 bit",
         paper="Liu et al. 2023, arXiv 2305.15265",
         published=(
             Published(

@@ -34,7 +34,7 @@ class Release(Scheme):
 
     name: ClassVar[str] = "release"
     card: ClassVar[Card] = Card(
-        summary="parameters are stepped and gradients freed within the backward pass; updates are exact",
+        summary="parameters are updated and gradients freed during the backward pass; updates are exact",
         paper="Lv et al. 2023, arXiv 2306.09782",
         rank=60,
     )

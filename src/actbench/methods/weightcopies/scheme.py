@@ -50,7 +50,7 @@ class Master(Pure):
 
     name: ClassVar[str] = "master"
     card: ClassVar[Card] = Card(
-        summary="weights of bfloat16 with float32 master weights and main gradients, as Megatron-LM trains",
+        summary="bfloat16 weights with float32 master weights and main gradients, as in Megatron-LM",
         paper="Micikevicius et al. 2017, arXiv 1710.03740",
         rank=3,
         variants=(),  # the code that fit prints has no such optimizer
@@ -107,7 +107,7 @@ class Ema(Scheme):
     name: ClassVar[str] = "ema"
     positional: ClassVar[str | None] = "decay"
     card: ClassVar[Card] = Card(
-        summary="a moving average of the weights is kept, too; gradients and updates are exact",
+        summary="a moving average of the weights in addition; gradients and updates are exact",
         paper="Polyak and Juditsky 1992, doi 10.1137/0330046",
         rank=55,
         variants=(),  # it saves nothing
