@@ -33,19 +33,19 @@ _SHARED = "it has parameters of several modules in one; use DistributedDataParal
 
 
 class Master(Pure):
-    """Weights of a half type, with float32 master weights that the optimizer steps and main gradients in float32.
+    """Weights in half precision, with float32 master weights, which the optimizer updates, and float32 main gradients.
 
     Paper: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740; Megatron-LM and DeepSpeed train so.
     Kept from step to step, for each trained parameter: 2 bytes of weight, 4 of master weight, 4 of main gradient and
-    the optimizer's moments in float32, 8 for Adam: 18 bytes. A gradient of the half type is added to its main gradient
-    as soon as a backward pass has made it, and freed. Saved tensors are those of ``pure``. Small updates are not lost:
-    master weights keep them.
-    Not reproduced: buffers that hold the gradients of many parameters in one tensor, and sharing them over processes.
+    the optimizer's moments in float32, 8 for Adam: 18 bytes. A half-precision gradient is added to its main gradient
+    as soon as the backward pass has computed it, and freed. Saved tensors are those of ``pure``. Small updates are not
+    lost: master weights keep them.
+    Not reproduced: buffers that hold the gradients of many parameters in one tensor, and sharding over processes.
 
     Attributes:
         dtype: bfloat16 (bf16) or float16 (fp16).
-        main_gradients: Whether gradients are added up in float32. Without, gradients of the half type wait for the
-            step, which casts them, 4 bytes an element until it ends.
+        main_gradients: Whether gradients are added up in float32. Without it, half-precision gradients stay until the
+            step, which casts them: 4 more bytes per element until it ends.
     """
 
     name: ClassVar[str] = "master"
