@@ -111,7 +111,7 @@ class VeLoRA(Scheme):
 
     Attributes:
         size: Elements of a sub-token, a divisor of each layer's input features. By default a 32nd of them (PEFT takes a
-            64th), or the next larger divisor; 2 at least. That the paper recommends a 32nd was not checked again.
+            64th), or the next larger divisor; 2 at least. Whether the paper recommends a 32nd was not checked.
     """
 
     name: ClassVar[str] = "velora"

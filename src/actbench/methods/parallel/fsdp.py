@@ -169,8 +169,8 @@ class Zero3(Fsdp):
 
     Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
     (stage 3).
-    Kept by each process: what ``fsdp`` keeps. DeepSpeed gathers parameter by parameter, not block by block, and
-    prefetches by a number of elements.
+    Kept by each process: the same as with ``fsdp``. DeepSpeed gathers parameter by parameter, not block by block, and
+    prefetches a number of elements.
 
     Attributes:
         ranks: How many processes there are.

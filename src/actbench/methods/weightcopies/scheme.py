@@ -91,7 +91,7 @@ class Master(Pure):
 
 
 class Ema(Scheme):
-    """An exponential moving average of the trained weights is kept, and moved after each step.
+    """An exponential moving average of the trained weights is kept, and updated after each step.
 
     Paper: Polyak and Juditsky 1992, doi 10.1137/0330046; torch has it as ``swa_utils.AveragedModel``, diffusers as
     ``EMAModel``.
@@ -101,7 +101,7 @@ class Ema(Scheme):
     Not reproduced: averages of frozen parameters and buffers, which do not change or are not averaged.
 
     Attributes:
-        decay: Share of the average that a step keeps.
+        decay: Weight of the earlier average in each step.
     """
 
     name: ClassVar[str] = "ema"
