@@ -112,7 +112,7 @@ def test_it_is_packed_by_schemes_that_pack_state(tmp_path: Path) -> None:
         ("lambda model: optim.SGD(parts()[0].parameters(), lr=1.0)", r"holds 4 of 4 parameters"),
         ("lambda model: model", "returned Sequential; it must return a torch.optim.Optimizer"),
         ("optim.SGD", r"own\.py: TypeError"),
-        ("'adamw'", r"returned \(Sequential, function, function, str\); it must return"),
+        ("'adamw'", r"returned \(Sequential, function, function, str\); a function that builds a model must return"),
     ],
 )
 @pytest.mark.parametrize("meter", ["simulated", "cpu"])

@@ -3,7 +3,6 @@ import json
 import pytest
 
 from actbench.cli.flags import SchemeFlags
-from actbench.errors import UsageError
 from actbench.methods.fewbit.tables import table
 
 
@@ -46,9 +45,8 @@ def test_what_is_wrong_is_refused(cli, arguments, names):
     assert names in ended.err
 
 
-def test_activation_bits_is_short_for_fewbit():
+def test_activation_bits_is_short_for_fewbit(cli):
     assert SchemeFlags(activation_bits="2").schemes == ["fewbit:2"]
     joined = SchemeFlags(scheme=["checkpoint"], linear="randomized:0.2", activation_bits="2")
     assert joined.schemes == ["checkpoint+fewbit:2+randomized:0.2"]
-    with pytest.raises(UsageError, match="give one of them"):
-        _ = SchemeFlags(gelu_bits="3", activation_bits="2").schemes
+    cli.refused("measure", "tiny-gpt2", "--gelu-bits", "3", "--activation-bits", "2", naming="give one of them")

@@ -312,8 +312,8 @@ def test_shares_are_stepped_and_their_gradients_freed_within_the_backward_pass(r
     assert released.optimizer_bytes == waiting.optimizer_bytes == 2 * BLOCKS * share
 
 
-def test_a_compiled_model_is_not_sharded() -> None:
-    with pytest.raises(ConversionError, match=r"fsdp:2 .* does not go with compile: .*; leave compile out"):
+def test_a_model_that_is_compiled_whole_is_not_sharded() -> None:
+    with pytest.raises(ConversionError, match=r"fsdp:2 .* compile of the whole model: .*; compile its blocks alone"):
         read(even(), "compile,backend=aot_eager_decomp_partition+fsdp:2", WIDTH, torch.optim.SGD)
 
 
