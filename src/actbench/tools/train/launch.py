@@ -79,7 +79,7 @@ def _refuse_of_fsdp(environment: Mapping[str, str]) -> None:
     if is_set(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
         raise UsageError(
             "accelerate launch --fsdp_activation_checkpointing true: recomputing blocks is a scheme, which results "
-            "name: leave the option out and give the scheme checkpoint in the recipe, alone or after a +"
+            "have: leave the option out and name the scheme checkpoint in the recipe, alone or after a +"
         )
     policy = environment.get("FSDP_AUTO_WRAP_POLICY", _BY_BLOCK)
     if policy.upper() != _BY_BLOCK:
