@@ -80,8 +80,10 @@ TrustRecipeOption = Annotated[
 RequireFitOption = Annotated[
     bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
-ForceOption = Annotated[bool, option("--force", "Measure cases again that the results file already holds.")]
-RetryFailedOption = Annotated[bool, option("--retry-failed", "Measure cases again that failed in the results file.")]
+ForceOption = Annotated[bool, option("--force", "Measure again the cases that the results file already holds.")]
+RetryFailedOption = Annotated[
+    bool, option("--retry-failed", "Measure again the cases that failed in the results file.")
+]
 OutputOption = Annotated[
     Path | None,
     option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),

@@ -81,8 +81,10 @@ def run_script(
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
     progress: ProgressFlags,
-    force: Annotated[bool, option("--force", "Run cases again that the results file already holds.")] = False,
-    retry_failed: Annotated[bool, option("--retry-failed", "Run cases again that failed in the results file.")] = False,
+    force: Annotated[bool, option("--force", "Run again the cases that the results file already holds.")] = False,
+    retry_failed: Annotated[
+        bool, option("--retry-failed", "Run again the cases that failed in the results file.")
+    ] = False,
     require_fit: RequireFitOption = False,
     output: OutputOption = None,
     exports: ResultFlags,

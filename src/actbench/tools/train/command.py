@@ -32,7 +32,9 @@ CurvesOption = Annotated[
     list[Path] | None,
     option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE", parser=path_named),
 ]
-ForceOption = Annotated[bool, option("--force", "Train runs again, from the beginning, that the file already holds.")]
+ForceOption = Annotated[
+    bool, option("--force", "Train again, from the beginning, the runs that the file already holds.")
+]
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
