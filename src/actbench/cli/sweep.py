@@ -257,7 +257,7 @@ def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | N
     """Return what measures in place of this process alone: nodes of a cluster, or those launched together."""
     cluster = nodes.chosen
     if cluster is not None and launched is not None:
-        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
+        raise UsageError("--cluster measures on its nodes, and several processes were launched: use one of the two")
     return launched or cluster
 
 
