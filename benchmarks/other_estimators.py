@@ -1,4 +1,4 @@
-"""Other tools that estimate the memory of a training step, and ours, beside published peaks.
+"""Other tools that estimate the memory of a training step, and ours, compared with published peaks.
 
 ::
 
@@ -47,30 +47,31 @@ ROWS = (
 LIMIT_SECONDS = 900
 
 _HEAD = """\
-# Other estimators beside ours
+# Other estimators compared with ours
 
-`benchmarks/other_estimators.py` makes this page: tools that answer without a GPU, on rows of
+`benchmarks/other_estimators.py` makes this page. It compares tools that work without a GPU, on rows of
 [published-peaks.md](published-peaks.md) whose figure is torch's allocated memory. Each cell has the tool's error
-against the published peak, and its seconds on one core ({machine}), with the model's construction and without
-imports. A dash says why a tool was not asked.
+against the published peak, and its run time on one core ({machine}), which includes building the model and excludes
+imports. A dash gives the reason why a tool was not run.
 """
 
 _CLAIMS = """\
-What each claims, and how it was asked:
+What each tool estimates, and how it was run:
 
 - **actbench** {actbench} simulates the step on fake tensors, with the operators, workspaces and block sizes of the card
   that the row names.
-- **accelerate** {accelerate} (`accelerate estimate-memory`) prints what weights, gradients and Adam's state need at
-  most, by its documentation for a batch of one. It counts no activations, and takes no other optimizer and no adapters.
-  For rows in half precision the figure is that of `--dtypes float16`, which means float32 weights. The command asks the
-  hub for a model; here its functions were given the same model, on the meta device.
+- **accelerate** {accelerate} (`accelerate estimate-memory`) prints the maximum of weights, gradients and Adam's state,
+  by its documentation for a batch of one. It counts no activations, and supports no other optimizer and no adapters.
+  For rows in half precision the figure is that of `--dtypes float16`, which means float32 weights. The command loads a
+  model from the hub; here its functions got the row's model, on the meta device.
 - **MemTracker** of torch {torch} (`torch.distributed._tools.mem_tracker`) tracks the tensors of a real loop, here of
-  two whole steps on fake tensors. It tells where memory goes, and builds nothing: models, losses and checkpointing are
-  actbench's here. Without a GPU, tensors and operators are the CPU's, fused attention among them. What an operator
-  allocates inside is not counted. It hooks the gradient of every parameter, so it takes no frozen ones.
+  two whole steps on fake tensors. It reports the memory by category and builds no model: models, losses and
+  checkpointing are actbench's here. Without a GPU, tensors and operators are the CPU's, also fused attention. Memory
+  that an operator allocates internally is not counted. It hooks the gradient of every parameter, so it refuses frozen
+  parameters.
 - **torch-kitsune** {kitsune} (`predict_memory`, `estimate_lora_memory`) sums weights, gradients, state and estimated
-  activations of a model and its input, and adds a share for overhead. It takes no checkpointing, no autocast, no loss,
-  and one tensor as input.
+  activations of a model and its input, and adds a share for overhead. It supports no checkpointing, no autocast, no
+  loss, and only one tensor as input.
 - **PEFT** {peft} has no estimator in its package.
 """
 

@@ -157,3 +157,29 @@ def test_measuring_into_a_file_goes_on_from_what_it_holds(cli, tmp_path):
     assert measured() == "0 measured, 0 failed, 2 taken from the results file"
     assert measured("--timeline") == "2 measured, 0 failed, 0 taken from the results file"
     assert measured("--timeline") == "0 measured, 0 failed, 2 taken from the results file"
+
+
+def test_a_model_of_ones_own_is_measured_anew_into_a_file(cli, tmp_path):
+    (tmp_path / "width.py").write_text("WIDTH = 8")
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom width import WIDTH\n\n"
+        "def build():\n"
+        "    net = torch.nn.Linear(WIDTH, 1)\n"
+        "    return net, lambda n: {'x': torch.randn(n, WIDTH)}, lambda net, batch: net(batch['x']).sum()\n"
+    )
+    words = (
+        "measure",
+        f"{tmp_path / 'own.py'}:build",
+        "-b",
+        "2",
+        "--meter",
+        "simulated",
+        "-o",
+        tmp_path / "kept.jsonl",
+    )
+    assert cli(*words).status == 0
+    (tmp_path / "width.py").write_text("WIDTH = 1024")
+
+    ended = cli(*words)
+
+    assert "1 measured, 0 failed, 0 taken from the results file" in ended.err

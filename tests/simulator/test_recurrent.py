@@ -178,3 +178,8 @@ def test_schemes_go_with_recurrent_layers(scheme: str, tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(name: str, fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UntraceableError, match=reason):
         measured(tmp_path, name, **fields)
+
+
+def test_in_eval_mode_there_is_no_backward_pass() -> None:
+    with pytest.raises(UntraceableError, match=r"eval mode has no backward pass in cuDNN: call \.train\(\)"):
+        read(nn.LSTM(WIDTH, HIDDEN).eval())

@@ -57,6 +57,7 @@ RULES: Final = (
     *(Rule(one, _QUESTIONS[:place], "ask one at a time") for place, one in enumerate(_QUESTIONS)),
     *(Rule(one, ("measure",), "measure the plan that it finds by 'actbench measure'") for one in _QUESTIONS),
     *(Rule(one, ("max_gradient_error",), "which measures no errors of gradients") for one in _QUESTIONS),
+    Rule("longest_sequence", ("packed",), "which finds the length itself"),
     Rule("which_card", ("memory_limit",), "where each card has its own memory"),
 )
 """What is refused together; of several rules that are broken, the first is told."""

@@ -73,10 +73,8 @@ class CaseFlags(ModelFlags, DeviceFlags):
     no_workspaces: Annotated[
         bool, option("--no-workspaces", "Leave out what CUDA's libraries allocate for themselves in a simulated step.")
     ] = False
-    steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
-    seconds: Annotated[
-        float | None, seconds_option("--seconds", "At least so many seconds of timed steps of a case.")
-    ] = None
+    steps: Annotated[int | None, count_option("--steps", "Least number of timed steps of a case.")] = None
+    seconds: Annotated[float | None, seconds_option("--seconds", "Least seconds of timed steps of a case.")] = None
 
     @property
     def schemes(self) -> list[str]:

@@ -49,8 +49,8 @@ class ClusterFlags:
         str | None,
         option(
             "--cluster",
-            "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT; or, as "
-            "NAME://ADDRESS, by what another package brings. Rows come back to this machine's results file; "
+            "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT; or "
+            "NAME://ADDRESS, for the executor of another package. Rows come back to this machine's results file; "
             "docs/cluster.md.",
             metavar="ADDRESS",
         ),
@@ -87,7 +87,8 @@ class GpuClusterFlags(ClusterFlags):
     """Where cases run, if some need a GPU."""
 
     gpus_per_case: Annotated[
-        float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)
+        float | None,
+        option("--gpus-per-case", "With --cluster: GPUs of a case that runs on one; 0.5 is half a GPU.", min=0),
     ] = None
 
     @property

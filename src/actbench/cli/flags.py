@@ -75,13 +75,15 @@ TimeoutOption = Annotated[
     seconds_option("--timeout", "Seconds after which each case, and each trial of --max-batch, is stopped.", least=1),
 ]
 TrustRecipeOption = Annotated[
-    bool, option("--trust-recipe", "Run the code that a recipe file names: file.py:function, or that of hub models.")
+    bool, option("--trust-recipe", "Run code that a recipe file names: file.py:function, or the code of hub models.")
 ]
 RequireFitOption = Annotated[
     bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
-ForceOption = Annotated[bool, option("--force", "Measure again what the results file already holds.")]
-RetryFailedOption = Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")]
+ForceOption = Annotated[bool, option("--force", "Measure again the cases that the results file already holds.")]
+RetryFailedOption = Annotated[
+    bool, option("--retry-failed", "Measure again the cases that failed in the results file.")
+]
 OutputOption = Annotated[
     Path | None,
     option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),
@@ -139,8 +141,8 @@ class StepFlags:
         option(
             "--task",
             "masked-lm, causal-lm, seq2seq-lm, sequence-, token- or image-classification, semantic-segmentation, "
-            "object-detection, speech-seq2seq and others (docs/models.md); auto (the default) is what the model's "
-            "config names.",
+            "object-detection, speech-seq2seq and others (docs/models.md); auto (the default) is the task of the "
+            "model's config.",
             metavar="TASK",
         ),
     ] = None
@@ -159,7 +161,7 @@ class StepFlags:
         str | None,
         option(
             "--packed",
-            "Lengths of sequences that lie one behind the other in each row of a causal language model: 512,1024,300.",
+            "Lengths of the sequences that are packed into each row for a causal language model: 512,1024,300.",
             metavar="LENGTHS",
             parser=_packed,
             show_default=False,
@@ -169,7 +171,7 @@ class StepFlags:
         str | None,
         option(
             "--image-size",
-            "Pixels of an edge of square images, or HEIGHTxWIDTH: 224, 512x1024.",
+            "Edge of square images in pixels, or HEIGHTxWIDTH: 224, 512x1024.",
             metavar="SIZE",
             parser=_image_size,
             show_default=False,

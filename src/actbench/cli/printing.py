@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from actbench.run.progress import Progress
     from actbench.run.tasks import Tasks
 
-JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
+JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or the comparison, as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ProgressFlags:
 
     quiet: Annotated[bool, option("--quiet -q", "Show no progress.")] = False
     verbose: Annotated[
-        bool, option("--verbose -v", "Tell of each case that starts or ends, in lines, on a terminal too.")
+        bool, option("--verbose -v", "Print a line for each case that starts or ends, on a terminal too.")
     ] = False
 
 

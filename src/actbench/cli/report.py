@@ -101,7 +101,7 @@ class CompareFlags(ExportFlags):
 
     export_junit: Annotated[
         Path | None,
-        file_option("--export-junit", "Write what came of each limit of --fail-on, case by case, as JUnit's XML."),
+        file_option("--export-junit", "Write the result of each limit of --fail-on, case by case, as JUnit XML."),
     ] = None
 
 
@@ -146,7 +146,7 @@ def compare(
     from actbench.report.compare import compare as compared, parse_limit
 
     if not fail_on and (exports.export_junit is not None or told_as == "github"):
-        raise UsageError("--export-junit and --format github tell of limits: give --fail-on too, or leave them out")
+        raise UsageError("--export-junit and --format github report limits: give --fail-on too, or leave them out")
 
     limits = [parse_limit(text) for text in fail_on or []]
     first, first_notices = store.read_all(kinds.files_in([before]), interned.UNCOMPARED)

@@ -146,7 +146,8 @@ def measure(
     """Measure one model with schemes, and compare them with the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Rows that this file holds are not measured again,
-    so the same command continues where it stopped. Exit status as for sweep. With --ledger nothing is measured: it
+    so the same command continues where it stopped; those of file.py:function are, whose code may have changed anywhere.
+    Exit status as for sweep. With --ledger nothing is measured: it
     lists what the schemes (or else the exact model) save for backward, by module, operator, reason and tensor, within
     --timeout.
 
@@ -177,6 +178,9 @@ def measure(
             "--export-snapshot records one process, and several were launched: leave it out, or simulate by 'actbench "
             "measure --meter simulated', started alone"
         )
+    from actbench.workload.names import parse_model_name
+
+    is_own_code = parse_model_name(model).kind == "function"
     with schemes_from(flags.scheme_flags):
         if ledger.ledger:
             with_exact = "exact" in (flags.schemes or ["exact"])
@@ -188,7 +192,7 @@ def measure(
                 exports,
                 progress,
                 timeout=timeout,
-                force=force,
+                force=force or is_own_code,
                 retry_failed=retry_failed,
                 require_fit=require_fit,
                 by_operator=bool(time_by),
@@ -216,7 +220,8 @@ def _compare(
     from actbench.report.render.formats import json_lines
 
     columns = exports.chosen or recipe.columns
-    kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
+    goes_on = "" if force else ", and the same command goes on from there"
+    kept = f"; rows that were finished are stored{goes_on}" if output else ""
     with progress_shown(kept, flags) as progress:
         from actbench.run import sweep  # which imports torch, and that may take long
 
@@ -252,7 +257,7 @@ def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | N
     """Return what measures in place of this process alone: nodes of a cluster, or those launched together."""
     cluster = nodes.chosen
     if cluster is not None and launched is not None:
-        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
+        raise UsageError("--cluster measures on its nodes, and several processes were launched: use one of the two")
     return launched or cluster
 
 

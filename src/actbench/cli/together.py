@@ -53,7 +53,7 @@ def _measure(here: Rank) -> None:
     """Measure together, by the plug-in that knows how processes meet."""
     ranks = plugins.find_plugin("executors", RANKS, Ranks)  # type: ignore[type-abstract]
     if ranks is None:
-        raise UsageError(f"{here.size} processes were launched, and no installed package has them measure together")
+        raise UsageError(f"{here.size} processes were launched, and no installed package can measure with several")
     ranks.check()
     if here.size == 1:
         app(prog_name="actbench")

@@ -42,7 +42,7 @@ class Accumulate(Scheme):
     name: ClassVar[str] = "accumulate"
     positional: ClassVar[str | None] = "parts"
     card: ClassVar[Card] = Card(
-        summary="the batch in micro-batches, one step of the optimizer; gradients are exact to rounding",
+        summary="the batch in micro-batches, with one optimizer step; gradients are exact to rounding",
         variants=_variants,
         draws_alike=False,  # each micro-batch draws its own
         trainer={"gradient_accumulation_steps": "parts"},

@@ -20,19 +20,19 @@ from actbench.scheme.setup import TrainingSetup
 
 
 class ChannelsLast(Scheme):
-    """Weights of convolutions and images lie in memory with their channels last: ``torch.channels_last``.
+    """Weights of convolutions and images have their channels last in memory: ``torch.channels_last``.
 
-    Kept for backward: the same bytes, with the channels of a pixel side by side. Convolutions hand the format on, so
-    that all of a network has it. In float16 and bfloat16 tensor cores read this format alone: in the default one cuDNN
-    copies each tensor of a convolution into it and back. The forward pass and gradients equal those of the default
-    format to rounding. The parameters stay the same objects; a checkpoint does not hold the format, so that no
-    converted model carries it. It needs two-dimensional convolutions, pays beside ``autocast`` or ``pure``, and does
-    not go with ``fsdp``.
+    Kept for backward: the same bytes, with the channels of a pixel next to each other. The output of a convolution has
+    the format of its input, so the whole network uses it. In float16 and bfloat16 tensor cores read only this format:
+    in the default format cuDNN copies each tensor of a convolution to it and back. The forward pass and gradients equal
+    those of the default format to rounding. The parameters stay the same objects; a checkpoint does not hold the
+    format, so converted models cannot have it. It needs two-dimensional convolutions, helps with ``autocast`` or
+    ``pure``, and is refused with ``fsdp``.
     """
 
     name: ClassVar[str] = "channels_last"
     card: ClassVar[Card] = Card(
-        summary="weights and images with their channels last in memory, which half types convolve faster",
+        summary="weights and images in channels_last, in which half-precision convolutions are faster",
         rank=3,  # before other layers copy a weight
     )
     changes: ClassVar[tuple[Change, ...]] = ("memory format",)

@@ -129,7 +129,7 @@ class Division(Scheme):
     name: ClassVar[str] = "division"
     positional: ClassVar[str | None] = "block"
     card: ClassVar[Card] = Card(
-        summary="layers keep means of blocks of their input, and the differences from these in 2 bits",
+        summary="layers save the means of blocks of their input, and the differences from these in 2 bits",
         paper="Wang et al. 2022, arXiv 2208.04187",
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)

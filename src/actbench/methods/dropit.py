@@ -62,7 +62,7 @@ class DropIT(Scheme):
     name: ClassVar[str] = "dropit"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="inputs of linear layers and convolutions without their small elements",
+        summary="linear layers and convolutions save their input without its small elements",
         paper="Chen et al. 2022, arXiv 2202.13808",
         variants=(":0.25", ":0.1"),
     )
@@ -77,13 +77,13 @@ class DropIT(Scheme):
 
 
 class BackRazor(Scheme):
-    """Saved-tensor hooks keep the elements of largest magnitude of whatever autograd saves, and drop the others.
+    """Saved-tensor hooks keep the elements of largest magnitude of each saved tensor, and drop the others.
 
     Paper: Jiang et al., "Back Razor: Memory-Efficient Transfer Learning by Self-Sparsified Backpropagation", NeurIPS
     2022. Kept for backward: for each saved floating-point tensor ``ceil(share elements)`` values in its type, and
-    ``ceil(elements / 8)`` bytes for their places; a bit an element for booleans, dropout's masks and ReLU. Norms,
-    softmax, activations and products of activations are sparsified as linear layers and convolutions are; ``dropit``
-    does it to the inputs of the latter two alone.
+    ``ceil(elements / 8)`` bytes for their positions; a bit per element for booleans, dropout's masks and ReLU. It
+    sparsifies the saved tensors of norms, softmax, activations, products of activations, linear layers and
+    convolutions; ``dropit`` sparsifies only the inputs of the latter two.
     The forward pass is exact. Gradients are biased: dropped elements count as zero, also where gradients of inputs are
     functions of them. What a backward pass divides by stays whole: divisors, and what roots, logarithms and powers
     save.
@@ -96,7 +96,7 @@ class BackRazor(Scheme):
     name: ClassVar[str] = "backrazor"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward without its small elements, by hooks",
+        summary="all saved tensors without their small elements, by hooks",
         paper="Jiang et al., NeurIPS 2022",
         rank=20,
         variants=(":0.25", ":0.1"),

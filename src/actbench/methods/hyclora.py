@@ -63,17 +63,17 @@ class OutlierChannels(OfRows):
 
 
 class HycLora(Scheme):
-    """Linear layers, those of adapters above all, save their input in few bits, and the channels of outliers whole.
+    """Linear layers, above all those of adapters, save their input in few bits, and its outlier channels exactly.
 
     Paper: "HyC-LoRA: Memory Efficient LoRA Fine-tuning with Hybrid Activation Compression", MLSys 2025.
-    Kept for backward: for each input that a trained weight needs, codes of ``bits`` an element, 4 bytes for each group,
-    and for the share of channels whose largest magnitude is largest their values in the input's type; for ReLU, dropout
+    Kept for backward: for each input of a trained weight, codes of ``bits`` per element, 4 bytes for each group, and
+    the values of outlier channels, those with the largest magnitudes, in the input's type; for ReLU, dropout
     and pools, which may save the same tensor, an exact small code. Layers that read one tensor pack it once.
     Convolutions keep their input whole. With ``lora`` only the inputs of adapters are saved, so only these are packed.
     With ``bits=8,outliers=0.001`` it is 8-bit rounding of adapters' inputs. The forward pass and the gradients of
     inputs and biases are exact; those of weights are unbiased if rounding is stochastic.
-    Not reproduced: what the paper fuses across operators (norms, attention and activations in few bits), which
-    ``gact`` packs.
+    Not reproduced: the paper's kernels that fuse norms, attention and activations in few bits; ``gact`` packs what
+    these operators save.
 
     Attributes:
         bits: Bits of a code, 1 to 8.
@@ -85,7 +85,7 @@ class HycLora(Scheme):
     name: ClassVar[str] = "hyclora"
     positional: ClassVar[str | None] = "bits"
     card: ClassVar[Card] = Card(
-        summary="inputs of linear layers and adapters in few bits, channels of outliers whole",
+        summary="linear layers and adapters save inputs in few bits, and outlier channels exactly",
         paper="HyC-LoRA, MLSys 2025",
         variants=(":8", ":4", ":2"),
     )

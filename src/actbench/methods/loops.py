@@ -22,16 +22,17 @@ from actbench.scheme.wrapped import HoldsGradients, StepsInBackward, WrappedOpti
 
 
 class KeepOutputs(Scheme):
-    """The loop keeps the model's outputs in a variable, as ``outputs = model(**batch)`` does, until it gets the next.
+    """The loop holds the model's outputs in a variable, as ``outputs = model(**batch)`` does, until the next outputs.
 
-    Kept from the forward pass of one step to the end of that of the next: what the model returns, such as logits, which
-    are otherwise freed as soon as nothing saves them. At the end of a forward pass those of two steps are alive. Loss,
-    gradients and updates are those without the scheme, which saves nothing: it says what such a loop needs.
+    Kept from the forward pass of one step to the end of the next step's forward pass: the model's outputs, such as
+    logits, which are otherwise freed as soon as nothing saves them. At the end of a forward pass the outputs of two
+    steps are in memory. Loss, gradients and updates are those without the scheme. It saves no memory: it shows what
+    such a loop needs.
     """
 
     name: ClassVar[str] = "keep_outputs"
     card: ClassVar[Card] = Card(
-        summary="the loop keeps the model's outputs, such as logits, until the next forward pass (saves nothing)",
+        summary="the loop holds the model's outputs, such as logits, until the next forward pass (saves no memory)",
         rank=56,
         variants=(),
     )
@@ -95,16 +96,16 @@ class LateOptimizer(WrappedOptimizer):
 
 
 class LateZeroGrad(Scheme):
-    """The loop calls ``optimizer.zero_grad()`` before ``loss.backward()``, and not behind ``optimizer.step()``.
+    """The loop calls ``optimizer.zero_grad()`` before ``loss.backward()``, and not after ``optimizer.step()``.
 
     Kept until the end of the next forward pass: the gradients of the step before, with the size of the trained
-    parameters. Loss, gradients and updates are those without the scheme, which saves nothing: it says what such a loop
+    parameters. Loss, gradients and updates are those without the scheme. It saves no memory: it shows what such a loop
     needs.
     """
 
     name: ClassVar[str] = "late_zero_grad"
     card: ClassVar[Card] = Card(
-        summary="gradients are freed only before the next backward pass, and fill the forward pass (saves nothing)",
+        summary="gradients are freed only before the next backward pass, and take memory until then (saves no memory)",
         rank=57,
         variants=(),
     )

@@ -168,28 +168,28 @@ class Rules(dict[Callable[..., Any], Callable[..., Any]]):
 
 
 class Mesa(Scheme):
-    """Saved-tensor hooks pack whatever autograd saves into 8 bits, with ranges by head that are averaged over steps.
+    """Saved-tensor hooks pack all saved tensors into 8 bits, with ranges per head that are averaged over steps.
 
     Paper: Pan et al., "Mesa: A Memory-saving Training Framework for Transformers", arXiv 2111.11124.
-    Kept for backward: a byte an element, rounded stochastically, and two float32 bounds for each group of heads or
-    channels; a bit an element for booleans, dropout's masks and ReLU. Bounds are running averages of the least and the
-    largest value, ``decay`` of the earlier and the rest of this step's; the first batch sets them. They are not in a
-    state_dict. A group is one head in what attention's products save and in tensors of four dimensions or more (there a
-    channel), else a part of the features; ``groups`` limits how many there are.
-    Norms, softmax, GELU, linear layers, convolutions and products are all packed, by hooks; ``only=LayerNorm/*GELU*``
-    limits it to kinds of layers. A tensor that several operators save is packed once.
+    Kept for backward: a byte per element, rounded stochastically, and two float32 bounds for each group of heads or
+    channels; a bit per element for booleans, dropout's masks and ReLU. Bounds are running averages of the least and the
+    largest value, with weight ``decay`` for the earlier bounds; the first batch sets them. They are not in a
+    state_dict. A group is one head for tensors that attention's products save, one head or channel for tensors of four
+    or more dimensions, and else a part of the features; ``groups`` limits the number of groups.
+    Hooks pack what norms, softmax, GELU, linear layers, convolutions and products save; ``only=LayerNorm/*GELU*``
+    limits this to kinds of layers. A tensor that several operators save is packed once.
     The forward pass is exact. Values inside of the bounds are unbiased; values outside are clipped, which is a bias.
-    Not reproduced: kernels that pack in one pass; the authors' own rules of groups where features are not heads.
+    Not reproduced: kernels that pack in one pass; the authors' own rules of groups for features that are not heads.
 
     Attributes:
-        decay: The share of its earlier range that a group keeps; 0 takes the range of each tensor, without clipping.
+        decay: The weight of the earlier range in its average; 0 takes the range of each tensor, without clipping.
         groups: The most groups of a tensor. It has the largest divisor of its heads or features up to this.
     """
 
     name: ClassVar[str] = "mesa"
     positional: ClassVar[str | None] = "decay"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward in 8 bits, with ranges by head averaged over steps, by hooks",
+        summary="all saved tensors in 8 bits, with ranges per head averaged over steps, by hooks",
         paper="Pan et al. 2021, arXiv 2111.11124",
         published=(
             Published(

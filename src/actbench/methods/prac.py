@@ -102,16 +102,16 @@ def _normal(seed: Tensor, first: int, shape: tuple[int, int], device: torch.devi
 
 
 class Prac(Scheme):
-    """Linear layers save their input in a principal subspace, and in a random one of the rest: unbiased.
+    """Linear layers save their input in a principal subspace and in a random subspace orthogonal to it: unbiased.
 
     Paper: "PRAC: Principal-Random Subspace for LLM Activation Compression", arXiv 2602.23111.
-    Kept for backward: for each input of rows of d elements ``r1 + r2`` coordinates a row and the ``d r1`` numbers of
-    the principal basis, in its type, and a seed of 8 bytes; for ReLU, dropout and pools, which may save the same
-    tensor, an exact small code. An input whose subspaces would take no less stays whole. The forward pass and the
+    Kept for backward: for each input with rows of d elements, ``r1 + r2`` coordinates per row and the ``d r1`` numbers
+    of the principal basis, in its type, and a seed of 8 bytes; for ReLU, dropout and pools, which may save the same
+    tensor, an exact small code. An input whose subspaces would take as many bytes stays whole. The forward pass and the
     gradients of inputs and biases are exact; those of weights are unbiased: coordinates in the random subspace count
     ``(d - r1) / r2`` times.
-    Not reproduced: a singular value decomposition every some steps. Each input has a basis of its own, of one step of
-    subspace iteration from a random start.
+    Not reproduced: a singular value decomposition every few steps. Here each input has a basis of its own, from one
+    step of subspace iteration with a random start.
 
     Attributes:
         share: Coordinates of a row per element, r1 + r2 over d.
@@ -121,7 +121,7 @@ class Prac(Scheme):
     name: ClassVar[str] = "prac"
     positional: ClassVar[str | None] = "share"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep inputs in a principal and a random subspace; only the weight gradient is estimated",
+        summary="linear layers save inputs in a principal and a random subspace; only the weight gradient is estimated",
         paper="arXiv 2602.23111",
         variants=(":0.5", ":0.25"),
     )

@@ -95,7 +95,7 @@ class Pure(_Precision):
 
     name: ClassVar[str] = "pure"
     card: ClassVar[Card] = Card(
-        summary="parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)",
+        summary="parameters, inputs and optimizer state in bfloat16 or float16 (--dtype)",
         rank=2,  # before adapters and layers of other schemes see the types of parameters
         variants=(":bfloat16",),  # updates in float16 become NaN
         keeps_updates=False,  # small updates are lost in the rounding

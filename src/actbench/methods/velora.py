@@ -111,13 +111,13 @@ class VeLoRA(Scheme):
 
     Attributes:
         size: Elements of a sub-token, a divisor of each layer's input features. By default a 32nd of them (PEFT takes a
-            64th), or the next larger divisor; 2 at least. That the paper recommends a 32nd was not checked again.
+            64th), or the next larger divisor; 2 at least. Whether the paper recommends a 32nd was not checked.
     """
 
     name: ClassVar[str] = "velora"
     positional: ClassVar[str | None] = "size"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep one number of each sub-token of their input: its part along a vector",
+        summary="linear layers save one number per sub-token of their input: its component along a vector",
         paper="Miles et al. 2024, arXiv 2405.17991",
         published=(
             Published(

@@ -124,8 +124,8 @@ class Measurement(OutcomeData):
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
-        host_bytes: Most bytes in host memory that schemes put there, which are no part of the peak (of simulated CUDA
-            devices).
+        host_bytes: Most bytes that a step holds in host memory, which are no part of the peak (of simulated CUDA
+            devices): what schemes put there, and step counters of optimizers.
         process_bytes: Memory of the process by the driver (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
         estimated: Estimated time of a simulated step; None for other meters and devices without rates.

@@ -51,8 +51,8 @@ def failures(rows: Iterable[tuple[T, str, Any]], names: Names[T], *, in_table: b
 
 
 def why_none(records: Sequence[Record[Case, Any]]) -> list[str]:
-    """Return why each case failed, once for all that share a reason; empty if one was measured."""
-    if not all(isinstance(record.outcome, Failure) for record in records):
+    """Return why each case failed, once for all that share a reason; empty if a row has figures."""
+    if not all(isinstance(record.outcome, Failure) and record.outcome.peak_bytes is None for record in records):
         return []
     told = failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases)
     return [text.removeprefix(f"{ALL}: ") for text in told]

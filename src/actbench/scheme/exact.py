@@ -12,7 +12,7 @@ class Exact(Scheme):
 
     name: ClassVar[str] = "exact"
     card: ClassVar[Card] = Card(
-        summary="the model as it is; the row that ratios are against",
+        summary="the unchanged model; other rows are compared with it",
         rank=0,
         variants=(),  # the others are compared with it
     )

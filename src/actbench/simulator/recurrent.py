@@ -205,6 +205,11 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward(*args: Any) -> tuple[Any, ...]:
+    if not args[16]:
+        raise UntraceableError(
+            "a recurrent layer in eval mode has no backward pass in cuDNN: call .train() on it, or run it under "
+            "torch.no_grad()"
+        )
     x, weights, hx, cx, batch_first, wanted = args[0], args[1], args[4], args[5], args[14], args[21]
     in_time = x.transpose(0, 1) if batch_first else x
     dx = x.new_empty(in_time.shape)

@@ -95,8 +95,8 @@ class SimulatedMeter(Meter):
         recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
         if recurrent is not None and not self.profile.is_cuda:
             raise UntraceableError(
-                f"--meter simulated: the model holds a {recurrent}, and what a CPU keeps of it for each step in time "
-                "does not show on fake tensors; measure it with --meter cpu, or simulate a card"
+                f"--meter simulated: the model holds a {recurrent}, and fake tensors do not show what a CPU saves for "
+                "each of its time steps; measure it with --meter cpu, or simulate a card"
             )
         self._mode = mode_of(setup.module) or self._mode
         to_fake(setup.module, self._mode)

@@ -68,6 +68,7 @@ def records_below(folder: Path) -> tuple[FitRecord, ...]:
         ((*STEP, "--scheme", "checkpont"), "did you mean 'checkpoint'"),
         ((*STEP, "--scheme", "checkpoint+gact:L2"), "name them one by one"),
         ((*STEP, "--scheme", "checkpoint,only=model.layers.0"), "fit chooses the blocks itself; leave only= out"),
+        ((*STEP, "--base", "compile,only=model.layers.*"), "fit compares estimated times, and a step with it has none"),
         ((*STEP, "--scheme", "compile"), "fit compares estimated times, and a step with it has none"),
         ((*STEP, "--scheme", "fsdp:8"), "a fit is of one process, and fsdp:8 spreads it over 8"),
         ((*STEP, "--scheme", "tp:2"), "a fit is of one process, and tp:2 spreads it over 2"),

@@ -146,3 +146,18 @@ def test_what_has_nothing_to_do_in_the_model_is_not_tried_in_other_ways_of_compu
     schemes = [case.scheme for case in made.outcomes]
     assert "autocast:bfloat16" in schemes
     assert sum("missing" in scheme for scheme in schemes) == 1
+
+
+def test_what_is_refused_only_beside_another_change_stays_possible() -> None:
+    def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, plan in plans.items():
+            if "lora" in case.scheme and "msln" in case.scheme:
+                yield case, Failure(reason="unsupported", message="made up")
+            else:
+                yield from SIMULATED({case: plan})
+
+    made = planner("tiny-llama@num_hidden_layers=4", simulates)
+
+    made.run()
+
+    assert not [choice for choice in made.refused if choice.name == "msln"]

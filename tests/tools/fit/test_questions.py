@@ -259,6 +259,7 @@ def test_what_every_plan_has_is_shared_out_too(cli, tmp_path) -> None:
         ((*STEP, "--which-card", "--memory-limit", "8GiB"), "each card has its own memory"),
         ((*STEP, "--which-card", "--max-gradient-error", "0.1"), "--max-gradient-error: not with --which-card"),
         ((*ON_4090, "--largest-batch", "--max-gradient-error", "0"), "--max-gradient-error: not with --largest-batch"),
+        ((*ON_4090, "--longest-sequence", "--packed", "8,8"), "--packed: not with --longest-sequence"),
         ((*ON_4090, "--processes", "1"), "--processes 1: give a whole number from 2"),
     ],
 )

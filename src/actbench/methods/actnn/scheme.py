@@ -96,7 +96,7 @@ class ActNN(Scheme):
     name: ClassVar[str] = "actnn"
     positional: ClassVar[str | None] = "level"
     card: ClassVar[Card] = Card(
-        summary="inputs of layers in groups of few bits, shared out by variance; the forward pass is exact",
+        summary="layers save inputs in groups of few bits, allocated by variance; the forward pass is exact",
         paper="Chen et al. 2021, arXiv 2104.14129",
         variants=(":L2", ":L3", ":L4"),  # 4 bits, 2, and 2 in host memory
     )

@@ -113,7 +113,7 @@ class Checkpoint(RecomputedBlocks):
 
     name: ClassVar[str] = "checkpoint"
     card: ClassVar[Card] = Card(
-        summary="blocks keep their inputs only and run again in the backward pass; gradients are exact",
+        summary="blocks save only their inputs and run again in the backward pass; gradients are exact",
         paper="Chen et al. 2016, arXiv 1604.06174",
         rank=30,
         variants=(",every=4", ",every=2", ""),
@@ -148,7 +148,7 @@ class Selective(RecomputedBlocks):
     name: ClassVar[str] = "selective"
     positional: ClassVar[str | None] = "policy"
     card: ClassVar[Card] = Card(
-        summary="blocks keep results of products and attention, and compute the rest again; exact",
+        summary="blocks save results of products and attention, and compute the rest again; exact",
         paper="Korthikanti et al. 2022, arXiv 2205.05198",
         rank=30,
         variants=(",every=2", ""),

@@ -49,7 +49,7 @@ class Compile(Scheme):
     name: ClassVar[str] = "compile"
     positional: ClassVar[str | None] = "budget"
     card: ClassVar[Card] = Card(
-        summary="torch.compile, which recomputes in backward what a memory budget has no room for",
+        summary="torch.compile, which recomputes in the backward pass to stay within a memory budget",
         paper="He and Yu 2023, MLSys",
         rank=45,  # around the changes of all other schemes
         draws_alike=False,

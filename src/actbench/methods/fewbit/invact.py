@@ -21,7 +21,7 @@ _SOURCE = "abstract of arXiv 2407.15545"
 
 
 class InvAct(Scheme):
-    """GELU and SiLU save one bit per element beside their output, which the next layer saves anyway.
+    """GELU and SiLU save one bit per element in addition to their output, which the next layer saves anyway.
 
     Paper: "Inverted Activations: Reducing Memory Footprint in Neural Network Training", arXiv 2407.15545.
     Kept for backward: the output, and ``ceil(elements / 8)`` bytes that say on which side of the function's minimum the
@@ -37,7 +37,7 @@ class InvAct(Scheme):
 
     name: ClassVar[str] = "invact"
     card: ClassVar[Card] = Card(
-        summary="GELU and SiLU keep their output, which the next layer keeps too, and one bit per element",
+        summary="GELU and SiLU save their output, which the next layer saves too, and one bit per element",
         paper="arXiv 2407.15545",
         published=(
             Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),

@@ -45,7 +45,7 @@ class ReGELU2(Scheme):
 
     name: ClassVar[str] = "regelu2"
     card: ClassVar[Card] = Card(
-        summary="GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs",
+        summary="GELU saves 2 bits per element; its derivative becomes that of a sum of three ReLUs",
         paper="Yang et al. 2024, arXiv 2406.16282",
         published=(Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),),
     )
@@ -91,6 +91,6 @@ class ReSiLU2(ReGELU2):
     name: ClassVar[str] = "resilu2"
     card: ClassVar[Card] = replace(
         ReGELU2.card,
-        summary="SiLU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs",
+        summary="SiLU saves 2 bits per element; its derivative becomes that of a sum of three ReLUs",
     )
     functions: ClassVar[tuple[str, ...]] = ("silu",)

@@ -73,7 +73,7 @@ class FewBit(Scheme):
     name: ClassVar[str] = "fewbit"
     positional: ClassVar[str | None] = "bits"
     card: ClassVar[Card] = Card(
-        summary="activations keep a few bits per element; their derivative becomes piecewise constant",
+        summary="activations save a few bits per element; their derivative becomes piecewise constant",
         paper="Novikov et al. 2022, arXiv 2202.00441",
         published=(
             Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),

@@ -36,13 +36,13 @@ class MixedGranularity(Codec):
 
 
 class Coat(Scheme):
-    """Saved-tensor hooks pack whatever autograd saves into 8-bit floats.
+    """Saved-tensor hooks pack all saved tensors into 8-bit floats.
 
     Paper: Xi et al., "COAT: Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", arXiv
     2410.19313 (ICLR 2025), its activations in mixed granularity.
-    Kept for backward: 1 byte an element (e4m3, to the nearest). What linear layers and convolutions save has one
-    float32 scale, all else (norms, activation functions, products of two activations, attention) a bfloat16 scale for
-    each group of 16 elements. Booleans, dropout masks and the masks of ReLU take 1 bit.
+    Kept for backward: 1 byte per element (e4m3, to the nearest). Tensors saved by linear layers and convolutions have
+    one float32 scale, all others (norms, activation functions, products of two activations, attention) a bfloat16 scale
+    for each group of 16 elements. Booleans, dropout masks and the masks of ReLU take 1 bit.
     A tensor that several operators save is packed once, in the format of the first; parameters and the batch stay
     whole. ``encode:fp8,on=activations`` has groups of one size for all tensors.
     The forward pass is exact: it computes in the model's types. The gradients have the error of rounding to 3 bits of
@@ -51,12 +51,12 @@ class Coat(Scheme):
     ``adamfp8``); the kernels that find the largest magnitude group by group.
 
     Attributes:
-        group_size: Elements that share a scale. That 16 is the paper's number was not checked against its text.
+        group_size: Elements that share a scale. Whether the paper has 16 was not checked in its text.
     """
 
     name: ClassVar[str] = "coat"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward, in 8-bit floats, by hooks",
+        summary="all saved tensors in 8-bit floats, by hooks",
         paper="Xi et al. 2024, arXiv 2410.19313",
         published=(
             Published(

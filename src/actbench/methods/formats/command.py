@@ -42,12 +42,12 @@ def encodings(
     *,
     encoding: EncodingOption = None,
     distribution: DistributionOption = None,
-    elements: Annotated[int, option("--elements", "Numbers of each distribution.", min=64, max=2**30)] = 2**20,
+    elements: Annotated[int, option("--elements", "Number of values of each distribution.", min=64, max=2**30)] = 2**20,
     seed: Annotated[int, count_option("--seed", "Seed of the numbers and of stochastic rounding.", least=0)] = 0,
     progress: ProgressFlags,
     exports: ExportFlags,
 ) -> None:
-    """Compare number formats: really stored bits per element, and signal to noise for several distributions.
+    """Compare number formats: stored bits per element, and signal to noise for several distributions.
 
     --export-json has the bits for each distribution; the table shows those of the first.
 

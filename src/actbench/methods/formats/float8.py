@@ -47,11 +47,11 @@ class Float8(Scheme):
     """Linear layers save their input in 8-bit floats, scaled by its largest magnitude.
 
     Paper: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433; scalings are named as torchao's
-    recipes. torchao computes products in such floats, but saves input and weight as they were, and casts them again in
-    the backward pass: its float8 training saves what the exact model saves. This scheme saves what was cast.
+    recipes. torchao computes products in such floats, but saves input and weight uncast, and casts them again in
+    the backward pass: its float8 training saves what the exact model saves. This scheme saves the cast input.
     Kept for backward: for each input 1 byte an element (e4m3, to the nearest) and 4 for the scale of the tensor, or of
     each row; for ReLU, dropout and pools, which may save the same tensor, an exact small code. Layers that read one
-    tensor pack it once. Convolutions keep their input whole. Other tensors do too: ``coat`` packs these as well.
+    tensor pack it once. Inputs of convolutions and all other tensors stay whole: ``coat`` packs these as well.
     The forward pass and the gradients of inputs and biases are exact; those of weights have the error of rounding to 3
     bits of fraction, which is the same for the same values and does not average out.
     Not reproduced: products in 8-bit floats, here they are computed in the types of the model; scales that are powers
@@ -64,7 +64,7 @@ class Float8(Scheme):
     name: ClassVar[str] = "float8"
     positional: ClassVar[str | None] = "scaling"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep their input in 8-bit floats, one scale for a tensor or for each row",
+        summary="linear layers save their input in 8-bit floats, with one scale per tensor or per row",
         paper="Micikevicius et al. 2022, arXiv 2209.05433",
         variants=(":rowwise",),
     )

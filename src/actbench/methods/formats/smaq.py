@@ -13,7 +13,7 @@ _SOURCE = "README of github.com/jiashenC/smart-quantization"
 
 
 class Smaq(SmaqParameters, EncodedStructures):
-    """SmaQ, really stored: few bits near the mean of a block, more for its outliers; for each structure separately.
+    """SmaQ, stored packed: few bits near the mean of a block, more for its outliers; for each structure separately.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
     2021, DOI 10.1109/LCA.2021.3108505.

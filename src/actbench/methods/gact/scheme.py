@@ -40,7 +40,7 @@ IN_THE_PAPER: dict[Level, str] = {"L2": "L1", "L3": "L2"}
 
 
 class Gact(Scheme):
-    """Saved-tensor hooks pack whatever autograd saves into groups of few bits: any model, any layer.
+    """Saved-tensor hooks pack all saved tensors in groups of few bits: any model, any layer.
 
     Paper: Liu et al., "GACT: Activation Compressed Training for Generic Network Architectures", arXiv 2206.11357.
     Kept for backward: each saved floating-point tensor as codes of a few bits with an offset and a maximum for each
@@ -78,7 +78,7 @@ class Gact(Scheme):
     name: ClassVar[str] = "gact"
     positional: ClassVar[str | None] = "level"
     card: ClassVar[Card] = Card(
-        summary="whatever is saved for backward, in groups of few bits, by hooks: any model",
+        summary="all saved tensors in groups of few bits, by hooks: any model",
         paper="Liu et al. 2022, arXiv 2206.11357",
         rank=20,
         variants=(":L1.1", ":L2", ":L2.2", ":L3"),  # 8 bits, 4, 2, and 4 in host memory

@@ -55,7 +55,7 @@ class QLora(Lora):
 
     name: ClassVar[str] = "qlora"
     card: ClassVar[Card] = Card(
-        summary="lora over frozen weights of 4 bits (NF4, double quantization)",
+        summary="lora on frozen weights of 4 bits (NF4, double quantization)",
         paper="Dettmers et al. 2023, arXiv 2305.14314",
         published=(
             Published(

@@ -32,7 +32,7 @@ def _number_or_liger(value: Any, read: Callable[[Any], Any]) -> Any:
 
 
 class ChunkedLoss(Scheme):
-    """The cross entropy of a language model, a piece of the tokens at a time: the logits never all exist.
+    """The cross entropy of a language model, for one piece of the tokens at a time: whole logits never exist.
 
     Paper: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv 2410.10989, section 3.2.
     Kept for backward: the input of the head, (tokens, width), in place of the logits, their float32 copy and their
@@ -55,7 +55,7 @@ class ChunkedLoss(Scheme):
     name: ClassVar[str] = "chunked_loss"
     positional: ClassVar[str | None] = "pieces"
     card: ClassVar[Card] = Card(
-        summary="cross entropy a piece of the tokens at a time; the loss is the same to rounding",
+        summary="cross entropy for one piece of the tokens at a time; the loss is the same to rounding",
         paper="Hsu et al. 2024, arXiv 2410.10989",
         rank=5,
         variants=(":8", ":32"),

@@ -23,7 +23,7 @@ class MemorySharingNorms(Scheme):
     Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation", arXiv
     2406.16282 (ICML 2024), its memory-sharing layer norm and RMS norm (MS-LN, MS-RMSNorm).
     Kept for backward: the output, and one number a row. If a linear layer saves the same tensor, the memory of the
-    input is freed; if none does (a residual sum behind the norm, a layer that packs, a cast by autocast), none is.
+    input is freed; if none does (a residual sum after the norm, a layer that packs, a cast by autocast), it is not.
     The forward pass is exact, and so are the gradients up to rounding: the normalised input is computed as (y - b) / w.
     This would fail for a norm with a weight below 2**-10 or below a 64th of its bias. Such a norm saves its input: in
     all passes if it is so at conversion, else in the passes in which training has made it so. Each pass reads the
@@ -34,13 +34,13 @@ class MemorySharingNorms(Scheme):
 
     Attributes:
         cast: Whether norms under autocast return and save their output in autocast's type. Linear layers then save that
-            tensor, and not a copy each. What else reads the output, such as a residual sum behind the norm, gets it
+            tensor, and not a copy each. Other readers of the output, such as a residual sum after the norm, get it
             rounded to that type. Without autocast nothing changes.
     """
 
     name: ClassVar[str] = "msln"
     card: ClassVar[Card] = Card(
-        summary="layer and RMS norms keep their output, which linear layers keep too, and not their input",
+        summary="layer and RMS norms save their output, which linear layers save too, instead of their input",
         paper="Yang et al. 2024, arXiv 2406.16282",
     )
     gradient: ClassVar[Gradient] = "exact"

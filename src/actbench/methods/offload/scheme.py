@@ -87,12 +87,12 @@ class OptimizerOffload(Scheme):
     """The state of the optimizer is in host memory, where the CPU runs its step.
 
     Paper: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", arXiv 2101.06840.
-    Kept on the device: parameters and their gradients, nothing of the optimizer. Page-locked host memory holds copies
+    Kept on the device: parameters and their gradients, no state of the optimizer. Page-locked host memory holds copies
     of the parameters and of their gradients, and the state. A step copies all gradients to the host and all parameters
     back: for each parameter, twice its bytes over the bus. Updates are bit for bit those of the same optimizer on the
     CPU. For a model on the CPU nothing moves.
-    Not reproduced: gradients that leave during the backward pass, parameters that come back while others are stepped,
-    steps that are delayed by one.
+    Not reproduced: copies of gradients during the backward pass, copies of parameters while others are updated, and
+    updates that are delayed by one step.
     """
 
     name: ClassVar[str] = "optimizer_offload"

@@ -219,14 +219,14 @@ class Muon8bit(_LessState):
 
 
 class ScheduleFree(InPlaceOfAdam):
-    """AdamW whose weights are averaged in place of a schedule of the learning rate.
+    """AdamW that averages its weights instead of using a schedule of the learning rate.
 
     Paper: Defazio et al., "The Road Less Scheduled", arXiv 2405.15682, algorithm 1
     (:class:`actbench.optim.ScheduleFreeAdamW`).
-    Kept from step to step: the stepped weights z and the second moment, in the type of the weights, as many bytes as
-    Adam's two moments. The averaged weights x take no memory: they follow from z and the weights that are trained, y.
-    ``actbench train`` evaluates x. A learning rate that falls is not needed; one that rises first (``warmup_steps``) is
-    the paper's.
+    Kept from step to step: the weights z, which each step updates, and the second moment, in the type of the weights,
+    as many bytes as Adam's two moments. The averaged weights x take no memory: they follow from z and the weights of
+    the model, y. ``actbench train`` evaluates x. The learning rate need not decay; the paper has a warmup
+    (``warmup_steps``).
     """
 
     name: ClassVar[str] = "schedule_free"

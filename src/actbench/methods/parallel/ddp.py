@@ -101,15 +101,15 @@ class Ddp(_Replicated):
 
     Paper: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv 2006.15704; by
     torch's ``DistributedDataParallel``.
-    Kept by each process: all that one alone keeps, and its gradients from step to step: they lie in buckets of 25 MiB,
+    Kept by each process: the same as without ``ddp``, and its gradients from step to step, in buckets of 25 MiB,
     which are averaged while the backward pass runs. Under ``accumulate`` the gradients of all but the last micro-batch
-    wait beside the buckets. The batch size is that of one process. Gradients are exact to rounding.
-    Simulated, the buckets are our own in torch code that allocates as torch's do.
+    stay outside of the buckets. The batch size is that of one process. Gradients are exact to rounding.
+    A simulation has buckets of its own, which allocate as torch's buckets do.
 
     Attributes:
         ranks: How many processes there are.
-        bucket_view: Whether gradients lie in the buckets, torch's ``gradient_as_bucket_view=True``. Without it, torch's
-            default, they lie beside the buckets, so that there are two copies of them.
+        bucket_view: Whether gradients are views of the buckets, torch's ``gradient_as_bucket_view=True``. Without it,
+            torch's default, gradients are separate tensors, so that there are two copies of them.
     """
 
     name: ClassVar[str] = "ddp"
@@ -129,14 +129,14 @@ class Ddp(_Replicated):
 
 
 class Zero1(_Replicated):
-    """A copy of the model in each process, as with ``ddp``, and of the optimizer's state a share.
+    """Each process has a copy of the model, as with ``ddp``, and a share of the optimizer's state.
 
     Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
     (stage 1).
-    Kept by each process: weights and averaged gradients as a whole, in buckets; of each parameter the state of
-    ``ceil(elements / ranks)`` elements, of which it makes the step, and the others give theirs. A parameter whose
-    elements the ranks do not divide is gathered beside itself. Gradients and updates are exact to rounding.
-    The optimizer has to treat elements, or blocks of them, by themselves, as Adam and SGD do.
+    Kept by each process: all weights and averaged gradients, in buckets; for each parameter the state of
+    ``ceil(elements / ranks)`` elements, which it updates and sends to the others. A parameter whose number of elements
+    the ranks do not divide is gathered into a second tensor. Gradients and updates are exact to rounding.
+    The optimizer must update each element, or block of elements, independently, as Adam and SGD do.
 
     Attributes:
         ranks: How many processes there are.
@@ -144,7 +144,7 @@ class Zero1(_Replicated):
 
     name: ClassVar[str] = "zero1"
     card: ClassVar[Card] = Card(
-        summary="as ddp, with the optimizer's state shared out (ZeRO stage 1)",
+        summary="as ddp, with the optimizer's state sharded (ZeRO stage 1)",
         paper="Rajbhandari et al. 2019, arXiv 1910.02054",
         rank=80,  # around what all others have made of modules and optimizer
         variants=(),  # ``actbench fit`` asks what fits on one card

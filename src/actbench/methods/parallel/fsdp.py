@@ -29,17 +29,17 @@ class Fsdp(DataParallel):
     Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277, after
     Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054 (stage
     3); by torch's ``fully_shard`` (FSDP2).
-    Kept by each process: of each parameter the rows of ``ceil(rows / ranks)``, gradients and state the same. A block's
-    parameters are gathered before its forward pass, freed after it and gathered again for its backward pass; what is in
-    no block (embeddings, the last norm, the head) is gathered from the first forward pass to the end of the backward
-    pass. Beside them lie the buffers of the gathering and of the reduction that are under way.
+    Kept by each process: ``ceil(rows / ranks)`` rows of each parameter, of its gradient and of its state. A block's
+    parameters are gathered before its forward pass, freed after it and gathered again for its backward pass; parameters
+    outside of blocks (embeddings, the last norm, the head) are gathered from the first forward pass to the end of the
+    backward pass. Buffers hold the parameters that are being gathered and the gradients that are being reduced.
     The batch size is that of one process. Gradients are the mean over processes, exact to rounding; with ``mixed``
-    weights are rounded to a half type as they are gathered.
+    weights are rounded to half precision when they are gathered.
 
     Attributes:
         ranks: How many processes there are.
-        reshard: Whether a block's parameters are freed between forward and backward pass; a number gathers them again
-            among so many processes only, which keep larger shares in between.
+        reshard: Whether a block's parameters are freed between forward and backward pass; with a number, they are
+            gathered again among that many processes only, which keep larger shares in between.
         mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
         reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
         cpu_offload: Whether shares of parameters, gradients and optimizer state are in host memory, where the CPU runs
@@ -137,12 +137,12 @@ class Fsdp(DataParallel):
 
 
 class Zero2(Fsdp):
-    """ZeRO stage 2 by torch's FSDP2: weights are whole through a step, gradients and optimizer state in shares.
+    """ZeRO stage 2 by torch's FSDP2: weights are whole during a step, gradients and optimizer state are sharded.
 
     Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
     (stage 2); as ``fsdp:N,reshard=false``, which torch calls ``SHARD_GRAD_OP``.
-    Kept by each process: shares as with ``fsdp``; from the forward to the end of the backward pass all weights beside.
-    DeepSpeed keeps the whole weights, and no share of them, from step to step; this gathers them in each forward pass.
+    Kept by each process: shares as with ``fsdp``; from the forward to the end of the backward pass also all weights.
+    DeepSpeed keeps the whole weights, and no shares, from step to step; this gathers them in each forward pass.
 
     Attributes:
         ranks: How many processes there are.
@@ -169,8 +169,8 @@ class Zero3(Fsdp):
 
     Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
     (stage 3).
-    Kept by each process: what ``fsdp`` keeps. DeepSpeed gathers parameter by parameter, not block by block, and
-    prefetches by a number of elements.
+    Kept by each process: the same as with ``fsdp``. DeepSpeed gathers parameter by parameter, not block by block, and
+    prefetches a number of elements.
 
     Attributes:
         ranks: How many processes there are.

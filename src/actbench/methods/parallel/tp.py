@@ -22,30 +22,30 @@ from actbench.scheme.setup import TrainingSetup
 
 
 class TensorParallel(OverProcesses):
-    """Processes share the layers of one batch: each has some attention heads and a part of every MLP's width.
+    """Each layer is split over processes: each has some attention heads and a part of every MLP's width.
 
     Paper: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     arXiv 1909.08053; ``sequence`` is of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
     Models", arXiv 2205.05198.
-    Queries, keys, values and what widens in an MLP are cut by outputs, what follows by inputs; embedding and head of a
-    language model by words, where these divide. Each process keeps its parts of weights, gradients and optimizer state;
-    all of norms, other embeddings and classifiers. Kept for backward are parts of what is inside of attention and MLP,
-    and all of what is around them; with ``sequence`` a part of the tokens of that too. Gradients are exact to the
-    rounding of sums over processes. A bias that is added to such a sum is with the first process alone.
-    What is dropped in parts is drawn by each process for itself, all else is drawn alike.
-    Known are models of transformers whose configs say how they are cut (``base_model_tp_plan``: Llama, Qwen, Mistral,
-    Gemma and more), BERT, RoBERTa, DistilBERT, GPT-2 and ViT. What is cut is not saved: a process has its part only.
+    Layers of queries, keys and values and the first layers of an MLP are split by outputs, the layers after them by
+    inputs; embedding and head of a language model by words, if these divide. Each process keeps its parts of weights,
+    gradients and optimizer state, and all of norms, other embeddings and classifiers. Kept for backward are parts of
+    the tensors inside of attention and MLP, and all of the tensors around them; with ``sequence`` a part of their
+    tokens. Gradients are exact to the rounding of sums over processes. Rank 0 alone holds a bias that is added to such
+    a sum. Each process draws its own dropout masks for split tensors; for all others, processes draw the same masks.
+    Supported are models of transformers whose configs have a plan (``base_model_tp_plan``: Llama, Qwen, Mistral,
+    Gemma and more), BERT, RoBERTa, DistilBERT, GPT-2 and ViT. A split model cannot be saved: a process has only parts.
     Not reproduced: the cross entropy of parts of the logits (here all processes gather the logits), and communication
-    that runs beside computing.
+    that overlaps with computation.
 
     Attributes:
         ranks: How many processes share the layers.
-        sequence: Whether norms, dropout and residuals are shared, too, by tokens.
+        sequence: Whether norms, dropout and residuals are split too, by tokens.
     """
 
     name: ClassVar[str] = "tp"
     card: ClassVar[Card] = Card(
-        summary="processes share each layer: attention heads, MLP widths and words of one batch",
+        summary="each layer is split over processes by attention heads, MLP width and vocabulary",
         paper="Shoeybi et al. 2019, arXiv 1909.08053",
         rank=8,  # after adapters and types of parameters, before layers are replaced
         variants=(),  # ``actbench fit`` asks what fits on one card

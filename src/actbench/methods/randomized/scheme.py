@@ -48,7 +48,7 @@ class Randomized(Scheme):
     name: ClassVar[str] = "randomized"
     positional: ClassVar[str | None] = "ratio"
     card: ClassVar[Card] = Card(
-        summary="linear layers keep a random sketch of their input; only the weight gradient is estimated",
+        summary="linear layers save a random sketch of their input; only the weight gradient is estimated",
         paper="Bershatsky et al. 2022, arXiv 2201.13195",
         published=(
             Published(

@@ -27,14 +27,14 @@ class WtaCrs(Scheme):
     Paper: Liu et al., "Winner-Take-All Column Row Sampling for Memory Efficient Adaptation of Language Model", arXiv
     2305.15265 (NeurIPS 2023). Of the rows that a gradient sums over, the longest are kept with weight 1, and the rest
     of the budget is drawn with p_i in proportion to the length, and weighted, so that the mean is exact.
-    Kept for backward: for each input of a linear layer k of its rows and their numbers, 4 k bytes, as by
+    Kept for backward: for each input of a linear layer k of its rows and their indices, 4 k bytes, as with
     ``randomized,sketch=wta``; for a product of (..., n, d) and (..., d, m), such as queries with keys and probabilities
-    with values, k rows of each first matrix and k columns of each second one; a bit an element for ReLU and dropout,
-    exact. Layers that read one input share its sample. Softmax keeps its output. Norms are those of ``msln``:
-    ``wtacrs:0.3+msln`` is the whole of the paper.
+    with values, k rows of each first matrix and k columns of each second one; a bit per element for ReLU and dropout,
+    exact. Layers that read one input share its sample. Softmax saves its output. Norms are those of ``msln``:
+    ``wtacrs:0.3+msln`` is the whole method of the paper.
     The forward pass is exact. Gradients are unbiased, those of queries, keys, probabilities and values too.
-    Fused attention has no product to sample, and saves what it did: take ``--attention eager``. Products by ``einsum``
-    or ``baddbmm`` stay as they are, and so do those of factors that are broadcast.
+    Fused attention has no product to sample, and saves its tensors unchanged: use ``--attention eager``. Products by
+    ``einsum`` or ``baddbmm`` stay as they are, and so do those whose factors are broadcast.
     Not reproduced: a row's weight by the gradient of an earlier step; here only its length counts.
 
     Attributes:
@@ -44,7 +44,7 @@ class WtaCrs(Scheme):
     name: ClassVar[str] = "wtacrs"
     positional: ClassVar[str | None] = "ratio"
     card: ClassVar[Card] = Card(
-        summary="linear layers and attention's products keep some rows, the longest and drawn ones; masks in 1 bit",
+        summary="linear layers and attention's products save the longest rows and some drawn ones; masks in 1 bit",
         paper="Liu et al. 2023, arXiv 2305.15265",
         published=(
             Published(

@@ -24,17 +24,18 @@ class Release(Scheme):
 
     Paper: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", arXiv 2306.09782
     (LOMO); torchtune has it as ``optimizer_in_bwd``.
-    Kept until the step: no gradient. At the peak there are those of the few parameters whose gradients autograd is
-    making, in place of one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a
-    tied parameter is stepped once, when its whole gradient is there.
-    Not to be had: gradients added up over backward passes, clipped by their norm or scaled, which need all of them at
-    once; DDP and FSDP1. Under FSDP2 a process steps its rows as soon as the gradients of their block are averaged.
+    Kept until the step: no gradient. At the peak, only the few gradients that autograd is computing are in memory,
+    instead of one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a
+    tied parameter is updated once, when its whole gradient is computed.
+    Not supported: gradients that are accumulated over backward passes, clipped by their norm or scaled, since these
+    need all gradients at once; DDP and FSDP1. Under FSDP2 a process updates its rows once the gradients of their block
+    are averaged.
     Not reproduced: SGD without state fused into the backward pass, clipping by a second backward pass.
     """
 
     name: ClassVar[str] = "release"
     card: ClassVar[Card] = Card(
-        summary="parameters are stepped and gradients freed within the backward pass; updates are exact",
+        summary="parameters are updated and gradients freed during the backward pass; updates are exact",
         paper="Lv et al. 2023, arXiv 2306.09782",
         rank=60,
     )

@@ -46,7 +46,7 @@ class TiledMlp(Scheme):
     name: ClassVar[str] = "tiled_mlp"
     positional: ClassVar[str | None] = "pieces"
     card: ClassVar[Card] = Card(
-        summary="MLPs run a piece of the sequence at a time, forward and backward; gradients are exact to rounding",
+        summary="MLPs run on one piece of the sequence at a time, in both passes; gradients are exact to rounding",
         paper="Bekman et al. 2025, arXiv 2506.13996",
         rank=9,  # after adapters and shared layers, whose operators are seen; before layers have operators of their own
         variants=(":4", ":16"),

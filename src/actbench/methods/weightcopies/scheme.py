@@ -33,24 +33,24 @@ _SHARED = "it has parameters of several modules in one; use DistributedDataParal
 
 
 class Master(Pure):
-    """Weights of a half type, with float32 master weights that the optimizer steps and main gradients in float32.
+    """Weights in half precision, with float32 master weights, which the optimizer updates, and float32 main gradients.
 
     Paper: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740; Megatron-LM and DeepSpeed train so.
     Kept from step to step, for each trained parameter: 2 bytes of weight, 4 of master weight, 4 of main gradient and
-    the optimizer's moments in float32, 8 for Adam: 18 bytes. A gradient of the half type is added to its main gradient
-    as soon as a backward pass has made it, and freed. Saved tensors are those of ``pure``. Small updates are not lost:
-    master weights keep them.
-    Not reproduced: buffers that hold the gradients of many parameters in one tensor, and sharing them over processes.
+    the optimizer's moments in float32, 8 for Adam: 18 bytes. A half-precision gradient is added to its main gradient
+    as soon as the backward pass has computed it, and freed. Saved tensors are those of ``pure``. Small updates are not
+    lost: master weights keep them.
+    Not reproduced: buffers that hold the gradients of many parameters in one tensor, and sharding over processes.
 
     Attributes:
         dtype: bfloat16 (bf16) or float16 (fp16).
-        main_gradients: Whether gradients are added up in float32. Without, gradients of the half type wait for the
-            step, which casts them, 4 bytes an element until it ends.
+        main_gradients: Whether gradients are added up in float32. Without it, half-precision gradients stay until the
+            step, which casts them: 4 more bytes per element until it ends.
     """
 
     name: ClassVar[str] = "master"
     card: ClassVar[Card] = Card(
-        summary="weights of bfloat16 with float32 master weights and main gradients, as Megatron-LM trains",
+        summary="bfloat16 weights with float32 master weights and main gradients, as in Megatron-LM",
         paper="Micikevicius et al. 2017, arXiv 1710.03740",
         rank=3,
         variants=(),  # the code that fit prints has no such optimizer
@@ -91,7 +91,7 @@ class Master(Pure):
 
 
 class Ema(Scheme):
-    """An exponential moving average of the trained weights is kept, and moved after each step.
+    """An exponential moving average of the trained weights is kept, and updated after each step.
 
     Paper: Polyak and Juditsky 1992, doi 10.1137/0330046; torch has it as ``swa_utils.AveragedModel``, diffusers as
     ``EMAModel``.
@@ -101,13 +101,13 @@ class Ema(Scheme):
     Not reproduced: averages of frozen parameters and buffers, which do not change or are not averaged.
 
     Attributes:
-        decay: Share of the average that a step keeps.
+        decay: Weight of the earlier average in each step.
     """
 
     name: ClassVar[str] = "ema"
     positional: ClassVar[str | None] = "decay"
     card: ClassVar[Card] = Card(
-        summary="a moving average of the weights is kept, too; gradients and updates are exact",
+        summary="a moving average of the weights in addition; gradients and updates are exact",
         paper="Polyak and Juditsky 1992, doi 10.1137/0330046",
         rank=55,
         variants=(),  # it saves nothing

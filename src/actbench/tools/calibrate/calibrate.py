@@ -182,5 +182,5 @@ def _check(found: dict[Key, Found], budget_seconds: float) -> None:
     if missing:
         raise MeasurementError(
             f"the rates of this machine are unknown: {', '.join(missing)} was not measured in {budget_seconds:g} s; "
-            "give it more time"
+            "give a larger --budget"
         )

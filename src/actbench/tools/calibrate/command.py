@@ -32,9 +32,9 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+    force: Annotated[bool, option("--force", "Replace an existing file.")] = False,
     budget: Annotated[
-        float, seconds_option("--budget", "Seconds after which nothing new is measured.", least=1)
+        float, seconds_option("--budget", "Seconds after which no new measurement starts.", least=1)
     ] = 100.0,
     progress: ProgressFlags,
     exports: ExportFlags,
@@ -43,7 +43,7 @@ def calibrate(
 
     Matrix products, convolutions, attention, elementwise operators, reductions, copies and the operators of every
     scheme are timed one by one, at several sizes, in float32 and bfloat16. Give the file to --device-profile of other
-    verbs. Let nothing else run meanwhile. The first run also compiles kernels, which takes a minute more.
+    verbs. Run nothing else meanwhile. The first run also compiles kernels, which takes a minute more.
 
     Examples:
 

@@ -116,7 +116,7 @@ def prepare(text: str) -> None:
     if shared.sources != sources():
         raise MeasurementError(
             f"the node {socket.gethostname()} has another actbench ({actbench.__version__} in "
-            f"{Path(actbench.__file__).parent}) than the machine that asks it: install the same on all nodes"
+            f"{Path(actbench.__file__).parent}) than the machine of the command: install the same on all nodes"
         )
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what cases start imports nothing from that folder
     _place(shared.files)
@@ -239,10 +239,10 @@ def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]
 
 def _text(name: str) -> str:
     if not Path(name).resolve().is_relative_to(Path.cwd().resolve()):
-        raise UsageError(f"--cluster: {name} is outside of the current folder, and does not travel to the nodes")
+        raise UsageError(f"--cluster: {name} is outside of the current folder, and is not sent to the nodes")
     try:
         return read_bytes(Path(name), MOST_BYTES).decode()
     except OSError as error:
-        raise UsageError(f"--cluster: {name} does not travel to the nodes: {error.strerror}") from None
+        raise UsageError(f"--cluster: {name} cannot be sent to the nodes: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"--cluster: {name} is no text ({error.reason}), and does not travel to the nodes") from None
+        raise UsageError(f"--cluster: {name} is no text ({error.reason}), and is not sent to the nodes") from None

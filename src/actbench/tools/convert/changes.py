@@ -100,7 +100,7 @@ class Changes:
             what = "module" if isinstance(covered[0].after, nn.Module) else "forward"
             raise ConversionError(
                 f"the scheme cannot be taken off {type(covered[0].module()).__name__}: another {what} was put around "
-                "its own since; take that one off first, then undo (a callback or controller: close) again"
+                "the scheme's since; take that one off first, then undo (a callback or controller: close) again"
             )
         if self._replaced is None:
             return model

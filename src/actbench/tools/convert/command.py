@@ -28,7 +28,7 @@ def convert(
         option("--probe", "Compare the gradient of one batch with the exact model's, on this machine's CPU."),
     ] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
-    batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
+    batch_size: Annotated[int, count_option("--batch-size -b", "Batch size for which bytes are shown.")] = 8,
     timeout: Annotated[
         float, seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1)
     ] = 1800.0,
@@ -44,7 +44,7 @@ def convert(
     actbench.json, with which actbench.load_converted loads the converted one. The conversion runs in a separate
     process.
 
-    A warning tells of a scheme whose gradient is far from the exact one on this model: by the records of an earlier
+    A warning names a scheme whose gradient is far from the exact one on this model, by the records of an earlier
     measure or sweep in the folder results, or by --probe.
 
     Examples:

@@ -53,8 +53,8 @@ class QuestionFlags:
         list[int] | None,
         option(
             "--processes",
-            "Share the model out over N processes with a card each (fsdp, zero1, ddp, tp and tp around these), by the "
-            "fastest of these ways; the batch size is that of one process. Repeat to find the fewest on which it fits.",
+            "Train on N processes with a card each, by the fastest of fsdp, zero1, ddp, tp, and tp combined with one "
+            "of these; the batch size is that of one process. Repeat to find the smallest N that fits.",
             metavar="N",
             parser=_processes,
             show_default=False,

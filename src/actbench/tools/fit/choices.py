@@ -11,9 +11,9 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
 from actbench.scheme.base import Change
 from actbench.scheme.composed import refuse_spread
-from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import InParts, Periodic
 from actbench.tools.fit.choice import ADAPTS, Choice
+from actbench.tools.fit.given import refuse_untimed
 
 _OF_BLOCKS: frozenset[Change] = frozenset(("saved tensors", "recomputation"))
 _COMPUTING: frozenset[Change] = frozenset(("precision", "memory format", ADAPTS))
@@ -101,7 +101,9 @@ def choices_for(
     if names is not None:
         _refuse_spread(found)
         _refuse_places(found)
-        _refuse_untimed(found)
+        for choice in found:
+            if choice.scheme is not None:
+                refuse_untimed(choice.scheme, f"--scheme {choice.name}")
     elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
         found = [choice for choice in found if not choice.scales_loss]
     if exact.dtype not in (None, "float32") or exact.autocast is not None:  # chosen; another cast does nothing
@@ -145,17 +147,6 @@ def _refuse_spread(choices: Sequence[Choice]) -> None:
                 )
     except ConversionError as error:
         raise UsageError(str(error)) from None
-
-
-def _refuse_untimed(choices: Sequence[Choice]) -> None:
-    """Refuse schemes whose steps have no estimated time, by which plans are compared."""
-    for choice in choices:
-        limits = choice.scheme and choice.scheme.facet(Limits)
-        if limits and limits.untraceable:
-            raise UsageError(
-                f"--scheme {choice.name}: fit compares estimated times, and a step with it has none; its peak is "
-                "told by 'actbench measure'"
-            )
 
 
 def _refuse_places(choices: Sequence[Choice]) -> None:

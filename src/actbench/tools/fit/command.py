@@ -84,7 +84,8 @@ def fit(
         int | None, count_option("--jobs -j", "Cases that are simulated at a time (default: one a core here).")
     ] = None,
     budget: Annotated[
-        float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
+        float,
+        seconds_option("--budget", "Seconds, from the end of loading, after which no new simulation starts.", least=1),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     progress: ProgressFlags,
@@ -96,9 +97,9 @@ def fit(
     """Plan how a training step fits on a card: what to do with each block, what it costs, and the code to paste.
 
     Single changes are simulated for the card, mostly on a copy with three blocks: recomputing, packing or moving what
-    blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. What they save and cost adds up, so
-    the fastest plan within the memory is solved for, not searched. It is simulated whole, with the limit set, and
-    solved again if it needs more than was added up. Only plans that were simulated whole are shown.
+    blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
+    up, so the fastest plan within the memory is solved for, not searched. This plan is simulated whole, with the limit
+    set; if it needs more memory than the sum, fit solves again. Only plans that were simulated whole are shown.
 
     First comes the answer: the fastest plan with exact gradients, and the fastest of all. Tables have the fastest plan
     for each way in which training may change, and the frontiers of memory and time. Plans that train adapters instead

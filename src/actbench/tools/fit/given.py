@@ -5,7 +5,9 @@ from __future__ import annotations
 from actbench.cli.givenschemes import schemes_from
 from actbench.errors import ConversionError, UsageError
 from actbench.scheme import build
+from actbench.scheme.base import Scheme
 from actbench.scheme.composed import Composed, refuse_spread
+from actbench.scheme.conditions import Limits
 
 
 def of_all(base: str) -> str:
@@ -13,7 +15,7 @@ def of_all(base: str) -> str:
 
     Raises:
         SpecError: There is no such scheme, or they do not stand together.
-        UsageError: They spread the model over processes.
+        UsageError: They spread the model over processes, or a step with them has no estimated time.
     """
     with schemes_from("--base"):
         scheme = build(base)
@@ -21,7 +23,17 @@ def of_all(base: str) -> str:
         refuse_spread(scheme, f"--base {base}: a fit is of one process", "'actbench sweep' simulates stacks of it")
     except ConversionError as error:
         raise UsageError(str(error)) from None
+    refuse_untimed(scheme, f"--base {base}")
     return scheme.spec
+
+
+def refuse_untimed(scheme: Scheme, given: str) -> None:
+    """Refuse a scheme whose steps have no estimated time, by which plans are compared; ``given`` is what was typed."""
+    limits = scheme.facet(Limits)
+    if limits and limits.untraceable:
+        raise UsageError(
+            f"{given}: fit compares estimated times, and a step with it has none; 'actbench measure' shows its peak"
+        )
 
 
 def alone(among: list[str] | None) -> list[str] | None:

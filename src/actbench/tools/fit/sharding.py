@@ -124,7 +124,7 @@ class Shardings:
         ]
         if not found:
             why = "; ".join(f"{way}: {reason}" for way, reason in self.refused.items())
-            raise MeasurementError(f"no way to spread it over {processes} processes can be simulated: {why}")
+            raise MeasurementError(f"no way to shard the model over {processes} processes can be simulated: {why}")
         chosen = self._chosen(found)
         self.left_out += [each.way for each in found if each not in chosen]
         rows = [row for each in chosen for row in self._planned(each.way, processes, levels)]

@@ -57,8 +57,8 @@ class FitFlags(StepFlags):
         list[str] | None,
         option(
             "--optimizer",
-            "As for measure; fit changes it only for another implementation of the same. Repeat to name others that "
-            "may replace the first.",
+            "As for measure; fit replaces it only with another implementation of the same optimizer. Repeat to name "
+            "optimizers that may replace the first.",
             metavar="NAME",
             parser=_optimizer,
             autocompletion=completions.optimizers,

@@ -202,7 +202,7 @@ class Survey:
             (choice,) = change
             if isinstance(outcome, Measurement):
                 self.space.warnings.setdefault(choice, outcome.warnings)
-            else:
+            elif choice not in self.space.warnings:  # else it is possible, but not beside what it stood with here
                 self.refused.setdefault(choice, outcome)
 
     def _is_refused(self, choice: Choice) -> bool:

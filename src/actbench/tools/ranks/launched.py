@@ -56,12 +56,12 @@ def _refuse(environment: Mapping[str, str]) -> None:
         shared = "FSDP"
     if shared is not None:
         raise UsageError(
-            f"{shared} was asked of accelerate launch; schemes say how processes share a model: leave it out, give "
+            f"accelerate launch was given {shared}; schemes say how processes share a model: leave it out, give "
             "--multi_gpu, and name a scheme such as fsdp:4"
         )
     if (precision := rank.precision_asked(environment)) is not None:
         raise UsageError(
-            f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave "
+            f"accelerate launch --mixed_precision {precision}: flags set it, so that records have it: leave "
             f"the option out and give --autocast {precision}"
         )
     if (backend := rank.compiler_asked(environment)) is not None:

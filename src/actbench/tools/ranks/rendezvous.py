@@ -62,7 +62,7 @@ def following(place: Rank, address: Address) -> Iterator[Frames]:
         said = json.loads(store.get(_key(address)))
         connection = socket.create_connection((said["host"], said["port"]), timeout=_SAYING_SECONDS)
     except (OSError, RuntimeError) as error:
-        raise MeasurementError(f"process {place.rank} cannot reach the first one: {first_line(error)}") from None
+        raise MeasurementError(f"process {place.rank} cannot reach rank 0: {first_line(error)}") from None
     del store
     with connection:
         _keep_alive(connection)
@@ -86,7 +86,7 @@ def _store(address: Address, *, is_served_here: bool) -> TCPStore:
     except (RuntimeError, ValueError) as error:
         raise MeasurementError(
             f"the launched processes cannot meet at {address.host}:{address.port} ({first_line(error)}); MASTER_ADDR "
-            "and MASTER_PORT say where: the machine of the first process, and a port that is free"
+            "and MASTER_PORT must name the machine of rank 0, and a free port"
         ) from None
 
 
@@ -136,7 +136,7 @@ def _check(links: list[Link]) -> None:
     for link in links:
         if link.hello.versions != mine:
             raise MeasurementError(
-                f"process {link.hello.rank}, on {link.hello.host}, has {link.hello.versions}, and the first one "
+                f"process {link.hello.rank}, on {link.hello.host}, has {link.hello.versions}, and rank 0 has "
                 f"{mine}: install the same on all machines"
             )
 

@@ -63,7 +63,7 @@ def run_script(
         int,
         count_option(
             "--gpus",
-            "Simulate the first of so many processes, each with a card, as torchrun and accelerate start them.",
+            "Simulate rank 0 of N processes, each with a card, as torchrun and accelerate start them.",
         ),
     ] = 1,
     steps: Annotated[
@@ -81,8 +81,10 @@ def run_script(
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
     progress: ProgressFlags,
-    force: Annotated[bool, option("--force", "Run again what the results file already holds.")] = False,
-    retry_failed: Annotated[bool, option("--retry-failed", "Run again the rows of that file that failed.")] = False,
+    force: Annotated[bool, option("--force", "Run again the cases that the results file already holds.")] = False,
+    retry_failed: Annotated[
+        bool, option("--retry-failed", "Run again the cases that failed in the results file.")
+    ] = False,
     require_fit: RequireFitOption = False,
     output: OutputOption = None,
     exports: ResultFlags,
@@ -93,7 +95,7 @@ def run_script(
     loaded for real, no weight is computed, and it ends before it saves anything. The output says whether a step fits
     and how much memory is missing, then the peak by phase, kind, line of the script and module, the estimated time,
     and schemes worth trying. Each --scheme adds a row to compare with the unchanged script.
-    With --quiet what the script prints is left out.
+    --quiet also hides what the script prints.
 
     Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
     run no script that you do not trust.

@@ -55,7 +55,7 @@ def _canonical(case: Case) -> Case:
     scheme = schemes.build(case.scheme)
     if others := sorted(set(scheme.changes) - APPLIED):
         raise UsageError(
-            f"--scheme {case.scheme} changes {' and '.join(others)}, which is what a script does in its own lines: "
+            f"--scheme {case.scheme} changes {' and '.join(others)}, which a script sets in its own lines: "
             f"change the script, and give here schemes that change {', '.join(sorted(APPLIED))} ('actbench schemes')"
         )
     return case.model_copy(update={"scheme": scheme.spec})

@@ -77,8 +77,8 @@ def recurrent_refused() -> Iterator[None]:
         def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
             if any(isinstance(parameter, FakeTensor) for parameter in self.parameters()):
                 raise UntraceableError(
-                    f"the model holds a {type(self).__name__}, and what a CPU keeps of it for each step in time does "
-                    "not show on fake tensors; simulate a card, or run it with --meter cpu"
+                    f"the model holds a {type(self).__name__}, and fake tensors do not show what a CPU saves for each "
+                    "of its time steps; simulate a card, or run it with --meter cpu"
                 )
             return own(self, *args, **kwargs)
 

@@ -91,8 +91,8 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         largest = _LARGEST.get(func._schema.name)
         if largest is None:
             raise UntraceableError(
-                f"{func._schema.name} makes a shape from values that only a real run knows; run it with --meter cuda "
-                "or, if it is small, with --meter cpu"
+                f"{func._schema.name} returns a shape that depends on values, and a simulated run has none; run it "
+                "with --meter cuda or, if it is small, with --meter cpu"
             )
         self._at_most(func._schema.name)
         with self:

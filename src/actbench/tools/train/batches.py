@@ -131,7 +131,7 @@ def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> No
     if found < needed:
         key = "num_labels" if hasattr(module, "config") else "num_classes"
         raise UsageError(
-            f"{spec} tells {found} classes apart and {feed.data.name} has {needed}: write {spec}"
+            f"{spec} has {found} classes and {feed.data.name} has {needed}: write {spec}"
             f"{',' if '@' in spec else '@'}{key}={needed}"
         )
 
@@ -144,7 +144,7 @@ def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
     known = embeddings().num_embeddings
     if known < feed.data.vocabulary:
         raise UsageError(
-            f"{spec} knows {known} tokens and {feed.data.name} has {feed.data.vocabulary}: write "
+            f"{spec} has {known} tokens and {feed.data.name} has {feed.data.vocabulary}: write "
             f"vocab_size={feed.data.vocabulary} after the @"
         )
 

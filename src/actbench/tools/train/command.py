@@ -33,7 +33,7 @@ CurvesOption = Annotated[
     option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE", parser=path_named),
 ]
 ForceOption = Annotated[
-    bool, option("--force", "Train again, from the beginning, what the file of runs already holds.")
+    bool, option("--force", "Train again, from the beginning, the runs that the file already holds.")
 ]
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
@@ -58,8 +58,8 @@ def train(
     """Train a model with each scheme, and compare the quality of the trained models.
 
     Runs of one seed begin with the same weights and see the same data in the same order. Each run is stored as soon as
-    it ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table beside it. Run the same command again to continue where
-    it stopped, even in the middle of a run: the curve is bit for bit the one of an uninterrupted run.
+    it ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table in that folder. Run the same command again to continue
+    where it stopped, even in the middle of a run: the curve is bit for bit the one of an uninterrupted run.
 
     Exit status: 0 all runs trained, 1 some run failed, 2 wrong usage.
 

@@ -58,10 +58,10 @@ def read(environment: Mapping[str, str]) -> Launch:
 
 def _refuse(environment: Mapping[str, str]) -> None:
     if (name := sharing_asked(environment)) is not None:
-        raise UsageError(f"{name} was asked of accelerate launch; training runs know DDP and FSDP2 only")
+        raise UsageError(f"accelerate launch was given {name}; training runs use DDP or FSDP2 only")
     if (precision := precision_asked(environment)) is not None:
         raise UsageError(
-            f"accelerate launch --mixed_precision {precision}: the recipe decides that, so that its results say what "
+            f"accelerate launch --mixed_precision {precision}: the recipe sets it, so that its results say what "
             f'was trained: leave the option out and write autocast = "{precision}" into the recipe'
         )
     if (backend := compiler_asked(environment)) is not None:
@@ -78,8 +78,8 @@ def _refuse_of_fsdp(environment: Mapping[str, str]) -> None:
         raise UsageError("accelerate launch --fsdp_offload_params true: training runs keep parameters on the device")
     if is_set(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
         raise UsageError(
-            "accelerate launch --fsdp_activation_checkpointing true: recomputing blocks is a scheme, so that results "
-            "say it: leave the option out and name the scheme checkpoint in the recipe, alone or behind a +"
+            "accelerate launch --fsdp_activation_checkpointing true: recomputing blocks is a scheme, which results "
+            "have: leave the option out and name the scheme checkpoint in the recipe, alone or after a +"
         )
     policy = environment.get("FSDP_AUTO_WRAP_POLICY", _BY_BLOCK)
     if policy.upper() != _BY_BLOCK:

@@ -122,7 +122,7 @@ def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: An
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:
         if device_type != "cuda" and any(isinstance(part, nn.RNNBase) for part in module.modules()):
-            raise UntraceableError("what a CPU keeps of recurrent layers does not show on fake tensors")
+            raise UntraceableError("fake tensors do not show what a CPU saves for recurrent layers")
         with (
             operators,
             traced(setup, lambda: {"args": shaped_like(args), "kwargs": shaped_like(kwargs)}) as (recorder, _),

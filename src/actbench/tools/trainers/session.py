@@ -165,7 +165,7 @@ class SchemeCallback:
 
     def __init__(self, scheme: str | Scheme, *, measure_every: int = MEASURE_EVERY, probe: bool = False) -> None:
         if measure_every < 1:
-            raise UsageError(f"measure_every={measure_every}: one of so many passes is measured; give 1 or more")
+            raise UsageError(f"measure_every={measure_every}: it is a number of passes; give 1 or more")
         self.scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
         self.session: ConvertedRun | None = None
         self._measure_every, self._probe = measure_every, probe
