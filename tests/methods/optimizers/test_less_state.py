@@ -135,6 +135,22 @@ def test_it_trains(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_a_copy_steps_as_the_optimizer_does(spec: str) -> None:
+    made = schemes.build(spec).apply(setup(lambda module: torch.optim.AdamW(module.parameters(), weight_decay=0.1)))
+    step = TrainStep(made, batch())
+    step()
+    loss(made.module, batch()).backward()
+
+    module, optimizer = copy.deepcopy((made.module, step.optimizer))
+    for one, other in zip(made.module.parameters(), module.parameters(), strict=True):
+        other.grad = one.grad
+    step.optimizer.step()
+    optimizer.step()
+
+    assert all(map(torch.equal, made.module.parameters(), module.parameters()))
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_run_goes_on_from_saved_state(spec: str) -> None:
     whole = TrainStep(schemes.build(spec).apply(setup()), batch())
     for _ in range(3):

@@ -17,6 +17,10 @@ Group = dict[str, Any]
 _DEFAULTS: Final = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
 
+_OF_TORCH = ("_optimizer_", "_zero_grad", "_warned")
+"""What names of torch's own attributes begin with, which it sets anew."""
+
+
 class MatrixAdam(optim.Optimizer):
     """Adam or AdamW; a subclass computes the updates of some matrices in another way.
 
@@ -35,6 +39,11 @@ class MatrixAdam(optim.Optimizer):
         self.decoupled = decoupled
         order = [parameter for group in self.param_groups for parameter in group["params"]]
         self.matrices = {parameter: index for index, parameter in enumerate(order) if parameter in set(matrices)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: torch's own leaves out what a subclass of its optimizer holds."""
+        own = {name: value for name, value in vars(self).items() if not name.startswith(_OF_TORCH)}
+        return {**super().__getstate__(), **own}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
