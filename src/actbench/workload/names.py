@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from actbench import plugins
 from actbench.errors import ModelError
@@ -91,6 +91,9 @@ _DIGITS = re.compile(r"-?[0-9]{20,}")
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
+_WITHOUT_CONFIG: Final[frozenset[Kind]] = frozenset(("torchvision", "function"))
+
+
 @dataclass(frozen=True)
 class ModelName:
     """A parsed model specification.
@@ -113,9 +116,18 @@ def parse_model_name(spec: str) -> ModelName:
     """
     head, changes = _split_changes(spec)
     name = _parse_name(head)
-    if changes and name.kind in ("torchvision", "function"):
+    if changes and name.kind in _WITHOUT_CONFIG:
         raise ModelError(f"model {spec!r}: only Hugging Face models and actbench's own take changes after the @")
     return ModelName(name.kind, name.name, changes)
+
+
+def takes_changes(spec: str) -> bool:
+    """Return whether a model has a config that can be changed: Hugging Face's do, and actbench's own.
+
+    Raises:
+        ModelError: As of :func:`parse_model_name`.
+    """
+    return parse_model_name(spec).kind not in _WITHOUT_CONFIG
 
 
 def with_blocks(spec: str, count: int) -> str:

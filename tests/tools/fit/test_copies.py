@@ -11,6 +11,7 @@ from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.tools.fit.copies import COPIES, FromCopies
 from actbench.tools.fit.costs import Costs
+from actbench.tools.fit.effects import Blocks
 from actbench.tools.fit.fitting import Means, choices_of, fitting
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked
@@ -48,3 +49,12 @@ def test_two_copies_tell_what_the_whole_model_does(scheme: str) -> None:
         told = learned[FromCopies][change]
         for each in fields(Costs):
             np.testing.assert_allclose(getattr(told, each.name), getattr(known, each.name), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "copy"), [("tiny-llama", "tiny-llama@num_hidden_layers=3"), ("own.py:build", None), ("vit_l_16", None)]
+)
+def test_only_models_with_a_config_have_shorter_copies(model: str, copy: str | None) -> None:
+    blocks = Blocks(tuple(f"blocks.{place}" for place in range(12)), ("block",) * 12)
+
+    assert blocks.copy_of(model) == copy

@@ -12,7 +12,7 @@ from actbench.model.measured import Measurement
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.costs import Costs, Floats
 from actbench.tools.fit.plan import Action, Around, Places
-from actbench.workload.names import with_blocks
+from actbench.workload.names import takes_changes, with_blocks
 
 COPIED = 3
 """Blocks of a copy: the first, one for all in the middle, and the last."""
@@ -53,7 +53,7 @@ class Blocks:
     def copy_of(self, model: str) -> str | None:
         """Return the specification of a copy, if the blocks in the middle are equal and many."""
         equal = len(self.kinds) >= _LONG and len(set(self.kinds[1:-1])) == 1
-        return with_blocks(model, COPIED) if equal else None
+        return with_blocks(model, COPIED) if equal and takes_changes(model) else None
 
     def is_told_by(self, read: BlockReadings | None) -> bool:
         """Whether the blocks of a copy are those of the model."""
