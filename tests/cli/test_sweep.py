@@ -159,6 +159,7 @@ def test_measuring_into_a_file_goes_on_from_what_it_holds(cli, tmp_path):
     assert measured("--timeline") == "0 measured, 0 failed, 2 taken from the results file"
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_measured_anew_into_a_file(cli, tmp_path):
     (tmp_path / "width.py").write_text("WIDTH = 8")
     (tmp_path / "own.py").write_text(

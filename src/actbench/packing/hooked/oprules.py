@@ -248,7 +248,7 @@ def statistic(tensor: Tensor) -> str | None:
     """Return a reason not to pack a tensor if it is a statistic, else None."""
     if current_rule().is_statistic(tensor):
         return current_rule().reason
-    return OpRule.reason if tensor.is_floating_point() and _is_one_each_row(tensor) else None
+    return _NOTHING.reason if tensor.is_floating_point() and _is_one_each_row(tensor) else None
 
 
 def _is_one_each_row(tensor: Tensor) -> bool:
