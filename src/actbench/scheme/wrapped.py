@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from actbench.errors import ConversionError
+from actbench.scheme.checks import innermost
 
 
 def called(closure: Callable[[], Any] | None) -> Any:
@@ -147,13 +148,11 @@ def evaluated_weights(optimizer: optim.Optimizer) -> Iterator[None]:
 
     After it they hold what they held before; the weights to train, if the optimizer does not tell.
     """
-    inner: Any = optimizer
-    while inner is not None and not isinstance(inner, TrainsElsewhere):
-        inner = getattr(inner, "inner", None)
-    if inner is None:
+    inner = innermost(optimizer)
+    if not isinstance(inner, TrainsElsewhere):
         yield
         return
-    was_training = all(group.get(TRAIN_MODE, True) for group in getattr(inner, "param_groups", ()))
+    was_training = all(group.get(TRAIN_MODE, True) for group in inner.param_groups)
     inner.eval()
     try:
         yield

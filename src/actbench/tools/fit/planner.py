@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure
+from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import MARGIN, step_seconds_of
 from actbench.tools.fit.setting import Solved
-from actbench.tools.fit.survey import BY_CHANCE, Survey
+from actbench.tools.fit.survey import Survey, is_refusal
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
 BUDGETS = 20
@@ -184,15 +184,18 @@ class Planner(Survey):
             return None
         aim = goal.limit - (known.need - solved.peak)
         spare = goal.limit - known.need
-        again = self._solved(goal, aim) if spare < 0 or (fills and spare > _ENOUGH * goal.limit) else None
-        if spare < 0 and again is None:
-            # the allocator takes from each plan another number of bytes for itself: one in between may fit
-            least = self.space.least(goal.level, self.most_squared_error)
-            return None if least is None or least.peak >= solved.peak else (least.peak + solved.peak) / 2
-        if spare < 0:
-            return aim
-        is_new = again is not None and again.seconds < solved.seconds and self._known(again.plan, goal.limit) is None
-        return aim if is_new else None
+        fits = spare >= 0
+        if fits and not (fills and spare > _ENOUGH * goal.limit):
+            return None
+        again = self._solved(goal, aim)
+        if again is not None:
+            is_new = again.seconds < solved.seconds and self._known(again.plan, goal.limit) is None
+            return aim if is_new or not fits else None
+        if fits:
+            return None
+        # the allocator takes from each plan another number of bytes for itself: one in between may fit
+        least = self.space.least(goal.level, self.most_squared_error)
+        return None if least is None or least.peak >= solved.peak else (least.peak + solved.peak) / 2
 
     def _known(self, plan: Plan, limit: int) -> Found | None:
         """Return the simulation of a plan that says whether it fits: within this limit, or one that it keeps anyway."""
@@ -227,10 +230,9 @@ class Planner(Survey):
         new = [case for case in cases if case not in self.outcomes]
         measured = super()._measured(cases)
         for case in new:
-            outcome = self.outcomes.get(case)
             if case.model != self.exact.model:
                 continue
-            if isinstance(outcome, Failure) and outcome.reason not in BY_CHANCE:
+            if is_refusal(self.outcomes.get(case)):
                 self._impossible.add(cases[case])
             if case in measured:
                 limit = case.memory_limit_bytes or 0

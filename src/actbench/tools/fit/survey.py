@@ -21,11 +21,16 @@ from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
 
-BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
+_BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
 """Failures that the same case may not have another time."""
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
+
+
+def is_refusal(outcome: Outcome | None) -> bool:
+    """Return whether a case cannot be simulated, and not only was not in time."""
+    return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
 
 
 @dataclass
@@ -207,8 +212,7 @@ class Survey:
 
     def _is_refused(self, choice: Choice) -> bool:
         """Whether a choice alone has nothing to do in the model, or cannot be: then it is tried with no other."""
-        outcome = self.refused.get(choice)
-        return isinstance(outcome, Failure) and outcome.reason not in BY_CHANCE
+        return is_refusal(self.refused.get(choice))
 
     @staticmethod
     def _goes_with(choice: Choice, around: Around) -> bool:

@@ -109,13 +109,14 @@ def _innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 def refuse_unshared(optimizer: optim.Optimizer, who: str) -> None:
     """Raise a ConversionError, told by ``who``, for an optimizer that steps or evaluates whole parameters."""
-    name = type(_innermost(optimizer)).__name__
+    inner = _innermost(optimizer)
+    name = type(inner).__name__
     if not by_element(optimizer):
         raise ConversionError(
             f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
             "share of it: take adamw, adam or sgd"
         )
-    if isinstance(_innermost(optimizer), TrainsElsewhere):
+    if isinstance(inner, TrainsElsewhere):
         raise ConversionError(
             f"{who}: {name} puts averaged weights into the parameters to evaluate, and a process would do so with its "
             "own share alone: take adamw, or ddp in place of zero1"
