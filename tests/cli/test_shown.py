@@ -34,19 +34,20 @@ def test_the_readme_shows_three_commands_and_the_questions_ten() -> None:
     assert sum(name.startswith("docs/questions") for name in named) == 10
 
 
-def extra_packages() -> set[str]:
-    """Return the packages of actbench's extras, as Python imports them."""
+def extra_packages(page: str = "") -> set[str]:
+    """Return the packages of actbench's extras, as Python imports them, but those that the text of a page installs."""
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in re.findall(r'pip install "actbench\[(\w+)\]', page):
+        del tables[extra]
     names = {re.split(r"[^\w-]", text)[0] for each in tables.values() for text in each} - {"actbench"}
     return {name.replace("-", "_") for name in names} | {"sklearn", "vl_convert", "cupy"}
 
 
-@pytest.fixture
-def plainly_installed(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of processes that find no package of an extra, as after a plain ``pip install``."""
+def plainly_installed(tmp_path: Path, page: str = "") -> dict[str, str]:
+    """Return the environment of processes as after a plain ``pip install``, and what the text of a page installs."""
     folder = tmp_path / "plain"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=extra_packages()))
+    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=extra_packages(page)))
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
 
@@ -65,19 +66,17 @@ sys.meta_path[:] = [Plain if each is PathFinder else each for each in sys.meta_p
 """
 
 
-def test_a_plain_installation_has_no_package_of_an_extra(plainly_installed: dict[str, str]) -> None:
+def test_a_plain_installation_has_no_package_of_an_extra(tmp_path: Path) -> None:
     asked = "import importlib.util as u; print([n for n in ('bitsandbytes', 'torchao', 'numpy') if u.find_spec(n)])"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=plainly_installed)
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=plainly_installed(tmp_path))
 
     assert done.stdout == "['numpy']\n", done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "words", "shown"), FIGURES)
-def test_pages_show_what_commands_print(
-    page: str, words: list[str], shown: str, tmp_path: Path, plainly_installed: dict[str, str]
-) -> None:
-    environment = plainly_installed if page == "docs/questions.md" else dict(os.environ)
+def test_pages_show_what_commands_print(page: str, words: list[str], shown: str, tmp_path: Path) -> None:
+    environment = plainly_installed(tmp_path, (ROOT / page).read_text(encoding="utf-8"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     patience = ["--budget", "3600"] if words[1] == "fit" else []  # a slow machine plans no worse, only longer
     command = [sys.executable, "-m", *words, *patience]

@@ -34,6 +34,7 @@ REFUSED = {
     ("master", "fsdp:8"): "master: float32 copies of shares are not made",
     ("master", "ddp:8"): "does not go with gradients that are added up in float32",
     ("master", "zero1:8"): "does not go with gradients that are added up in float32",
+    ("schedule_free", "zero1:8"): "puts averaged weights into the parameters to evaluate",
     **{
         (name, "fsdp:8"): f"{name}: it looks at whole matrices"
         for name in ("adam_mini", "apollo", "fira", "galore", "muon8bit")
