@@ -242,3 +242,19 @@ def test_the_specification_is_kept() -> None:
 
     assert scheme.only == ("encoder.layer.[0-5]", "head")
     assert schemes.build(scheme.spec) == scheme
+
+
+def test_a_part_that_saves_nothing_is_no_error_where_others_of_the_scheme_act(x: Tensor) -> None:
+    frozen = model()
+    for layer in frozen[:2]:
+        layer.requires_grad_(False)
+    setup = schemes.build("gact:L1.1,only=LayerNorm").apply(
+        TrainingSetup(frozen, lambda module, batch: module(batch["x"]).sum())
+    )
+    ledger = inspection.itemize(setup, lambda: {"x": x.clone()})
+
+    packed = {entry.module for entry in ledger.entries if entry.packed}
+    assert "0.0" not in packed
+    assert "11.0" in packed
+    seen = inspection.trace(setup, lambda: {"x": x.clone()})
+    assert inspection.inspect(seen, seen, setup)[0]

@@ -86,7 +86,7 @@ class HookedForward(WrappedForward):
         """
         kind = type(module).__name__
         parameters = list(module.parameters())
-        # as parts of a model, activations and frozen norms save what the layers before them need; frozen products do not
+        # as parts, activations and frozen norms save what the layers before them need; frozen products do not
         has_matrix = any(parameter.dim() > 1 for parameter in parameters)
         idle = isinstance(module, nn.Identity) or getattr(module, "p", 1) == 0
         between = not (has_matrix or hooks.whole_model or idle)
