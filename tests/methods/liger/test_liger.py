@@ -205,6 +205,13 @@ def test_second_derivatives_are_refused() -> None:
         gradients(converted(built()), create_graph=True)
 
 
+def test_compiling_is_refused() -> None:
+    model = converted(built())
+    ids = torch.arange(12).view(2, 6)
+    with pytest.raises(ConversionError, match="Liger's functions cannot be compiled"):
+        torch.compile(model, backend="eager")(input_ids=ids, labels=ids)
+
+
 def test_what_has_none_of_it_is_refused() -> None:
     with pytest.raises(NothingToConvertError, match="no RMS norm"):
         converted(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
