@@ -53,7 +53,14 @@ def test_each_type_has_its_bits_and_their_closed_form() -> None:
 )
 def test_the_allocator_confirms_what_4_more_bits_take(kind: str, share: int, tmp_path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    case = {"model": f"{tmp_path}/own.py:build", "batch_size": ROWS, "meter": "cpu", "warmup_steps": 0, "min_steps": 1}
+    case = {
+        "model": f"{tmp_path}/own.py:build",
+        "batch_size": ROWS,
+        "meter": "cpu",
+        "warmup_steps": 0,
+        "min_steps": 1,
+        "gradient_quality": False,
+    }
     few, more = (
         measure(Case.model_validate({**case, "scheme": f"gact:L1,widths={kind}:{bits}", "min_seconds": 0.0}))
         for bits in (4, 8)
@@ -92,8 +99,15 @@ def test_the_mean_gradient_over_several_layers_is_exact() -> None:
     assert abs(along.mean() - 1) < 4 * along.std() / 150**0.5 + 0.002  # norms: their input gradient is a little small
 
 
+@pytest.mark.slow
 def test_the_innermost_type_comes_first() -> None:
-    case = {"model": "tiny-roberta", "batch_size": 4, "meter": "simulated", "device_profile": "cpu"}
+    case = {
+        "model": "tiny-roberta",
+        "batch_size": 4,
+        "meter": "simulated",
+        "device_profile": "cpu",
+        "gradient_quality": False,
+    }
     plain, attention, both = (
         measure(Case.model_validate({**case, "scheme": f"gact:L1{widths}"})).activation_bytes
         for widths in ("", ",widths=attention:8", ",widths=attention:8/linear:4/norm:4")
