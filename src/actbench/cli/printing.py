@@ -155,8 +155,11 @@ def show(*tables: Table, beside: TableFlags) -> None:
     """Print tables; ``beside`` are the export flags, since an export may take standard output."""
     from actbench.report.render import screen
 
-    for table in tables:
-        screen.show(table, console(readers(beside)))
+    printed = console(readers(beside))
+    for before, table in zip((None, *tables), tables, strict=False):
+        if before is not None and before.notes:  # so that they are not read as the next table's
+            printed.print()
+        screen.show(table, printed)
 
 
 @contextmanager
