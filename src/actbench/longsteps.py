@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from actbench.units import format_seconds
+from actbench.units import counted, format_seconds
 
 LONG_SECONDS = 10.0
 _OPERATORS_A_LOOK = 64
@@ -145,8 +145,7 @@ class _Step:
         return f"the simulated {self._what} goes on: {self._ran(spent)}. It takes {self._estimate(spent)}"
 
     def _ran(self, spent: float) -> str:
-        operators = "operator" if self._operators == 1 else "operators"
-        return f"{self._operators:,} {operators} ran in {format_seconds(spent)}"
+        return f"{counted(self._operators, 'operator')} ran in {format_seconds(spent)}"
 
     @property
     def _what(self) -> str:

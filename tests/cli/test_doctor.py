@@ -16,7 +16,11 @@ GOOD = (Check("Python", "ok", "3.12"), Check("CUDA", "ok", "H100"), Check("CuPy"
         ("Python", {}, "All works here: "),
         ("CuPy", {"verdict": "optional"}, "this installs them: pip install 'actbench[cuda]'."),
         ("CUDA", {"verdict": "optional"}, "to measure on a GPU: install the driver."),
-        ("Python", {"verdict": "missing", "advice": "install it"}, "actbench does not work here yet. Python: install it."),
+        (
+            "Python",
+            {"verdict": "missing", "advice": "install it"},
+            "actbench does not work here yet. Python: install it.",
+        ),
     ],
 )
 def test_the_verdict_is_one_sentence_on_what_works_and_what_mends_the_rest(name: str, changed: Any, told: str) -> None:

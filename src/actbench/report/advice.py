@@ -89,7 +89,9 @@ def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
     for record, _ in told:
         alike.setdefault(_alike(record), []).append(record)
-    return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()] + reserved
+    return [
+        f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()
+    ] + reserved
 
 
 _RESERVED = "Over limit counts what torch's allocator reserves: the peak, and the gaps between its blocks."

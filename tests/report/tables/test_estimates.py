@@ -100,6 +100,11 @@ def test_people_see_an_estimate_marked_in_the_column_of_measured_values() -> Non
     assert "not measured; see docs/time.md" in text
 
 
+def test_a_table_without_a_time_has_no_note_on_estimated_times() -> None:
+    assert "est." not in markdown(results_table(ROWS, columns=["peak", "saved"]))
+    assert "not measured; see docs/time.md" in markdown(results_table(ROWS, columns=["peak", "speed"]))
+
+
 def test_a_file_has_columns_of_their_own_for_estimates() -> None:
     by_meter = {(row["scheme"], row["meter"]): row for row in rows_of(ROWS)}
     simulated, measured = by_meter["checkpoint", "simulated"], by_meter["exact", "cpu"]

@@ -173,14 +173,18 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
         (
             "",
             ("4", "--device-profile", "rtx-4090", "--lr", "4", "--scheme=checkpoint"),
-            "--device-profile and --scheme after train.py go to the script; options of actbench stand before it: "
-            "actbench run --device-profile rtx-4090 --scheme=checkpoint train.py 4 --lr 4",
+            (
+                "--device-profile and --scheme after train.py go to the script; options of actbench stand before it: "
+                "actbench run --device-profile rtx-4090 --scheme=checkpoint train.py 4 --lr 4"
+            ),
         ),
         (
             "",
             ("--lr", "4", "--batch-size", "4"),
-            "--batch-size after train.py goes to the script; options of actbench stand before it: "
-            "actbench run --batch-size 4 train.py --lr 4",
+            (
+                "--batch-size after train.py goes to the script; options of actbench stand before it: "
+                "actbench run --batch-size 4 train.py --lr 4"
+            ),
         ),
         ("", ("--force", "4"), "stand before it: actbench run --force train.py 4"),
         ("# --batch-size\n", ("--batch-size", "4"), None),

@@ -75,7 +75,11 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
         "import actbench",
         *_more_imports(made),
         *([f"{INSTEAD}import torchao.optim"] if other else []),
-        *([] if own_loss else ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""]),
+        *(
+            []
+            if own_loss
+            else ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""]
+        ),
         *(_rounded(kept) if kept else []),
         *_prepared(case, built),
     ]
@@ -207,7 +211,9 @@ def _trainer(
     prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
     lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
     if is_function(case.model):
-        lines.append(f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss.")
+        lines.append(
+            f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss."
+        )
     lines += _trainer_lines(prepared, callback, optimizer, other, arguments)
     return _joined(lines), ""
 
