@@ -1,4 +1,4 @@
-"""Where the peak of a step is, what fills it, and what a user can do about it."""
+"""Sentences on the peak of a step: its phase, its largest part, and how to lower it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actbench.units import format_bytes
 PARTS = {
     "activation_bytes": "saved activations",
     "batch_bytes": "the batch",
-    "communication_bytes": "what is gathered from other processes and reduced",
+    "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }
 """What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""

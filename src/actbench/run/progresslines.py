@@ -108,7 +108,7 @@ class ProgressLines(Progress):
         self._note(case, f"{counted(steps, 'step')} timed")
 
     def measured(self, case: Case, outcome: Outcome) -> None:
-        """Tell what was measured."""
+        """Print the result of a case."""
         with self._lock:
             self._pace.measured(case)
             self._tell(f"measured: {case.title}: {outcome.ending}; the search for its largest batch follows")

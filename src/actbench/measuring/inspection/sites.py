@@ -1,4 +1,4 @@
-"""What a model saves for backward, module by module: one training forward on fake tensors.
+"""Lists the tensors that each module saves for backward, by one training forward on fake tensors.
 
 Bytes are counted by storage. During the forward pass, a dispatch mode notes every storage that an operator makes, and a
 saved-tensors hook notes which module saves it. The storages still alive when only the loss is referenced are what the

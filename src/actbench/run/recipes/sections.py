@@ -1,4 +1,4 @@
-"""The sections of a recipe: what is trained, how it is measured, and which schemes are compared."""
+"""The sections of a recipe: the models and their training, the measurement, and the compared schemes."""
 
 from __future__ import annotations
 
