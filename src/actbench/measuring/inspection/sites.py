@@ -9,7 +9,7 @@ runs. The owner is then the module that made the storage; for packed bytes, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actbench.errors import IdleError, NothingToConvertError
@@ -67,7 +67,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
         IdleError: The sites run, and the step saves the same as before.
     """
     for part in setup.parts:
-        refuse_idle(part, after)
+        refuse_idle(part, after, setup.parts)
     entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
     idle += [site for site in setup.sites if site.called and site not in idle and (site.path, None) not in after.acted]
@@ -83,8 +83,8 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     return sites, setup.unreached + unreached
 
 
-def refuse_idle(part: Part, after: Trace) -> None:
-    """Raise an error if a scheme does nothing in a training step.
+def refuse_idle(part: Part, after: Trace, parts: Iterable[Part] = ()) -> None:
+    """Raise an error if a scheme does nothing in a training step, neither in ``part`` nor in those of its ``parts``.
 
     Sites outside modules, such as the optimizer's state, are checked only if the part has ``acts``.
 
@@ -93,8 +93,9 @@ def refuse_idle(part: Part, after: Trace) -> None:
         IdleError: The sites run, and the step saves the same as before.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
-    acts = _is_heard(part, after) or any((path, None) in after.acted for path in paths)
-    if acts or (part.acts is None and not paths):
+    if (part.acts is None and not paths) or any(
+        _acts(each, after) for each in (part, *parts) if each.spec == part.spec
+    ):
         return
     if paths and not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
         raise _never_runs(part.spec, paths)
@@ -115,6 +116,10 @@ def _named(paths: Sequence[str]) -> str:
     return ", ".join(display_path(path) for path in paths[:5]) + (
         f" and {len(paths) - 5} more" if len(paths) > 5 else ""
     )
+
+
+def _acts(part: Part, after: Trace) -> bool:
+    return _is_heard(part, after) or any((site.path, None) in after.acted for site in part.sites)
 
 
 def _is_heard(part: Part, after: Trace) -> bool:

@@ -47,7 +47,8 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     what += f", on the first of {processes} cards," if processes > 1 else ""
     rows = rows_of(record.case, measured)
     step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
-    peak = f"{'at most ' if measured.at_most else ''}{format_bytes(measured.peak_bytes)}"
+    mark = "at most " if measured.at_most else "~" if measured.approximate else ""
+    peak = f"{mark}{format_bytes(measured.peak_bytes)}"
     where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
     if limit is None:
         return f"{what}: the peak of {step} is {peak}{where}; how much memory {device_of(record)} has is not known."

@@ -154,7 +154,7 @@ def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, .
     except (UntraceableError, ModelError) as error:  # what is wrong with the model is for a real step to say
         return (f"whether each part of the scheme acts is unknown: {error}",)
     for part in setup.parts:
-        refuse_idle(part, seen)
+        refuse_idle(part, seen, setup.parts)
     return ()
 
 
