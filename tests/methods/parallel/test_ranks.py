@@ -134,6 +134,70 @@ def test_what_is_gathered_from_host_memory_is_copied_to_the_device_first() -> No
     assert kept.phase_peaks.backward_bytes - moved.phase_peaks.backward_bytes == share
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts_of_flat_parameters_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
+    aligned = 16 // FLOAT  # elements
+    net = uneven()
+    ends = [[*net[3].parameters()], [*net[4].parameters()], [p for i in (0, 1, 2, 5) for p in net[i].parameters()]]
+    sizes = [sum(aligned * math.ceil(each.numel() / aligned) for each in unit) for unit in ends]
+    share = FLOAT * sum(math.ceil(size / ranks) for size in sizes)
+
+    reading = read(net, f"fsdp1:{ranks}", 5, torch.optim.AdamW)
+
+    assert share - 3 * 16 <= reading.weights_bytes <= share + 3 * 16  # after the last parameter nothing is aligned
+    assert reading.gradients_bytes == reading.weights_bytes
+    assert share - 9 * 16 <= reading.optimizer_bytes / 2 <= share + 3 * 16  # none of what lies between parameters
+
+
+def test_what_is_gathered_at_the_peak_is_what_fsdp1_has_under_way() -> None:
+    """The parameters of the block that runs, the gradients that go, and those of the next block where they come first.
+
+    Blocks have no parameters that are unequal in type or size, so FSDP2 has the same.
+    """
+    block = FLOAT * WIDTH * WIDTH
+
+    pre, none = (read(even(), f"fsdp1:8,prefetch={order}", WIDTH, torch.optim.SGD) for order in ("pre", "none"))
+
+    assert pre.peak_parts is not None
+    assert none.peak_parts is not None
+    assert pre.peak_parts.communication_bytes == 3 * block
+    assert none.peak_parts.communication_bytes == 2 * block
+    assert pre.activation_bytes == read(even(), "fsdp:8", WIDTH, torch.optim.SGD).activation_bytes
+
+
+def test_frozen_parameters_of_a_flat_one_have_gradients() -> None:
+    def half_frozen() -> nn.Module:
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), Block()) for _ in range(2)))
+        for part in net:
+            part[0].requires_grad_(False)
+        return net
+
+    flat, separate = (read(half_frozen(), f"{name}:2", WIDTH, torch.optim.SGD) for name in ("fsdp1", "fsdp"))
+
+    assert flat.peak_bytes >= separate.peak_bytes + FLOAT * WIDTH * WIDTH
+
+
+def test_a_flat_parameter_has_one_type() -> None:
+    net = even()
+    net[1].linear.bias = nn.Parameter(torch.zeros(WIDTH, dtype=torch.bfloat16))
+
+    with pytest.raises(ConversionError, match=r"FSDP1 cannot flatten parameters of Sequential: .*uniform dtype"):
+        read(net, "fsdp1:2", WIDTH, torch.optim.SGD)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("muon+fsdp1:2", "fsdp1:2: Muon updates a parameter as a whole"),
+        ("tp:2+fsdp1:2", "FSDP1 does not go with parameters that are spread already"),
+        ("gact+fsdp1:2", "which FSDP1 does not gather the parameters for"),
+    ],
+)
+def test_what_flat_parameters_cannot_be_is_refused(spec: str, reason: str) -> None:
+    with pytest.raises(ConversionError, match=reason):
+        read(even(), spec, WIDTH, torch.optim.SGD)
+
+
 @pytest.mark.parametrize("spec", ["release+fsdp:2,cpu_offload=true", "muon+fsdp:2,cpu_offload=true"])
 def test_what_does_not_step_on_the_host_is_refused(spec: str) -> None:
     whole_matrices = spec.startswith("muon")
@@ -346,7 +410,7 @@ def test_wrong_specifications_fail_before_anything_runs(spec: str, reason: str) 
         schemes.build(spec)
 
 
-@pytest.mark.parametrize("spec", ["fsdp:4", "ddp:4", "zero1:4"])
+@pytest.mark.parametrize("spec", ["fsdp:4", "fsdp1:4", "ddp:4", "zero1:4"])
 def test_a_program_of_one_process_is_told_how_to_start_several(spec: str) -> None:
     setup = TrainingSetup(even(), loss=lambda m, b: m(b["x"]).sum(), make_optimizer=lambda m: torch.optim.SGD([]))
 
@@ -354,7 +418,7 @@ def test_a_program_of_one_process_is_told_how_to_start_several(spec: str) -> Non
         actbench.apply(setup, spec)
 
 
-@pytest.mark.parametrize("spec", ["fsdp:4", "checkpoint,blocks=Block+ddp:4", "zero1:4"])
+@pytest.mark.parametrize("spec", ["fsdp:4", "fsdp1:4", "checkpoint,blocks=Block+ddp:4", "zero1:4"])
 def test_a_model_alone_is_not_converted(spec: str) -> None:
     with pytest.raises(ConversionError, match="leave it out and spread the converted model"):
         actbench.convert(even(), spec)
