@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import world
+from actbench.measuring import bench, world
 from actbench.measuring.meters import MemoryReading, Watch
+from actbench.model.records import Case
 from actbench.scheme.conditions import Processes
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
@@ -150,10 +151,7 @@ def test_parts_of_flat_parameters_are_weights_gradients_and_state_to_the_byte(ra
 
 
 def test_what_is_gathered_at_the_peak_is_what_fsdp1_has_under_way() -> None:
-    """The parameters of the block that runs, the gradients that go, and those of the next block where they come first.
-
-    Blocks have no parameters that are unequal in type or size, so FSDP2 has the same.
-    """
+    """The parameters of the block that runs, the gradients that go, and the parameters that come."""
     block = FLOAT * WIDTH * WIDTH
 
     pre, none = (read(even(), f"fsdp1:8,prefetch={order}", WIDTH, torch.optim.SGD) for order in ("pre", "none"))
@@ -166,15 +164,23 @@ def test_what_is_gathered_at_the_peak_is_what_fsdp1_has_under_way() -> None:
 
 
 def test_frozen_parameters_of_a_flat_one_have_gradients() -> None:
-    def half_frozen() -> nn.Module:
-        net = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), Block()) for _ in range(2)))
-        for part in net:
-            part[0].requires_grad_(False)
-        return net
+    class Adapted(Block):
+        def __init__(self) -> None:
+            super().__init__(bias=False)
+            self.base = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
 
-    flat, separate = (read(half_frozen(), f"{name}:2", WIDTH, torch.optim.SGD) for name in ("fsdp1", "fsdp"))
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.base(x))
 
-    assert flat.peak_bytes >= separate.peak_bytes + FLOAT * WIDTH * WIDTH
+    def net() -> nn.Module:
+        return nn.Sequential(Adapted(), Adapted(), Adapted())
+
+    matrix = FLOAT * WIDTH * WIDTH
+    flat, separate = (read(net(), f"{name}:8", WIDTH, torch.optim.SGD) for name in ("fsdp1", "fsdp"))
+
+    assert separate.gradients_bytes == 3 * matrix // 8
+    assert flat.gradients_bytes == 6 * matrix // 8
+    assert flat.peak_bytes >= separate.peak_bytes + matrix
 
 
 def test_a_flat_parameter_has_one_type() -> None:
@@ -186,16 +192,24 @@ def test_a_flat_parameter_has_one_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason"),
+    ("spec", "optimizer", "reason"),
     [
-        ("muon+fsdp1:2", "fsdp1:2: Muon updates a parameter as a whole"),
-        ("tp:2+fsdp1:2", "FSDP1 does not go with parameters that are spread already"),
-        ("gact+fsdp1:2", "which FSDP1 does not gather the parameters for"),
+        ("fsdp1:2", torch.optim.Adafactor, "fsdp1:2: Adafactor updates a parameter as a whole"),
+        ("gact+fsdp1:2", torch.optim.SGD, "which FSDP1 does not gather the parameters for"),
     ],
 )
-def test_what_flat_parameters_cannot_be_is_refused(spec: str, reason: str) -> None:
+def test_what_flat_parameters_cannot_be_is_refused(
+    spec: str, optimizer: Callable[..., torch.optim.Optimizer], reason: str
+) -> None:
     with pytest.raises(ConversionError, match=reason):
-        read(even(), spec, WIDTH, torch.optim.SGD)
+        read(even(), spec, WIDTH, optimizer)
+
+
+def test_parts_of_layers_are_not_flattened() -> None:
+    case = Case(model="tiny-llama", batch_size=1, sequence_length=8, meter="simulated", scheme="tp:2+fsdp1:2")
+
+    with pytest.raises(ConversionError, match="does not go with tensor parallelism"):
+        bench.measure(case)
 
 
 @pytest.mark.parametrize("spec", ["release+fsdp:2,cpu_offload=true", "muon+fsdp:2,cpu_offload=true"])

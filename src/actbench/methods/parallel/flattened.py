@@ -12,7 +12,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp.api import BackwardPrefetch
 from torch.distributed.fsdp.wrap import CustomPolicy
-from torch.distributed.tensor import DTensor
 
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.shardoptimizer import refuse_unshared
@@ -46,13 +45,12 @@ def flattened(
         ConversionError: Hooks run backward passes of their own, or parameters of a unit differ in type.
     """
     refuse_probing(module, "FSDP1")
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        raise ConversionError("FSDP1 does not go with parameters that are spread already: take fsdp, which is FSDP2")
     bound = HookedForward.of(module)
     mode = mode_of(module)
     chosen = set(units) - {module}
     try:
-        with mode or nullcontext():
+        with mode or nullcontext(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* has both parameters with requires_grad")  # so do our pages
             whole = FullyShardedDataParallel(
                 module,
                 process_group=mesh.get_group(),

@@ -60,6 +60,8 @@ class Fsdp1(FullySharded):
         refuse_untrained(self.name, module)
         if setup.limits.unsharded:
             raise ConversionError(f"{self.spec} (FSDP1) does not go with {setup.limits.unsharded}")
+        if setup.processes.mesh is not None and setup.processes.mesh.ndim > 1:
+            raise ConversionError(f"{self.spec} does not go with tensor parallelism: take fsdp, which is FSDP2")
         self._refuse_mixing_twice(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
         refuse_compiled_around(module, units, f"{self.spec} (FSDP1)")
