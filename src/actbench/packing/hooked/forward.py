@@ -85,12 +85,9 @@ class HookedForward(WrappedForward):
             ConversionError: It packs or offloads its saved tensors already, or is compiled.
         """
         kind = type(module).__name__
-        parameters = list(module.parameters())
-        # an activation, as a part of a model, saves what the layers before it need
-        between = not (
-            parameters or hooks.whole_model or isinstance(module, nn.Identity) or getattr(module, "p", 1) == 0
-        )
-        if not between and not any(parameter.requires_grad for parameter in parameters):
+        # a part of a model, such as an activation or a frozen norm, saves what the layers before it need
+        between = not (hooks.whole_model or isinstance(module, nn.Identity) or getattr(module, "p", 1) == 0)
+        if not between and not any(parameter.requires_grad for parameter in module.parameters()):
             raise NothingToConvertError(
                 f"{scheme}: {kind} has no parameter to train, so nothing is kept for a backward pass"
             )
