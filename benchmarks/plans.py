@@ -202,9 +202,17 @@ def gain(row: Mapping[str, Any], beside: str) -> float | None:
     return 1 - row["plan"]["seconds"] / row[beside]["seconds"] if row["plan"] and row[beside] else None
 
 
+_ABOUT = (
+    "Made by `benchmarks/plans.py results/plans`. Budgets are shares of the exact step's peak; time is estimated, each "
+    "row was simulated whole within its budget, and reserved bytes count. *k of n* is the faster of two stacks that do "
+    "one thing with some of the blocks, at a fixed micro-batch; of all such stacks these two should be the fastest."
+)
+
+
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table, and below it what it comes to."""
     lines = [
+        *("# What plans are worth", "", _ABOUT, ""),
         "| Model | Budget | Micro-batch | Gradients | Plan | Need | Step (est.) | Uniform | Saved | k of n | Saved |",
         "| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -216,7 +224,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         beside = []
         for name in ("uniform", "k_of_n"):
             saved = gain(row, name)
-            beside += [f"{1000 * row[name]['seconds']:.1f} ms" if row[name] else "none fits"]
+            nothing = "none fits" if row["micro_batch"] == "fixed" or name == "uniform" else ""  # no stack by hand
+            beside += [f"{1000 * row[name]['seconds']:.1f} ms" if row[name] else nothing]
             beside += ["" if saved is None else f"{100 * saved:.1f} %"]
         head = [row["model"], f"{100 * row['share']:.0f} %", row["micro_batch"], row["gradients"]]
         lines.append("| " + " | ".join([*head, *told, *beside]) + " |")

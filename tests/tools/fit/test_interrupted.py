@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 from surveyed import simulate
 
 from actbench.errors import MeasurementError
+from actbench.machine import provenance
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure, FailureReason
+from actbench.run.executor import Told
 from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.fitting import Means, fitting
 from actbench.tools.fit.levels import EXACT, LEVELS
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.planner import Goal, Planner
+from actbench.tools.fit.records import Asked
 
 SCHEMES = ("checkpoint", "msln", "pure", "lora:4", "accumulate:2")
 LIMIT = 10**12
@@ -84,6 +89,29 @@ def test_time_may_end_after_any_simulation() -> None:
         stopped.answer(1, LEVELS)
         stopped.frontiers(LEVELS[:2])
         assert len(seen) == count
+
+
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
+def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def slowly(cases: Sequence[Case], goes_on: Callable[[], bool]) -> Generator[Told, None, None]:
+        for case in cases:
+            if goes_on():
+                clock[0] += 1
+                yield case, next(outcome for _, outcome in SIMULATED({case: Plan()})), provenance("")
+
+    slow = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
+    with fitting("slow", slow.exact, slow.choices, Means(jobs=1, budget_seconds=5)) as made:
+        made.simulates = slowly
+        slow.simulate = made.simulations(slow.exact, Asked())
+        with made.runs[-1].within(share):
+            slow.begin()
+        assert clock[0] == int(share * 5) + 1
+        slow.answer(round(0.8 * slow.exact_step.need), LEVELS)
+
+    assert any(each.predicted for each in slow.found) == (share < 1)
 
 
 def failing(reason: FailureReason, failed: list[Case]) -> object:

@@ -21,6 +21,9 @@ from actbench.tools.fit.records import Asked, FitRecord, Tried
 from actbench.tools.fit.scripts import name_of
 from actbench.tools.fit.shortlist import Fitted, fitted
 
+_OF_SINGLE_CHANGES = 0.6
+"""Share of the time after which plans are made of those changes that were simulated."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -119,7 +122,8 @@ def fit(
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices)
         progress.doing("simulating the exact step and single changes")
-        planner.begin()
+        with made.runs[-1].within(_OF_SINGLE_CHANGES):
+            planner.begin()
         if asked.max_gradient_error is None:
             progress.doing("simulating the fastest plans")
             planner.answer(limit, levels)  # before the time may end

@@ -48,7 +48,8 @@ class Simulations:
     ) -> None:
         self._simulator, self._store, self._make_record = simulator, store, make_record
         self._progress, self._jobs = progress, jobs
-        self._deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+        self._begun, self._budget_seconds = time.monotonic(), budget_seconds
+        self._share = 1.0  # of the budget, that may be spent now
         self._planned: list[Case] = []
         self.simulated = 0
         self.over = False
@@ -78,9 +79,20 @@ class Simulations:
                     self.simulated += not record.of_copy
                     yield case, outcome
 
+    @contextmanager
+    def within(self, share: float) -> Iterator[None]:
+        """Let no simulation begin once a share of the time is over: the rest is for what follows."""
+        self._share = share
+        try:
+            yield
+        finally:
+            self._share = 1.0
+
     def _in_time(self) -> bool:
-        self.over = self.over or (self._deadline is not None and time.monotonic() > self._deadline)
-        return not self.over
+        budget = self._budget_seconds
+        in_time = budget is None or time.monotonic() <= self._begun + self._share * budget
+        self.over |= not in_time
+        return in_time
 
 
 class _Refused(OutcomeData):

@@ -146,7 +146,8 @@ class Survey:
             firsts = {each.kind: each for each in reversed(self.choices.of_blocks)}
             looked_at = [AS_IT_IS, *(frozenset({each}) for each in firsts.values())]
         looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
-        self._measured(self._change_cases(around, changes) | dict(map(partial(self._action_case, around), looked_at)))
+        # blocks first: with them plans can be made, should the time end before the rest is known
+        self._measured(dict(map(partial(self._action_case, around), looked_at)) | self._change_cases(around, changes))
         way = Effects(around, 1, exact, self._changes(around, changes, exact))
         self._learn(way, looked_at)
         if self.space.blocks.paths and AS_IT_IS not in way.actions:

@@ -75,13 +75,13 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
-        head=_head([root for root, _ in trained(lines.roots, optimizers)]),
+        head=head_of([root for root, _ in trained(lines.roots, optimizers)]),
         tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
 
 
-def _head(models: Sequence[nn.Module]) -> str | None:
-    """Return the path of the layer that makes the logits of a single model: the one with the most outputs.
+def head_of(models: Sequence[nn.Module]) -> str | None:
+    """Return the path of the layer that makes the logits of a single model: outside of lists of blocks, most outputs.
 
     It is empty if the model names the layer itself, and None if there is no such layer or no single model.
     """
@@ -90,7 +90,13 @@ def _head(models: Sequence[nn.Module]) -> str | None:
     with suppress(Exception):  # it has no such method, or the user's own code fails
         if type(models[0].get_output_embeddings()) is nn.Linear:  # type: ignore[operator]
             return ""
-    layers = [(each.out_features, path) for path, each in models[0].named_modules() if type(each) is nn.Linear]
+    paths = dict(models[0].named_modules())
+    lists = tuple(f"{path}." for path, each in paths.items() if isinstance(each, nn.ModuleList))  # of blocks
+    layers = [
+        (each.out_features, path)
+        for path, each in paths.items()
+        if type(each) is nn.Linear and not path.startswith(lists)
+    ]
     largest = max(layers, default=(0, ""))
     others = [count for count, path in layers if path != largest[1]]
     return largest[1] if largest[1] and all(count < largest[0] for count in others) else None
