@@ -77,11 +77,14 @@ def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
 
 
 def own_weights(module: nn.Module) -> list[Tensor]:
-    """Return the plain tensors that hold the weights of a model shared out by FSDP2; none of another model."""
+    """Return the plain tensors that hold the weights of a model shared out by FSDP; none of another model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
-    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
         return []
-    return [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+    held = [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+    handles = [getattr(part, "_handle", None) for part in module.modules()]  # of FSDP1, each with one flat parameter
+    whole = [getattr(handle.flat_param, "_full_param_padded", None) for handle in handles if handle is not None]
+    return held + [flat for flat in whole if flat is not None and flat.untyped_storage().nbytes()]
 
 
 def everything(step: TrainStep) -> list[Tensor]:
