@@ -34,6 +34,12 @@ REFUSED = {
     ("master", "fsdp:8"): "master: float32 copies of shares are not made",
     ("master", "ddp:8"): "does not go with gradients that are added up in float32",
     ("master", "zero1:8"): "does not go with gradients that are added up in float32",
+    ("optimizer_offload", "fsdp1:8"): "optimizer_offload: its copies in host memory are plain tensors",
+    ("encode:int:6,on=weights", "fsdp1:8"): "weights in a number format: each process holds a shard",
+    ("compile", "fsdp1:8"): "does not go with compile of the whole model",
+    ("release", "fsdp1:8"): "does not go with",
+    ("qlora", "fsdp1:8"): "FSDP1 cannot flatten parameters of .*: ",
+    ("schedule_free", "fsdp1:8"): "puts averaged weights into the parameters to evaluate",
     ("schedule_free", "zero1:8"): "puts averaged weights into the parameters to evaluate",
     **{
         (name, "fsdp:8"): f"{name}: it looks at whole matrices"
@@ -98,6 +104,22 @@ def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_one_of_several(spec:
         assert together.optimizer_bytes == alone.optimizer_bytes
     elif "optimizer" not in schemes.build(spec).changes:  # small parameters are not packed, and shares are smaller
         assert together.optimizer_bytes < alone.optimizer_bytes / 7
+
+
+FLAT = ["checkpoint", "fewbit:3", "gact:L1", "adam8bit", "accumulate"]
+"""Schemes beside flat parameters: they change passes, saved tensors, the optimizer and the batch."""
+
+
+@pytest.mark.parametrize(
+    "spec", [FLAT[1], *(pytest.param(spec, marks=pytest.mark.slow) for spec in FLAT if spec != FLAT[1])]
+)
+def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_flat_parameters(spec: str) -> None:
+    alone, together = measured(spec, spec), measured(f"{spec}+fsdp1:8", spec)
+
+    assert together.activation_bytes == alone.activation_bytes
+    assert together.weights_bytes is not None
+    assert together.weights_bytes < alone.weights_bytes / 7
+    assert together.peak_bytes < alone.peak_bytes
 
 
 @pytest.mark.parametrize(("parts", "reason"), REFUSED.items(), ids="+".join)

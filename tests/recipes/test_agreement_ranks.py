@@ -16,11 +16,11 @@ CASES = sorted({(entry.case.model, entry.case.scheme) for entry in recipes.load(
 
 @pytest.fixture(scope="module")
 def committed() -> dict[tuple[str, str, str], Measurement]:
-    """Give the rows of one machine: that of the first file."""
+    """Give the rows of all machines; of a row of several, that of the last file."""
     files = sorted(FOLDER.glob("*.jsonl"))
     assert files, f"{FOLDER} holds no rows: 'torchrun --nproc-per-node 4 -m actbench sweep agreement-ranks' makes them"
     found = {}
-    for record in read_results(files[0], MeasuredRecord).records:
+    for record in (record for file in files for record in read_results(file, MeasuredRecord).records):
         assert isinstance(record.outcome, Measurement), record.outcome
         found[record.case.model, record.case.scheme, record.case.meter] = record.outcome
     return found

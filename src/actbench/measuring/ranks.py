@@ -23,6 +23,7 @@ from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
 
 _COLLECTIVES: Final = (
+    "all_gather",
     "all_gather_into_tensor",
     "all_gather_single",
     "all_reduce",
@@ -75,10 +76,18 @@ class Ranks(World):
         """Return whole gradients by name, in host memory, where each rank may hold a part."""
         if gradients is None:
             return None
+        if isinstance(module, _flat_model()):
+            return {name: self._joined(gradients.get(each), shape) for name, each, shape in _flattened(module)}
         return {
             name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
             for name, gradient in _named(gradients, module)
         }
+
+    def _joined(self, piece: Tensor | None, shape: torch.Size) -> Tensor:
+        """Return a tensor of whose elements each rank has the next ones in order, or none."""
+        pieces: list[Tensor | None] = [None] * self.size
+        distributed.all_gather_object(pieces, None if piece is None else piece.cpu())
+        return torch.cat([each.flatten() for each in pieces if each is not None]).view(shape)
 
 
 def world_of(scheme: Scheme, meter: Meter) -> World:
@@ -157,3 +166,24 @@ def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tenso
     for name, parameter in module.named_parameters():
         if parameter in gradients:
             yield name, gradients[parameter]
+
+
+def _flat_model() -> type[nn.Module]:
+    from torch.distributed.fsdp import FullyShardedDataParallel  # imports as much as all of torch
+
+    return FullyShardedDataParallel
+
+
+def _flattened(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Size]]:
+    """Yield name, parameter and whole shape of each trained parameter that FSDP1 has put into a flat one."""
+    from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+    handles = [handle for part in module.modules() if (handle := getattr(part, "_handle", None)) is not None]
+    shapes = {
+        id(parameter): shape
+        for handle in handles
+        for parameter, shape in zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
+    }
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield clean_tensor_name(name), parameter, shapes[id(parameter)]

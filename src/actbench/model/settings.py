@@ -37,6 +37,7 @@ Task = Literal[
     "image-text-contrastive",
     "image-text-to-text",
     "mask-generation",
+    "text-to-image",
 ]
 Attention = Literal["sdpa", "eager"]
 FloatName = Literal["float32", "bfloat16", "float16"]

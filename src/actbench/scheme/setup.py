@@ -34,6 +34,7 @@ class Part:
         after: Called after a real step: returns warnings about the figures, and raises an IdleError if the step showed
             that the scheme does nothing.
         sites: The sites that it changed.
+        path: Of the module that it changed, where ``only=`` limits the scheme to several.
     """
 
     spec: str
@@ -41,6 +42,7 @@ class Part:
     after: Callable[[], tuple[str, ...]] = tuple
     idle: str = "no gradient is asked of what goes into them; unfreeze what runs before them"
     sites: tuple[Site, ...] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class TrainingSetup:
         """
         sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
         unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
-        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites))
+        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites, path=self.path))
         return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
 
     def path_of(self, path: str) -> str:

@@ -165,7 +165,8 @@ def _read(
     optimizer steps twice on the same gradients, and the second step counts.
     """
     tracker.add(footprint.everything(step))
-    if any(parameter.dim() == 2 for parameter in step.setup.module.parameters()):
+    has_matrices = any(parameter.dim() == 2 for parameter in step.setup.module.parameters())
+    if has_matrices or footprint.own_weights(step.setup.module):  # those that FSDP shares out may be vectors
         tracker.hold_workspace()  # the steps before have multiplied matrices
     alone = _settle(step, tracker)
     weights = [tensor for tensor in footprint.weights(step.setup.module) if not tracker.leaves_out(tensor)]

@@ -133,6 +133,39 @@ def test_what_acts_in_one_place_is_no_error() -> None:
         assert inspected(text)
 
 
+def frozen_norms() -> nn.Module:
+    """Norms before the first trained layer, which saves nothing for it, and after it, which does."""
+    model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4))
+    for norm in (model[0], model[2]):
+        norm.requires_grad_(False)
+    return model
+
+
+def test_a_frozen_norm_packs_what_the_layers_before_it_need_and_the_others_are_told() -> None:
+    setup = TrainingSetup(frozen_norms(), loss=lambda model, batch: model(batch["x"]).square().mean())
+
+    def make_batch() -> Batch:
+        return {"x": torch.zeros(ROWS, WIDTH)}
+
+    before = inspection.trace(setup, make_batch)
+    converted = schemes.build("gact:L1,only=LayerNorm").apply(setup)
+    sites, unreached = inspection.inspect(before, inspection.trace(converted, make_batch), converted)
+
+    bytes_of = {site.path: (site.bytes_before, site.bytes_after) for site in sites}
+    assert bytes_of["0"] == (0, 0)
+    assert bytes_of["2"][0] >= 4 * ROWS * WIDTH  # its input, and a mean and a deviation for each row
+    assert bytes_of["2"][1] < bytes_of["2"][0] / 2
+    assert [(each.path, each.reason) for each in unreached] == [("0", "it runs, and saves nothing that is packed")]
+
+
+def test_frozen_norms_alone_are_refused_where_nothing_is_trained_before_them() -> None:
+    def trained_above() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(WIDTH).requires_grad_(False), nn.Linear(WIDTH, 4))
+
+    with pytest.raises(IdleError, match="gact:L1,only=LayerNorm does nothing in a training step"):
+        inspected("gact:L1,only=LayerNorm", lambda model, batch: model(batch["x"]).mean(), model=trained_above)
+
+
 BUILD = """
 import torch
 from torch import nn

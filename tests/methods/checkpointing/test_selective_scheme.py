@@ -63,7 +63,7 @@ def test_names_of_operators_that_no_block_runs_are_refused():
     trace = inspection.trace(found, lambda: {"input": torch.randn(BATCH, WIDTH)})
 
     with pytest.raises(IdleError, match="because they run none of what keep=attention/softmax names"):
-        inspection.refuse_idle(found.parts[0], trace)
+        inspection.refuse_idle(found.parts, trace)
 
 
 @pytest.mark.parametrize(

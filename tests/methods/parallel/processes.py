@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import actbench
@@ -58,7 +60,9 @@ def trained(setup: TrainingSetup, given: list[dict[str, Tensor]]) -> dict[str, T
     for batch in given:
         step.batch = batch
         step()
-    return {name: _whole(parameter.detach()) for name, parameter in setup.module.named_parameters()}
+    flat = isinstance(setup.module, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(setup.module) if flat else nullcontext():
+        return {name: _whole(parameter.detach()).clone() for name, parameter in setup.module.named_parameters()}
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-PLAIN = ("ddp:{}", "zero1:{}", "fsdp:{}")
+PLAIN = ("ddp:{}", "zero1:{}", "fsdp:{}", "fsdp1:{}")
 STACKED = (
     "fsdp:{},cpu_offload=true",
     "zero2:{}",
     "checkpoint,blocks=Block+fsdp:{}",
+    "checkpoint,blocks=Block+fsdp1:{},prefetch=none",
+    "accumulate:2+fsdp1:{}",
     "accumulate:2+ddp:{}",
     "ddp:{},bucket_view=false",
 )

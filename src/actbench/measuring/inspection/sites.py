@@ -66,8 +66,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
         NothingToConvertError: Nothing that a scheme converted runs; the scheme may be a part of a composition.
         IdleError: The sites run, and the step saves the same as before.
     """
-    for part in setup.parts:
-        refuse_idle(part, after, setup.parts)
+    resting = refuse_idle(setup.parts, after)
     entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
     idle += [site for site in setup.sites if site.called and site not in idle and (site.path, None) not in after.acted]
@@ -79,27 +78,47 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     )
     if idle and not sites:
         raise _never_runs("the scheme", [site.path for site in idle])
-    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site, after)) for site in idle)
-    return sites, setup.unreached + unreached
+    unreached = [Unreached(path=site.path, kind=site.was, reason=_why_idle(site, after)) for site in idle]
+    known = {site.path for site in sites}
+    unreached += [
+        Unreached(path=site.path, kind=site.was, reason="it runs, and saves nothing that is packed")
+        for part in resting
+        for site in part.sites
+        if site.path in known
+    ]
+    return sites, setup.unreached + tuple(unreached)
 
 
-def refuse_idle(part: Part, after: Trace, parts: Iterable[Part] = ()) -> None:
-    """Raise an error if a scheme does nothing in a training step, neither in ``part`` nor in those of its ``parts``.
+def refuse_idle(parts: Iterable[Part], after: Trace) -> list[Part]:
+    """Raise an error if a scheme does nothing in a training step; return where one that does something does not.
 
-    Sites outside modules, such as the optimizer's state, are checked only if the part has ``acts``.
+    A scheme with ``only=`` has changed several parts, of which some may have nothing to do: a frozen norm before which
+    nothing is trained, say. Sites outside modules, such as the optimizer's state, are checked only if the part has
+    ``acts``.
 
     Raises:
         NothingToConvertError: Nothing that the scheme converted runs.
         IdleError: The sites run, and the step saves the same as before.
     """
+    together: dict[Hashable, list[tuple[Part, NothingToConvertError | IdleError | None]]] = {}
+    for part in parts:
+        key = (part.spec, part.idle) if part.path else id(part)
+        together.setdefault(key, []).append((part, _idleness(part, after)))
+    for found in together.values():
+        errors = [error for _, error in found if error is not None]
+        if len(errors) == len(found):
+            raise errors[0]
+    return [part for found in together.values() for part, error in found if error is not None]
+
+
+def _idleness(part: Part, after: Trace) -> NothingToConvertError | IdleError | None:
     paths = [site.path for site in part.sites if site.path in after.calls]
-    if (part.acts is None and not paths) or any(
-        _acts(each, after) for each in (part, *parts) if each.spec == part.spec
-    ):
-        return
+    acts = _is_heard(part, after) or any((path, None) in after.acted for path in paths)
+    if acts or (part.acts is None and not paths):
+        return None
     if paths and not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
-        raise _never_runs(part.spec, paths)
-    raise IdleError(
+        return _never_runs(part.spec, paths)
+    return IdleError(
         f"{part.spec} does nothing in a training step: at {_named(paths or [site.path for site in part.sites])} "
         f"all is as before, because {part.idle}"
     )
@@ -116,10 +135,6 @@ def _named(paths: Sequence[str]) -> str:
     return ", ".join(display_path(path) for path in paths[:5]) + (
         f" and {len(paths) - 5} more" if len(paths) > 5 else ""
     )
-
-
-def _acts(part: Part, after: Trace) -> bool:
-    return _is_heard(part, after) or any((site.path, None) in after.acted for site in part.sites)
 
 
 def _is_heard(part: Part, after: Trace) -> bool:

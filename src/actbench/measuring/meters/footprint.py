@@ -77,21 +77,24 @@ def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
 
 
 def own_weights(module: nn.Module) -> list[Tensor]:
-    """Return the plain tensors that hold the weights of a model shared out by FSDP2; none of another model."""
+    """Return the plain tensors that hold the weights of a model shared out by FSDP; none of another model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
-    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
         return []
-    return [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+    held = [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+    handles = [getattr(part, "_handle", None) for part in module.modules()]  # of FSDP1, each with one flat parameter
+    whole = [getattr(handle.flat_param, "_full_param_padded", None) for handle in handles if handle is not None]
+    return held + [flat for flat in whole if flat is not None and flat.untyped_storage().nbytes()]
 
 
 def everything(step: TrainStep) -> list[Tensor]:
-    """Return what is alive before a step: weights, batch, optimizer state, and what gradients will lie in."""
+    """Return the tensors alive before a step: weights, batch, optimizer state and gradient buffers."""
     held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
     return [*held, *lasting_gradients(step)]
 
 
 def lasting_gradients(step: TrainStep) -> list[Tensor]:
-    """Return what gradients lie in from step to step: buckets, and what an optimizer adds them to."""
+    """Return the buffers that hold gradients from step to step: buckets, and an optimizer's accumulators."""
     own = step.optimizer.gradient_parts() if isinstance(step.optimizer, HoldsGradients) else ()
     return [*step.setup.processes.gradient_buckets, *own]
 

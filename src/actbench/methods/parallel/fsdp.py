@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
+from torch import nn
 
 from actbench.errors import ConversionError
 from actbench.methods.parallel.ddp import DataParallel
@@ -17,13 +18,68 @@ from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, LossyForward, LowPrecision
 from actbench.scheme.setup import Part, TrainingSetup
 
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Fsdp(DataParallel):
+class FullySharded(DataParallel):
+    """Each process holds a share of parameters, gradients and optimizer state.
+
+    Attributes:
+        ranks: How many processes there are.
+        mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
+        reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+    """
+
+    mixed: Literal["none", "bf16", "fp16"] = "none"
+    reduce: Literal["fp32", "same"] = "fp32"
+
+    @model_validator(mode="after")
+    def _reduces_what_is_mixed(self) -> Self:
+        if self.reduce == "same" and self.mixed == "none":
+            raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
+        return self
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Where parameters are, and with ``mixed`` in which type is computed."""
+        return super().changes if self.mixed == "none" else (*super().changes, "precision")
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """One scheme shares the model out over batches, and one says in which type is computed."""
+        return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
+
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """With ``mixed``, weights are rounded where they are gathered; gradients of float16 vanish unscaled."""
+        yield from super().facets
+        if self.mixed != "none":
+            yield LossyForward()
+            yield LowPrecision("bfloat16" if self.mixed == "bf16" else "float16", scales_loss=self.mixed == "fp16")
+
+    @property
+    def _types(self) -> dict[str, Any]:
+        """The types of gathered parameters and of reduced gradients, where they are not the parameters' own."""
+        if self.mixed == "none":
+            return {}
+        half = _HALVES[self.mixed]
+        return {"param_dtype": half, "reduce_dtype": half if self.reduce == "same" else torch.float32}
+
+    def _refuse_mixing_twice(self, setup: TrainingSetup) -> None:
+        if self.mixed != "none" and setup.precision.autocast is not None:
+            raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
+
+    def _divided(self, setup: TrainingSetup, module: nn.Module, units: list[nn.Module], kept: str) -> TrainingSetup:
+        """Return the setup with ``module``, whose site names the units' classes."""
+        names = sorted({type(unit).__name__ for unit in units})
+        of = f", gathered by {' and '.join(names)}" if names else ", gathered as one"
+        site = Site(
+            path="(parameters)", was=type(setup.module).__name__, becomes=f"{kept} of {self.ranks} processes{of}"
+        )
+        return setup.changed(module, (site,), by=Part(self.spec))
+
+
+class Fsdp(FullySharded):
     """Each process holds a share of parameters, gradients and optimizer state, and gathers a block where it runs.
 
     Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277, after
@@ -57,8 +113,6 @@ class Fsdp(DataParallel):
     variants: ClassVar[tuple[str, ...]] = ("", ",mixed=bf16")
 
     reshard: bool | Annotated[int, Field(ge=2)] = True
-    mixed: Literal["none", "bf16", "fp16"] = "none"
-    reduce: Literal["fp32", "same"] = "fp32"
     cpu_offload: bool = False
 
     @field_validator("reshard", mode="before")
@@ -69,34 +123,10 @@ class Fsdp(DataParallel):
         return reshard
 
     @model_validator(mode="after")
-    def _reduces_what_is_mixed(self) -> Self:
-        if self.reduce == "same" and self.mixed == "none":
-            raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
-        return self
-
-    @model_validator(mode="after")
     def _reshards_among_equal_groups(self) -> Self:
         if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
             raise ValueError(f"{self.ranks} ranks are no multiple of reshard={self.reshard}")
         return self
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """Where parameters are, and with ``mixed`` in which type is computed."""
-        return super().changes if self.mixed == "none" else (*super().changes, "precision")
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """One scheme shares the model out over batches, and one says in which type is computed."""
-        return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
-
-    @property
-    def facets(self) -> Iterable[Facet]:
-        """With ``mixed``, weights are rounded where they are gathered; gradients of float16 vanish unscaled."""
-        yield from super().facets
-        if self.mixed != "none":
-            yield LossyForward()
-            yield LowPrecision("bfloat16" if self.mixed == "bf16" else "float16", scales_loss=self.mixed == "fp16")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Share out the parameters of the model, block by block.
@@ -106,34 +136,23 @@ class Fsdp(DataParallel):
             ConversionError: There are not as many processes, torch cannot share out a parameter, or another scheme
                 does not go with it.
         """
-        from actbench.methods.parallel.sharded import ShardedModel, on_local_shards  # imports as much as all of torch
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # imports as much as all of torch
+
+        from actbench.methods.parallel.sharded import ShardedModel, on_local_shards
 
         module = setup.module
         refuse_untrained(self.name, module)
         if setup.limits.unsharded:
             raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
-        if self.mixed != "none" and setup.precision.autocast is not None:
-            raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
+        self._refuse_mixing_twice(setup)
         mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
         refuse_compiled_around(module, units, f"{self.spec} (FSDP2)")
-        names = sorted({type(unit).__name__ for unit in units})
-        was = type(module).__name__
-        policy, offload = self._policy, self.cpu_offload
+        policy, offload = MixedPrecisionPolicy(**self._types), self.cpu_offload
+        divided = self._divided(setup, module, units, "shares")  # FSDP2 makes new classes of modules
         ShardedModel(module, units, mesh, reshard=self.reshard, policy=policy, cpu_offload=offload)
-        of = f", gathered by {' and '.join(names)}" if names else ", gathered as one"
-        site = Site(path="(parameters)", was=was, becomes=f"shares of {self.ranks} processes{of}")
         make = setup.make_optimizer and on_local_shards(setup.make_optimizer, on_host=self.cpu_offload)
-        return replace(setup.changed(module, (site,), by=Part(self.spec)), make_optimizer=make)
-
-    @property
-    def _policy(self) -> MixedPrecisionPolicy:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
-
-        if self.mixed == "none":
-            return MixedPrecisionPolicy()
-        half = _HALVES[self.mixed]
-        return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half if self.reduce == "same" else torch.float32)
+        return replace(divided, make_optimizer=make)
 
 
 class Zero2(Fsdp):

@@ -50,12 +50,8 @@ class ShardedModel:
         policy: MixedPrecisionPolicy | None = None,
         cpu_offload: bool = False,
     ) -> None:
+        refuse_probing(module, "FSDP2")
         bound = HookedForward.of(module)
-        if bound is not None and bound.probing is not None:
-            raise ConversionError(
-                "gact finds out how many bits each tensor needs by backward passes of its own, which FSDP2 does not "
-                "gather the parameters for: give it auto_prec=false, as gact:L1 does, or take DDP"
-            )
         policy = policy or MixedPrecisionPolicy()
         placed = hostshares.policy(offload=cpu_offload, parameters=module.parameters())
         units = [unit for unit in units if unit is not module]
@@ -72,7 +68,7 @@ class ShardedModel:
             for part in self._parts():
                 part.set_force_sum_reduction_for_comms(True)
         if bound is not None:
-            _leave_gathered(bound.hooks.packer, units)
+            leave_gathered(bound.hooks.packer, units)
 
     def reduce_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass reduces gradients, or adds whole ones to those of this process."""
@@ -87,7 +83,17 @@ class ShardedModel:
         return [part for part in self._module.modules() if isinstance(part, FSDPModule)]
 
 
-def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
+def refuse_probing(module: nn.Module, what: str) -> None:
+    """Raise a ConversionError for hooks that run backward passes of their own, before ``what`` gathers anything."""
+    bound = HookedForward.of(module)
+    if bound is not None and bound.probing is not None:
+        raise ConversionError(
+            f"gact finds out how many bits each tensor needs by backward passes of its own, which {what} does not "
+            "gather the parameters for: give it auto_prec=false, as gact:L1 does, or take DDP"
+        )
+
+
+def leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
     """Let ``packer`` leave out the parameters that are gathered for a unit.
 
     When the model begins to run, hooks know only the parameters that are there already.

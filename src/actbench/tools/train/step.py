@@ -153,8 +153,7 @@ def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, .
             seen = trace(setup, lambda: {name: tree_map(_fake, value) for name, value in batch.items()})
     except (UntraceableError, ModelError) as error:  # what is wrong with the model is for a real step to say
         return (f"whether each part of the scheme acts is unknown: {error}",)
-    for part in setup.parts:
-        refuse_idle(part, seen, setup.parts)
+    refuse_idle(setup.parts, seen)
     return ()
 
 

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from actbench.errors import ConversionError
+from actbench.methods.parallel.fsdp import FullySharded
+from actbench.packing.blocks import blocks, repeated
+from actbench.packing.refusals import refuse_compiled_around
+from actbench.scheme.base import refuse_untrained
+from actbench.scheme.card import Card
+from actbench.scheme.setup import TrainingSetup
+
+
+class Fsdp1(FullySharded):
+    """FSDP with flat parameters, as before ``fully_shard``: each process holds a part of one vector per block.
+
+    Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277; by torch's
+    ``FullyShardedDataParallel`` with ``use_orig_params=True``.
+    Kept by each process: ``ceil(elements / ranks)`` elements of each block's vector, of its gradient and of its
+    state, where each parameter begins at a multiple of 16 bytes. A block is gathered as one vector before its forward
+    pass, freed after it and gathered again for its backward pass, the next one while the one before runs; what is in no
+    block stays from the first forward pass to the end of the backward pass. Frozen parameters of a block with a trained
+    one have gradients of zeros, up to the reduction. All parameters of a block need one type.
+    The batch size is that of one process. Gradients are the mean over processes, exact to rounding; with ``mixed``
+    weights are rounded to half precision when they are gathered.
+
+    Attributes:
+        ranks: How many processes there are.
+        mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
+        reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+        prefetch: When the next block is gathered in the backward pass: before the gradients of the one that runs are
+            computed (pre), after that (post), or not before it runs (none).
+    """
+
+    name: ClassVar[str] = "fsdp1"
+    card: ClassVar[Card] = Card(
+        summary="as fsdp, with one flat parameter per block (FullyShardedDataParallel)",
+        paper="Zhao et al. 2023, arXiv 2304.11277",
+        rank=80,  # around what all others have made of modules and optimizer
+        variants=(),  # ``actbench fit`` asks what fits on one card
+    )
+    variants: ClassVar[tuple[str, ...]] = ()  # fsdp is tried
+
+    prefetch: Literal["pre", "post", "none"] = "pre"
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Flatten the parameters of the model, block by block, and share them out.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There are not as many processes, parameters of a block differ in type, or another scheme
+                does not go with it.
+        """
+        from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
+
+        from actbench.methods.parallel.flattened import flattened, on_pieces  # imports as much as all of torch
+
+        module = setup.module
+        refuse_untrained(self.name, module)
+        if setup.limits.unsharded:
+            raise ConversionError(f"{self.spec} (FSDP1) does not go with {setup.limits.unsharded}")
+        if setup.processes.mesh is not None and setup.processes.mesh.ndim > 1:
+            raise ConversionError(f"{self.spec} does not go with tensor parallelism: take fsdp, which is FSDP2")
+        self._refuse_mixing_twice(setup)
+        units = [unit for _, unit in blocks(module) or repeated(module)]
+        refuse_compiled_around(module, units, f"{self.spec} (FSDP1)")
+        orders = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
+        whole = flattened(
+            module,
+            units,
+            self._mesh(setup),
+            precision=MixedPrecision(**self._types) if self._types else None,
+            prefetch=orders.get(self.prefetch),
+        )
+        divided = self._divided(setup, whole, units, "parts of flat parameters")
+        return replace(divided, make_optimizer=setup.make_optimizer and on_pieces(setup.make_optimizer, self.spec))

@@ -1,0 +1,1 @@
+"""Denoisers of latent diffusion models, by their published architectures; diffusers builds them."""
