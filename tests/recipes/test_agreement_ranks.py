@@ -13,6 +13,9 @@ from actbench.run import recipes
 FOLDER = Path(__file__).parents[2] / "results" / "agreement-ranks"
 CASES = sorted({(entry.case.model, entry.case.scheme) for entry in recipes.load("agreement-ranks").cases()})
 
+COUNTER = 4  # bytes of a step counter
+PARAMETERS = 65  # of the model that has most
+
 
 @pytest.fixture(scope="module")
 def committed() -> dict[tuple[str, str, str], Measurement]:
@@ -36,9 +39,9 @@ def test_a_measured_rank_needs_what_is_simulated(
     assert measured.weights_bytes == simulated.weights_bytes
     assert measured.optimizer_bytes is not None
     assert simulated.optimizer_bytes is not None
-    assert (
-        0.99 * simulated.optimizer_bytes < measured.optimizer_bytes <= simulated.optimizer_bytes
-    )  # the first has most
+    # the first has most, but for step counters: the others may have pieces of more of a flat parameter's parameters
+    counters = COUNTER * PARAMETERS if "fsdp1" in scheme else 0
+    assert 0.99 * simulated.optimizer_bytes < measured.optimizer_bytes <= simulated.optimizer_bytes + counters
     assert max(measured.rank_peak_bytes, default=measured.peak_bytes) == measured.peak_bytes
     if measured.gradient_error is not None and "fewbit" not in scheme:
         assert measured.gradient_error < 1e-6
