@@ -50,6 +50,7 @@ NEEDS = {
     "methods.formats": "methods.actnn",
     "methods.gact": "methods.actnn",
     "methods.hyclora": "methods.actnn",
+    "methods.liger": "methods.msln",
     "methods.lora": "methods.formats",
     "methods.lowbit": "methods.formats",
     "methods.mesa": "methods.actnn",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actbench.errors import UsageError
-from actbench.units import format_bytes, format_seconds, parse_bytes
+from actbench.units import counted, format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,8 @@ def test_bytes_are_written_with_the_unit_that_suits(amount: int, text: str) -> N
 )
 def test_seconds_are_written_with_the_unit_that_suits(amount: float, text: str) -> None:
     assert format_seconds(amount) == text
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1024, "1,024 rows")])
+def test_a_number_agrees_with_its_noun(number: int, told: str) -> None:
+    assert counted(number, "row") == told

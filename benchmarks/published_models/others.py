@@ -63,12 +63,16 @@ def transformer() -> Any:
 
 
 class Head(nn.Module):
-    """Hidden states, which get a gradient as in a larger model, and a linear layer from them to words."""
+    """Hidden states, which get a gradient as in a larger model, and a linear layer from them to words.
+
+    As in the script of the benchmark, the layer of the other implementation is in memory too.
+    """
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
         self.hidden = nn.Parameter(torch.randn(tokens, WIDTH, dtype=torch.bfloat16))
         self.lin = nn.Linear(WIDTH, WORDS, bias=False, dtype=torch.bfloat16)
+        self.other = nn.Linear(WIDTH, WORDS, bias=False, dtype=torch.bfloat16)
 
     def forward(self) -> Tensor:
         """Return logits of shape (tokens, words)."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from actbench.units import format_seconds
+from actbench.units import counted, format_seconds
 
 LONG_SECONDS = 10.0
 _OPERATORS_A_LOOK = 64
@@ -134,7 +134,7 @@ class _Step:
         common = self._places.most_common(1)
         mostly = bool(common) and 2 * common[0][1] > self._places.total()
         where = f", most of them in {common[0][0]}" if mostly else ""
-        ran = f"{self._operators:,} operators ran in {format_seconds(spent)}{where}"
+        ran = f"{self._ran(spent)}{where}"
         return (
             f"a simulated {self._what} takes long: {ran}. It takes {self._estimate(spent)}. "
             "What runs fewer operators takes less: shorter rows (--sequence-length, --image-size), fewer "
@@ -142,8 +142,10 @@ class _Step:
         )
 
     def _again(self, spent: float) -> str:
-        ran = f"{self._operators:,} operators ran in {format_seconds(spent)}"
-        return f"the simulated {self._what} goes on: {ran}. It takes {self._estimate(spent)}"
+        return f"the simulated {self._what} goes on: {self._ran(spent)}. It takes {self._estimate(spent)}"
+
+    def _ran(self, spent: float) -> str:
+        return f"{counted(self._operators, 'operator')} ran in {format_seconds(spent)}"
 
     @property
     def _what(self) -> str:

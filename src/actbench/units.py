@@ -83,3 +83,8 @@ def format_seconds(amount: float) -> str:
         if amount >= factor:
             return f"{amount / factor:.3g} {unit}"
     return f"{amount / 1e-9:.3g} ns"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a regular noun: ``1 row``, ``1,024 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -63,10 +63,10 @@ def test_every_flag_of_a_verb_that_writes_tables_is_known_as_taken() -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "naming"),
     [
-        ("--steps", "0", "0 is not in the range from 1 to 9"),
+        ("--steps", "0", "0 is not at least 1"),
         ("--steps", "1.5", "'1.5' is not a whole number"),
-        ("--seed", "-1", "-1 is not in the range from 0"),
-        ("--timeout", "nan", "nan is not in the range from 1 to"),
+        ("--seed", "-1", "-1 is not at least 0"),
+        ("--timeout", "nan", "nan is not at least 1"),
         ("--timeout", "soon", "'soon' is not a number"),
     ],
 )

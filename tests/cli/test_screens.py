@@ -114,6 +114,18 @@ def test_a_pipe_gets_the_columns_that_answer_at_every_width(
     same_as_snapshot(f"{name}-{width or 'pipe'}", text)
 
 
+def test_a_shortened_plan_has_whole_parts(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text: str = cli(*OTHERS["fit"]).out
+
+    shortened = [line.split("  ")[0].strip() for line in text.splitlines() if "…" in line and "GiB" in line]
+    assert len(shortened) > 3
+    for plan in shortened:
+        front, back = plan.split("…")
+        assert front.endswith(", "), plan
+        assert back.startswith(", "), plan
+
+
 @pytest.mark.parametrize("columns", [{}, {"COLUMNS": "0"}, {"COLUMNS": "wide"}])
 def test_a_pipe_of_no_known_width_has_120_columns(piped: Callable[..., str], columns: dict[str, str]) -> None:
     assert piped(**columns) == piped(COLUMNS="120")

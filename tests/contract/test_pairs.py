@@ -32,6 +32,7 @@ SPECS = {
     "smaq": "smaq,on=activations",
 }
 UNTRACEABLE = "compile"  # tests/contract/test_compiled.py compiles it beside others
+OF_ONE_FAMILY = "liger"  # works on Llama's layers alone: tests/methods/liger has it beside others
 COMPILED = {
     "checkpoint", "fewbit", "invact", "lora", "qlora", "randomized", "regelu2", "resilu2", "selective"
 }  # fmt: skip
@@ -70,7 +71,11 @@ class Block(nn.Module):
 def of_parts() -> list[str]:
     """Return the names of the schemes that can be limited to parts, but for those that are never simulated."""
     changes = {name: {*schemes.build(SPECS.get(name, name)).changes} for name in schemes.alone()}
-    return [name for name in changes if changes[name] and changes[name] <= OF_PARTS and name != UNTRACEABLE]
+    return [
+        name
+        for name in changes
+        if changes[name] and changes[name] <= OF_PARTS and name not in (UNTRACEABLE, OF_ONE_FAMILY)
+    ]
 
 
 PAIRS = list(itertools.combinations(of_parts(), 2))

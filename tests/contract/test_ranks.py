@@ -14,7 +14,7 @@ from actbench.model.records import Case
 from actbench.scheme.base import PLACEMENT
 
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
-MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
+MODELS = {"resilu2": "tiny-gpt2@activation_function=silu", "liger": "tiny-llama"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
 QUICK = {("fewbit:3", "fsdp:8"), ("fewbit:3", "ddp:8"), ("fewbit:3", "zero1:8")}
 SPREAD = ["fsdp:8", "ddp:8", "zero1:8"]

@@ -20,7 +20,7 @@ EXAMPLES = {
     "gact": "gact:L1",
     "randomized": "randomized:0.5",
 }
-MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
+MODELS = {"resilu2": "tiny-gpt2@activation_function=silu", "liger": "tiny-llama"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
 QUICK = ("fewbit:3", "lora")
 REFUSED = {"qlora": "FrozenLinear", "compile": "cannot be compiled"}

@@ -28,7 +28,7 @@ EXAMPLES = {
 }
 STATE = {"adam_mini": 0.52, "schedule_free": 1.001}  # the first moment whole; as many bytes as Adam
 """What schemes keep of Adam's state, if it is more than half."""
-MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
+MODELS = {"resilu2": "tiny-gpt2@activation_function=silu", "liger": "tiny-llama"}
 
 
 def specs(*changes: Change) -> list[str]:

@@ -30,7 +30,7 @@ EXAMPLES = {
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
 }
-MODELS = {"resilu2": f"{CASE.model},activation_function=silu"}
+MODELS = {"resilu2": f"{CASE.model},activation_function=silu", "liger": "tiny-llama"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
 

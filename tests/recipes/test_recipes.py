@@ -28,9 +28,9 @@ def test_the_smoke_recipe_knows_every_scheme() -> None:
 
 
 NOTHING_TO_CONVERT = {
-    "resnet-cifar": {"chunked_loss", "invact", "lora", "msln", "qlora", "regelu2", "resilu2", "tiled_mlp"}
+    "resnet-cifar": {"chunked_loss", "invact", "liger", "lora", "msln", "qlora", "regelu2", "resilu2", "tiled_mlp"}
     | {"apollo", "fira", "galore", "muon8bit"},
-    "tiny-roberta@num_hidden_layers=6": {"channels_last", "chunked_loss", "resilu2", "tiled_mlp"},
+    "tiny-roberta@num_hidden_layers=6": {"channels_last", "chunked_loss", "liger", "resilu2", "tiled_mlp"},
     "tiny-llama@num_hidden_layers=6": {"channels_last", "regelu2"},
 }
 """Of each model of the agreement recipe, the schemes that find no layer there: a new one belongs here or in a row."""

@@ -247,4 +247,4 @@ def test_simulated_steps_that_take_long_are_told_while_the_case_runs(log, meter)
 
     (first, text), (second, kind) = told
     assert (first, second, kind) == (case, case, "measured")
-    assert text.startswith("a simulated step takes long: 1 operators ran in")
+    assert text.startswith("a simulated step takes long: 1 operator ran in")

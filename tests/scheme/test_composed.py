@@ -90,16 +90,14 @@ def test_a_scheme_is_cut_where_its_gradients_and_its_tensors_are_compared(
 
 
 def test_facets_of_a_composition_are_those_of_its_parts_together() -> None:
-    together = schemes.build(
-        "checkpoint,every=4,only=a+selective,every=6,only=h+tp:2+ddp:4+channels_last+chunked_loss:liger"
-    )
+    together = schemes.build("checkpoint,every=4,only=a+selective,every=6,only=h+tp:2+ddp:4+channels_last+compile:0.5")
 
     assert together.facet(Periodic) == Periodic(12)
     assert together.facet(Spread) == Spread({"tp": 2, "dp": 4}, of_layers=True)
     limits = together.facet(Limits)
     assert limits is not None
     assert (limits.untraceable, limits.unsharded) == (
-        schemes.build("chunked_loss:liger").facet(Limits).untraceable,  # type: ignore[union-attr]
+        schemes.build("compile:0.5").facet(Limits).untraceable,  # type: ignore[union-attr]
         schemes.build("channels_last").facet(Limits).unsharded,  # type: ignore[union-attr]
     )
     assert schemes.build("checkpoint+release").facet(Limits) is None

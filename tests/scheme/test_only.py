@@ -69,6 +69,19 @@ def test_widths_may_differ_by_the_kind_of_layer(x: Tensor) -> None:
     assert {bits[f"{block}.{index}"] for block in range(12) for index in (1, 3)} == {4}
 
 
+def test_frozen_norms_are_packed_and_frozen_linear_layers_are_skipped(x: Tensor) -> None:
+    frozen = model()
+    for layer in frozen.modules():
+        if isinstance(layer, nn.LayerNorm):
+            layer.requires_grad_(False)
+    frozen[11][1].requires_grad_(False)
+    spec = "gact:L1.1,only=LayerNorm/11.1"
+    setup = schemes.build(spec).apply(TrainingSetup(frozen, lambda module, batch: module(batch["x"]).sum()))
+    ledger = inspection.itemize(setup, lambda: {"x": x.clone().requires_grad_()})
+
+    assert {entry.module for entry in ledger.entries if entry.packed} == {f"{block}.0" for block in range(12)}
+
+
 def test_a_range_is_of_numbers_and_not_of_digits() -> None:
     found = schemes.build("fewbit:3,only=[9-11]").apply(TrainingSetup(model()))
 
@@ -229,3 +242,19 @@ def test_the_specification_is_kept() -> None:
 
     assert scheme.only == ("encoder.layer.[0-5]", "head")
     assert schemes.build(scheme.spec) == scheme
+
+
+def test_a_part_that_saves_nothing_is_no_error_where_others_of_the_scheme_act(x: Tensor) -> None:
+    frozen = model()
+    for layer in frozen[:2]:
+        layer.requires_grad_(False)
+    setup = schemes.build("gact:L1.1,only=LayerNorm").apply(
+        TrainingSetup(frozen, lambda module, batch: module(batch["x"]).sum())
+    )
+    ledger = inspection.itemize(setup, lambda: {"x": x.clone()})
+
+    packed = {entry.module for entry in ledger.entries if entry.packed}
+    assert "0.0" not in packed
+    assert "11.0" in packed
+    seen = inspection.trace(setup, lambda: {"x": x.clone()})
+    assert inspection.inspect(seen, seen, setup)[0]

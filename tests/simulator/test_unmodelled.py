@@ -25,7 +25,7 @@ def warned(folder: Path, *, meter: str = "simulated", profile: str | None = "cpu
     (folder / "own.py").write_text(OWN)
     case = {"model": f"{folder}/own.py:build", "batch_size": 4, "optimizer": "adamw", "meter": meter, "scheme": scheme}
     found = Session(Case.model_validate({**case, "device_profile": profile, "gradient_quality": False})).memory()
-    return [warning for warning in found.warnings if "oneDNN" in warning]
+    return [reason for reason in found.approximate if "oneDNN" in reason]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -43,7 +43,7 @@ def _find_a_home() -> None:
         return
     os.environ["HOME"] = home = str(own_temporary_folder())
     who = f"HOME is not set, and user {os.getuid()} has no entry in passwd"
-    print(f"actbench: there is no home folder ({who}): what is kept between runs lies in {home}", file=sys.stderr)
+    print(f"actbench: there is no home folder ({who}): caches and settings are in {home}", file=sys.stderr)
 
 
 def _run(*, debug: bool) -> None:

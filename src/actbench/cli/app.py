@@ -257,7 +257,9 @@ def _number(given: Any, kind: type[int] | type[float], least: float, most: float
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{encodable(str(given))!r} is not {_KINDS[kind]}") from None
     if not least <= found <= most:
-        raise typer.BadParameter(f"{found} is not in the range from {least} to {most:g}")
+        raise typer.BadParameter(
+            f"{found} is more than {most:g}" if found >= least else f"{found} is not at least {least}"
+        )
     return found
 
 

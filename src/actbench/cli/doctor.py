@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -62,7 +62,7 @@ def _cuda() -> Check:
         return Check("CUDA", "ok", found)
     if torch.version.cuda is None:
         return Check("CUDA", "optional", "this build of torch is for the CPU", "pip install --force-reinstall torch")
-    advice = "install the NVIDIA driver to measure on a GPU; the simulated and cpu meters work without one"
+    advice = "install the NVIDIA driver; the simulated and cpu meters work without one"
     return Check("CUDA", "optional", f"torch is built for CUDA {torch.version.cuda}, but no GPU answers", advice)
 
 
@@ -168,6 +168,21 @@ def _plugins() -> Iterator[Check]:
             yield Check(f"Plug-ins: {group}", "ok", f"{', '.join(names)}, of {package}")
 
 
+def verdict(checks: Sequence[Check]) -> str:
+    """Return one sentence: what works here, and the commands that mend what does not."""
+    if missing := [f"{check.name}: {check.advice}" for check in checks if check.verdict == "missing"]:
+        return f"actbench does not work here yet. {'; '.join(missing)}."
+    here = {check.name: check for check in checks}
+    if here["CUDA"].verdict != "ok":
+        return (
+            "Simulating cards and measuring on the CPU work here; to measure on a GPU: "
+            f"{here['CUDA'].advice.partition(';')[0]}."
+        )
+    if here["CuPy"].verdict != "ok":
+        return "All but our kernels for GPUs works here; this installs them: pip install 'actbench[cuda]'."
+    return "All works here: simulating cards, and measuring on the CPU and on this GPU."
+
+
 @command()
 def doctor() -> None:
     """Show what this machine has, what is missing, and the command that installs it.
@@ -184,5 +199,6 @@ def doctor() -> None:
     for check in checks:
         table.add_row(marks[check.verdict], check.name, escape(check.found), escape(check.advice))
     console().print(table)
+    console().print(verdict(checks), markup=False, soft_wrap=True)
     if any(check.verdict == "missing" for check in checks):
         raise Exit(1)

@@ -34,7 +34,7 @@ def parameters_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
 
 
 def made_of(group: type[Any], given: dict[str, Any]) -> Any:
-    """Return a group of flags, whose values it takes from ``given``."""
+    """Return a group of flags with its values from ``given``."""
     values: dict[str, Any] = {}
     for field in fields(group):
         if "flags" in field.metadata:  # a function that returns the flags that plug-ins bring

@@ -134,7 +134,7 @@ class SchemeFlags:
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags: what is trained."""
+    """Flags for the training step."""
 
     task: Annotated[
         Task | None,
@@ -225,7 +225,7 @@ class ModelFlags(StepFlags, SchemeFlags):
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """Flags: the device, and what is asked of it."""
+    """Flags for the device and its memory limit."""
 
     max_batch: Annotated[
         bool, option("--max-batch", "Find the largest batch that fits, and prove that the next one does not.")

@@ -30,7 +30,7 @@ def recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def recipe_of_target(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    """Return a recipe by its name or file, or that of a model."""
+    """Return the recipe with this name or file, or the recipe made for the model with this name."""
     from actbench.run import recipes
 
     if recipes.files_of(target) is not None or target.endswith(".toml"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LedgerFlags:
-    """Flags: what is listed instead of measured."""
+    """Flags that list saved tensors instead of measuring a step."""
 
     ledger: Annotated[
         bool, option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors.")

@@ -115,7 +115,7 @@ def plain_table(*titles: str, **details: Any) -> Any:
 
 
 def command_line() -> str:
-    """Return what the user typed; of several processes, in the words of torchrun."""
+    """Return the command that the user typed; under a launcher, as a torchrun command."""
     found = launched_rank(os.environ)
     start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
     return shlex.join([*start, *sys.argv[1:]])
@@ -136,7 +136,7 @@ def call_task(
     memory_bytes: int | None = None,
     flags: ProgressFlags | None = None,
 ) -> str:
-    """Call a function in a separate process, return its result, and remark what it printed."""
+    """Call a function in a separate process, return its result, and print its output on standard error."""
     try:
         with progress_shown("", flags, as_lines=True) as progress:
             progress.doing(doing)
@@ -152,11 +152,14 @@ def readers(flags: TableFlags) -> TextIO:
 
 
 def show(*tables: Table, beside: TableFlags) -> None:
-    """Print tables; ``beside`` are the export flags, since an export may take standard output."""
+    """Print tables, on standard error if one of the exports ``beside`` them takes standard output."""
     from actbench.report.render import screen
 
-    for table in tables:
-        screen.show(table, console(readers(beside)))
+    printed = console(readers(beside))
+    for before, table in zip((None, *tables), tables, strict=False):
+        if before is not None and before.notes:  # so that they are not read as the next table's
+            printed.print()
+        screen.show(table, printed)
 
 
 @contextmanager

@@ -218,7 +218,7 @@ class Session:
 
 
 class Trial(Session):
-    """A case whose bytes alone are read, to find out whether it fits, and not what its modules save."""
+    """A case of which only the memory is measured, to find out whether it fits."""
 
     _inspects = False
 

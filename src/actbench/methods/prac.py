@@ -55,7 +55,7 @@ class Subspaces(OfRows):
             return rows @ both, main, seed
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
-        """Return the rows that the coordinates stand for."""
+        """Return the rows decoded from their coordinates."""
         coordinates, main, seed = parts
         first, second = self._dims(layout)
         scale = (layout.shape[-1] - first) / second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -70,6 +71,16 @@ def one_kernel(changed: Sequence[Tensor], read: Sequence[Tensor]) -> None:
     Raises:
         NotImplementedError: The tensors are real.
     """
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Return whether kernels of Triton run on a tensor: a real one on CUDA.
+
+    With ``TRITON_INTERPRET=1`` Triton runs them slowly on a CPU, for inspection.
+    """
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return False
+    return tensor.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 _PLAIN = (FakeTensor, Tensor, nn.Parameter)

@@ -1,4 +1,4 @@
-"""Where the peak of a step is, what fills it, and what a user can do about it."""
+"""Sentences on the peak of a step: its phase, its largest part, and how to lower it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actbench.units import format_bytes
 PARTS = {
     "activation_bytes": "saved activations",
     "batch_bytes": "the batch",
-    "communication_bytes": "what is gathered from other processes and reduced",
+    "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }
 """What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""
@@ -83,12 +83,23 @@ _MOST_ALONE = 3  # rows over their limit with a sentence each; more share senten
 def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
     told = [(record, text) for record in records if (text := about_limit(record))]  # one with a timeline has no hash
+    reserved = [_RESERVED] if any(_counts_reserved(record) for record, _ in told) else []
     if len(told) <= _MOST_ALONE:
-        return [text for _, text in told]
+        return [text for _, text in told] + reserved
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
     for record, _ in told:
         alike.setdefault(_alike(record), []).append(record)
-    return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
+    return [
+        f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()
+    ] + reserved
+
+
+_RESERVED = "Over limit counts what torch's allocator reserves: the peak, and the gaps between its blocks."
+
+
+def _counts_reserved(record: MeasuredRecord) -> bool:
+    measured = record.outcome
+    return isinstance(measured, Measurement) and (measured.reserved_bytes or 0) > measured.peak_bytes
 
 
 def _alike(record: MeasuredRecord) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from actbench.model.ledger import Ledger, SavedTensor, display_path, of_blocks
 from actbench.model.records import Case
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _sum(name: str, entries: Sequence[SavedTensor], total_bytes: int) -> _Sum:
 
 
 def _rows(count: int, kind: str = "") -> str:
-    return f"{count} {kind}row{'s' if count > 1 else ''}"
+    return counted(count, f"{kind}row")
 
 
 def _notes(ledger: Ledger, shown: Sequence[SavedTensor]) -> list[str]:

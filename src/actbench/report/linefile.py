@@ -41,7 +41,7 @@ class LineFile:
         except OSError as error:
             raise StoreError(
                 f"{self.path}: the record cannot be written: {error.strerror}. The records before it are safe; make "
-                f"room or name another file with --output, and start again: what is there is not measured twice"
+                f"room or name another file with --output, and start again: stored rows are not measured twice"
             ) from error
 
     def _append(self, descriptor: int, line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Sentences about rows of a table, such as why they failed: what several rows share is told once."""
+"""Sentences about rows of a table, such as why they failed; rows that share a reason share its sentence."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from actbench.run.columns import CountColumn, LeftColumn
 from actbench.run.pace import Paces
 from actbench.run.progress import Progress
 from actbench.run.progresslines import ProgressLines, said
-from actbench.units import format_bytes, format_seconds
+from actbench.units import counted, format_bytes, format_seconds
 
 _ROWS_KEPT_FREE = 7  # for the table's frame, its head, the bar and the line below it
 _NUMBERS = {"batch", "bits", "size", "peak", "time"}
@@ -135,7 +135,7 @@ class LiveTable(Progress):
 
     def round_timed(self, case: Case, steps: int) -> None:
         """Show how many steps were timed."""
-        self._rows[case].state = f"{steps} steps timed"
+        self._rows[case].state = f"{counted(steps, 'step')} timed"
 
     def measured(self, case: Case, outcome: Outcome) -> None:
         """Show that the case waits for its search."""

@@ -40,7 +40,7 @@ Told = tuple[Case, Outcome, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """What all cases of a plan have in common.
+    """The settings that all cases of a plan share.
 
     Attributes:
         progress: Told what happens; several threads may tell it.
@@ -130,7 +130,7 @@ class Executor(Protocol):
 
 
 class Machines(Protocol):
-    """The machines of an executor: this one, or what a plug-in hands in."""
+    """The machines of an executor: this machine, or those that a plug-in provides."""
 
     @property
     def elsewhere(self) -> bool:

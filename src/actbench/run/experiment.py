@@ -1,6 +1,6 @@
-"""What experiments of every kind share: their files, what is left to do of a plan, a record of each outcome.
+"""Shared by all kinds of experiments: results files, the unfinished cases of a plan, a record of each outcome.
 
-What stands here knows no kind of record: a :class:`~actbench.report.kinds.Kind` is given to it.
+This module knows no kind of record: a :class:`~actbench.report.kinds.Kind` is given to it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def finished(
     title: str,
     output: Path | None,
 ) -> ExperimentResult[RecordT]:
-    """Return what came of a plan, and write the tables beside its results file unless that is temporary."""
+    """Return the records of a plan, and write tables next to its results file unless that file is temporary."""
     cases = dict.fromkeys(entry.case for entry in plan)
     records = tuple(record for case in cases if (record := store.find(case)) is not None)
     if output is None:

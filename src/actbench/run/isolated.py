@@ -1,4 +1,4 @@
-"""Cases in processes of their own, whose death or delay is an outcome."""
+"""Measures each case in its own process; if that process dies or hangs, the case has failed."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class LocalExecutor:
         self._held.close()
 
     def places(self, meter: MeterName) -> Sequence[Place]:
-        """Return a place for each job, or for each GPU, or the one of the CPU, which has nothing beside it."""
+        """Return a place for each job or each GPU; the CPU has one place and measures one case at a time."""
         if meter == "simulated":
             return [Place(number=number) for number in range(self.work.jobs)]
         return [Place(gpu) for gpu in (self._gpus if meter == "cuda" else self._gpus[:1])]
@@ -87,7 +87,7 @@ class LocalExecutor:
         )
 
     def spreads(self, case: Case) -> bool:
-        """Whether several processes measure a case; a simulation needs one, whatever it stands for."""
+        """Whether several processes measure a case; a simulation of several cards needs only one."""
         return case.meter != "simulated" and self.work.needed(case) > 1
 
     def memory_bytes(self, meter: MeterName) -> int | None:

@@ -1,4 +1,4 @@
-"""The process of a case, or of one rank of a case, as seen by who asks it."""
+"""The process that measures a case, or one of its ranks, as the sweep sees it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Member(Protocol):
 
     @property
     def sources(self) -> Sequence[socket.socket]:
-        """What becomes ready where there is something to :meth:`read`."""
+        """The file descriptors to wait for: one becomes ready when :meth:`read` has data."""
 
     def ask(self, question: Question, deadline: float | None) -> None:
         """Send a question.

@@ -74,7 +74,7 @@ class _Pair:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def copy(self, *, final: bool = False) -> bool:
-        """Copy some of what is new, and return whether there may be more."""
+        """Copy a part of the new output, and return whether there may be more."""
         new = self._file.read(_AT_ONCE_BYTES)
         if text := self._decoder.decode(new, final and not new):
             self._stream.write(text)

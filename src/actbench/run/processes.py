@@ -86,7 +86,7 @@ class Process:
 
     @property
     def sources(self) -> list[socket.socket]:
-        """What becomes ready where there is something to :meth:`read`."""
+        """The file descriptors to wait for: one becomes ready when :meth:`read` has data."""
         return [self._frames.socket, self._monitor]
 
     def send(self, request: bytes, deadline: float | None) -> None:
@@ -127,7 +127,7 @@ class Process:
 
     @property
     def said(self) -> str:
-        """The last of what it wrote to standard output and error."""
+        """The end of its output on standard output and error."""
         return _last(self._output)
 
     @property

@@ -1,4 +1,4 @@
-"""What an experiment tells of its progress."""
+"""The events by which an experiment reports its progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actbench.model.records import Case
 
 
 class Progress:
-    """Is told what happens in an experiment, and shows nothing; subclasses override what they show.
+    """Receives the events of an experiment and shows none; subclasses override those that they show.
 
     Cases that run side by side may tell it from several threads.
     """

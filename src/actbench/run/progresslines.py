@@ -19,7 +19,7 @@ from actbench.report.plain import plain
 from actbench.report.sentences import names_of_cases
 from actbench.run.pace import Paces
 from actbench.run.progress import Progress
-from actbench.units import format_seconds
+from actbench.units import counted, format_seconds
 
 WORTH_TELLING_SECONDS: Final = 10.0
 """The longest silence, and the shortest run whose time is shown."""
@@ -105,10 +105,10 @@ class ProgressLines(Progress):
 
     def round_timed(self, case: Case, steps: int) -> None:
         """Note how many steps were timed."""
-        self._note(case, f"{steps} step{'s' if steps > 1 else ''} timed")
+        self._note(case, f"{counted(steps, 'step')} timed")
 
     def measured(self, case: Case, outcome: Outcome) -> None:
-        """Tell what was measured."""
+        """Print the result of a case."""
         with self._lock:
             self._pace.measured(case)
             self._tell(f"measured: {case.title}: {outcome.ending}; the search for its largest batch follows")

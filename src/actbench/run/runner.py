@@ -1,4 +1,4 @@
-"""The loop of a sweep: what is left of a plan goes to an executor, and what comes of it into records."""
+"""The loop of a sweep: it sends unfinished cases to an executor and stores their outcomes as records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole comparison as one call: check the recipe, run what is not done yet, write the tables."""
+"""A whole comparison as one call: check the recipe, run its unfinished cases, write the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks in processes of their own: functions from text to text, whose death or delay is an error."""
+"""Runs functions from text to text in their own processes; a process that dies or hangs is an error."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class Raised(Data):
 
 
 class Answer(Data):
-    """What the function returned, or what it raised."""
+    """The result of the function, or the error that it raised."""
 
     text: str | None = None
     raised: Raised | None = None

@@ -130,7 +130,6 @@ class SimulatedMeter(Meter):
             if self.profile.uses_foreach:
                 use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch, marks)
-        step.notes += unmodelled.warnings()
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
@@ -145,7 +144,7 @@ class SimulatedMeter(Meter):
         else:
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
-        approximate = (why,) if why and self.profile.is_cuda else ()
+        approximate = ((why,) if why and self.profile.is_cuda else ()) + unmodelled.reasons()
         timed = replace(timed, blocks=marks.readings(), approximate=approximate)
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 

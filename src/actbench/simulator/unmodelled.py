@@ -1,4 +1,4 @@
-"""What libraries compute in ways whose memory is not known, or estimated, told in the row's warnings."""
+"""What libraries compute in ways whose memory is not known, or estimated, the reasons why a peak is an estimate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SUPPORTED = {
 """Of the types whose layouts and workspaces are unknown, whether oneDNN multiplies matrices of them on this machine."""
 
 _RECURRENT = (
-    "The peak is estimated: what cuDNN keeps of recurrent layers, and its workspace, are counted by a formula that "
-    "fits figures published in 2017; see docs/simulation.md"
+    "what cuDNN keeps of recurrent layers, and its workspace, are counted by a formula that fits figures published in "
+    "2017 (docs/simulation.md)"
 )
 
 _MODELLED = ("AVX512", "AVX2")
@@ -48,8 +48,8 @@ class Unmodelled:
             self._found[f"products in {_name(args[1].dtype)}"] = None
         return temporaries.cpu(func, args, result)
 
-    def warnings(self) -> tuple[str, ...]:
-        """Return a warning that names what was noted, if anything was."""
+    def reasons(self) -> tuple[str, ...]:
+        """Return why the peak is an estimate, by what was noted; nothing if nothing was."""
         if self._has_recurrence:
             return (_RECURRENT,)
         if not self._found:

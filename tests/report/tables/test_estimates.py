@@ -100,6 +100,23 @@ def test_people_see_an_estimate_marked_in_the_column_of_measured_values() -> Non
     assert "not measured; see docs/time.md" in text
 
 
+def test_a_table_without_a_time_has_no_note_on_estimated_times() -> None:
+    assert "est." not in markdown(results_table(ROWS, columns=["peak", "saved"]))
+    assert "not measured; see docs/time.md" in markdown(results_table(ROWS, columns=["peak", "speed"]))
+
+
+def test_a_peak_that_is_an_estimate_is_marked_and_its_reason_told_once() -> None:
+    rows = [record("exact", 100 * 2**20, approximate=("cuDNN tells",)), record("checkpoint", 50 * 2**20)]
+    table = results_table([*rows, record("accumulate:2", 70 * 2**20, approximate=("cuDNN tells",))])
+    shown = markdown(table)
+
+    assert "~100.00 MiB" in shown
+    assert "~70.00 MiB" in shown
+    assert "50.00 MiB" in shown
+    assert "~50.00 MiB" not in shown
+    assert [note for note in table.notes if "cuDNN" in note] == ["~: an estimated peak: cuDNN tells."]
+
+
 def test_a_file_has_columns_of_their_own_for_estimates() -> None:
     by_meter = {(row["scheme"], row["meter"]): row for row in rows_of(ROWS)}
     simulated, measured = by_meter["checkpoint", "simulated"], by_meter["exact", "cpu"]

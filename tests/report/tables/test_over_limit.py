@@ -58,6 +58,16 @@ def test_it_is_marked_in_markdown_and_csv_and_a_note_says_what_to_do(records: li
     )
 
 
+def test_a_note_says_that_reserved_bytes_are_counted(records: list[MeasuredRecord]) -> None:
+    told = "Over limit counts what torch's allocator reserves: the peak, and the gaps between its blocks."
+    exact, fits = records
+    reserving = exact.model_copy(update={"outcome": exact.outcome.model_copy(update={"reserved_bytes": 41 * GIB})})
+
+    assert told in tables.results_table([reserving, fits]).notes
+    assert told in tables.results_table([reserving] * 4).notes
+    assert told not in tables.results_table(records).notes
+
+
 def test_many_rows_over_their_limit_are_told_together(records: list[MeasuredRecord]) -> None:
     schemes = ("exact", "a", "b", "c")
     rows = [records[0].model_copy(update={"case": records[0].case.model_copy(update={"scheme": s})}) for s in schemes]

@@ -28,7 +28,7 @@ def test_batch_sizes_are_read(text: str, sizes: tuple[int, ...]) -> None:
     ("text", "told"),
     [
         ("", "'' is neither a size, such as 8, nor a range"),
-        ("0", "'0' is neither a size"),
+        ("0", "batch size '0': a size is at least 1"),
         ("-8", "'-8' is neither a size"),
         ("8.5", "'8.5' is neither a size"),
         ("8,,16", "'' is neither a size"),

@@ -260,7 +260,7 @@ def test_lengths_of_sequences_are_an_axis_like_sizes_of_batches(tmp_path: Path) 
     found = loaded(tmp_path, RECIPE.replace("[workload]", '[workload]\nsequence_length = "8,16-64*2"'))
 
     assert [planned.case.sequence_length for planned in found.cases()] == [8, 16, 32, 64]
-    with pytest.raises(RecipeError, match="sequence length '0': '0' is neither a size"):
+    with pytest.raises(RecipeError, match="sequence length '0': a size is at least 1"):
         loaded(tmp_path, RECIPE.replace("[workload]", '[workload]\nsequence_length = "0"'))
 
 

@@ -15,7 +15,7 @@ def test_sites_have_totals_of_those_that_ran() -> None:
     assert [row["smaller_by"] for row in table.rows] == [3200 / 300, 1600 / 150, 1.0, 4800 / 450]
     assert table.rows[-1]["path"] == "total of 2"
     assert (table.rows[-1]["bytes_before"], table.rows[-1]["bytes_after"]) == (3200 + 1600, 300 + 150)
-    assert table.notes == ("1 of 3 sites never ran in the step and are not counted.",)
+    assert table.notes == ("Not counted, since the step never ran them: 1 of 3 sites.",)
 
 
 def test_sites_that_lose_more_than_the_model_have_a_note() -> None:

@@ -235,6 +235,23 @@ def test_a_models_own_optimizer_is_not_replaced_in_the_code() -> None:
     assert "--optimizer adamw-fused" in named.command
 
 
+def test_a_models_own_loss_is_not_replaced_in_the_code() -> None:
+    case = Case(model="own.py:build", batch_size=4)
+    code = code_for(case, Measurement(**BYTES, dtype="float32", built=Built(model_class="Net")))
+    module = torch.nn.Linear(8, 2)
+    before = module.weight.clone()
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        return model(batch["x"]).square().mean()
+
+    exec(code.loop, {"model": module, "loss": loss, "batches": [{"x": torch.randn(4, 8)}]})
+
+    assert "def loss" not in code.loop
+    assert "loss, the function that own.py:build returns, " in code.loop
+    assert not torch.equal(module.weight, before)
+    assert "Trainer calls no loss of own.py:build" in str(code.trainer)
+
+
 def test_the_command_names_a_type_that_the_model_does_not_bring() -> None:
     case = Case(model="own.py:build", batch_size=4, dtype="float32", optimizer="adamw")
 

@@ -13,7 +13,8 @@ from actbench.report.tables import Curve, Table
 from actbench.report.tables.values import Column
 from actbench.tools.html import library
 from actbench.tools.html.export import HTML
-from actbench.tools.html.frontier import curves_of_tables
+from actbench.tools.html.frontier import curves_of_tables, error_beside_memory, memory_against_time
+from actbench.tools.html.pictures import Picture, Scale
 from actbench.units import GIB
 
 COLUMNS: tuple[Column[Any], ...] = (
@@ -70,3 +71,36 @@ def test_the_chart_can_be_drawn() -> None:
     (group,) = curves_of_tables([EXACT, OTHER]).groups
 
     assert library.image(group.pictures, "png").startswith(b"\x89PNG")
+
+
+def shown_names(picture: Picture, width: int) -> list[str]:
+    """Return the names that a chart of this width writes beside its points."""
+    return [row["scheme"] for row in picture.spec["data"]["values"] if width >= row["room"]]
+
+
+def test_names_that_would_overlap_are_left_out_of_a_narrow_chart_alone() -> None:
+    rows = [
+        {"scheme": scheme, "peak_bytes": peak * GIB, "gradient_error": error}
+        for scheme, peak, error in (("checkpoint", 9, 0.0), ("randomized:0.2", 1, 1.0), ("fewbit:3+other", 1, 0.5))
+    ]
+    picture = error_beside_memory(rows, Scale("GiB", GIB))
+
+    assert shown_names(picture, 800) == ["checkpoint", "randomized:0.2", "fewbit:3+other"]
+    assert shown_names(picture, 250) == ["checkpoint", "randomized:0.2"]
+
+
+def test_names_of_the_frontier_come_first() -> None:
+    rows = [
+        {"scheme": scheme, "peak_bytes": peak * GIB, "seconds": 1.0, "frontier": best, "source": "measured"}
+        for scheme, peak, best in (("beaten", 2.01, False), ("best", 2, True), ("exact", 9, False))
+    ]
+    picture = memory_against_time([{**row, "fits": True, "meter": "cpu"} for row in rows], Scale("GiB", GIB), None)
+
+    assert shown_names(picture, 800) == ["best", "exact"]
+
+
+def test_the_name_of_the_limit_is_away_from_the_end_of_the_curve() -> None:
+    (group,) = curves_of_tables([EXACT]).groups
+
+    [name] = [each["mark"] for each in group.pictures[0].spec["layer"] if each["mark"].get("text") == "limit 4.00 GiB"]
+    assert (name["x"], name["align"]) == (4, "left")

@@ -72,6 +72,7 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
     assert "block.mlp saved tensors, weights 11.00 GiB 91.7 %" in told
     assert "checkpoint: 67 % of the peak are saved tensors" in told
     assert 'model = actbench.convert(model, "checkpoint")' in told
+    assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
 
 
 def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
@@ -171,10 +172,21 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
     [
         (
             "",
-            ("--device-profile", "rtx-4090", "--scheme=checkpoint"),
-            "--device-profile and --scheme after train.py go",
+            ("4", "--device-profile", "rtx-4090", "--lr", "4", "--scheme=checkpoint"),
+            (
+                "--device-profile and --scheme after train.py go to the script; options of actbench stand before it: "
+                "actbench run --device-profile rtx-4090 --scheme=checkpoint train.py 4 --lr 4"
+            ),
         ),
-        ("", ("--batch-size", "4", "--lr", "3"), "--batch-size after train.py goes to the script; options of actbench"),
+        (
+            "",
+            ("--lr", "4", "--batch-size", "4"),
+            (
+                "--batch-size after train.py goes to the script; options of actbench stand before it: "
+                "actbench run --batch-size 4 train.py --lr 4"
+            ),
+        ),
+        ("", ("--force", "4"), "stand before it: actbench run --force train.py 4"),
         ("# --batch-size\n", ("--batch-size", "4"), None),
         ("def train(batch_size=4): ...\n", ("--batch-size", "4"), None),
         ("", ("--lr", "3", "-s", "x"), None),
@@ -229,7 +241,7 @@ def test_a_script_that_fails_is_told_once(cli: Any, train: Path, text: str, nami
         (["-s", "fsdp:2", "train.py"], "--scheme fsdp:2 changes placement over processes"),
         (["-s", "adam8bit", "-s", "adam8bit:torchao", "train.py"], "are the same scheme"),
         (["--lr", "3", "train.py"], "No such option"),
-        (["--batch-size", "0", "train.py"], "not in the range from 1"),
+        (["--batch-size", "0", "train.py"], "0 is not at least 1"),
         (["--export-timeline", "x.txt", "train.py"], "--export-timeline x.txt: name a file that ends in"),
         ([], "Missing argument"),
     ],

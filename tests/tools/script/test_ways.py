@@ -161,7 +161,7 @@ def test_recurrent_layers_keep_what_cudnn_keeps(layer: type[nn.RNNBase], kept: i
     found = card.measurement
     assert found.activation_bytes is not None
     assert (kept + 1) * 4 * BATCH <= found.activation_bytes <= (kept + 4) * 4 * BATCH
-    assert any("The peak is estimated" in text for text in found.warnings)
+    assert any("what cuDNN keeps of recurrent layers" in reason for reason in found.approximate)
 
 
 def test_packed_sequences_are_refused() -> None:

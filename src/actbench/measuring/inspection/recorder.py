@@ -178,7 +178,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage in self._made or storage in self._old
 
     def known_as(self, storage: UntypedStorage) -> str | None:
-        """Return what a storage from before the forward pass is; None for a storage that the forward pass made."""
+        """Return the kind of a storage that is older than the forward pass; None for one that the pass made."""
         return self._old.get(storage)
 
     def maker_of(self, node: Node) -> str:

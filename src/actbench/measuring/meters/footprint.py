@@ -88,13 +88,13 @@ def own_weights(module: nn.Module) -> list[Tensor]:
 
 
 def everything(step: TrainStep) -> list[Tensor]:
-    """Return what is alive before a step: weights, batch, optimizer state, and what gradients will lie in."""
+    """Return the tensors alive before a step: weights, batch, optimizer state and gradient buffers."""
     held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
     return [*held, *lasting_gradients(step)]
 
 
 def lasting_gradients(step: TrainStep) -> list[Tensor]:
-    """Return what gradients lie in from step to step: buckets, and what an optimizer adds them to."""
+    """Return the buffers that hold gradients from step to step: buckets, and an optimizer's accumulators."""
     own = step.optimizer.gradient_parts() if isinstance(step.optimizer, HoldsGradients) else ()
     return [*step.setup.processes.gradient_buckets, *own]
 

@@ -33,7 +33,7 @@ class _Found(NamedTuple):
         return cls(path, part._parameters, name, value, version, memory)
 
     def check(self, block: str) -> None:
-        """Raise a ConversionError if the values are not those of the first run, as far as can be seen."""
+        """Raise a ConversionError if the values visibly differ from those of the first run."""
         if self.memory is not None and self.memory() is not self.value.untyped_storage():
             how = "got other memory through .data"
         elif self.version is not None and self.value._version != self.version:
@@ -67,7 +67,7 @@ class FirstTensors:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Give the block these tensors inside the context, where others stand in their place.
+        """Give the block its tensors of the first run inside the context, if others have replaced them.
 
         ``torch.func.functional_call`` takes its own away when the forward pass ends.
 

@@ -127,7 +127,7 @@ class KeptResults(Around):
         self._results: list[_Result | None] = []
 
     def first(self) -> AbstractContextManager[Any]:
-        """Save results of what runs inside, except those that are changed in place before its end."""
+        """Save the results of operators inside the context, except results that are later changed in place there."""
         return _Keeping(self._choose(), self._results)
 
     def ran(self, found: Any) -> None:

@@ -50,7 +50,7 @@ def compiled_under_modes() -> Iterator[None]:
 
 
 def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return what decides what a graph does on its inputs; None if that is more than code, shapes and types.
+    """Return the key of a graph for these inputs; None if more than code, shapes and types decides its operators.
 
     Tensor subclasses, such as DTensors, may decide more; those of parameters and of fake tensors do not.
     """

@@ -1,4 +1,4 @@
-"""What a layer computes, told by running its code on numbers; the names of its classes say nothing.
+"""Finds the function of a layer by running its code on numbers; class names are not trusted.
 
 Run is not the layer itself, but an object of its class with its attributes and nothing else: no hooks, no tensors. So
 nothing that the code assigns stays. Told is nothing of code that looks at values, draws random numbers, assigns

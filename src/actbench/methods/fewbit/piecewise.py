@@ -62,7 +62,7 @@ class Piecewise:
         return x if self.direct else self.backward(x.new_ones(()).expand_as(x), x).contiguous()
 
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of the input, bit for bit that of the exact layer."""
+        """Return the gradient of the input, bit-equal to the exact layer's."""
         if self.gate:
             return select(codes, grad)
         return self.backward(grad, decode(codes, levels, torch.ones_like(grad), self.bits))

@@ -119,7 +119,7 @@ class EncodedStructures(Scheme):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """What no other scheme may do beside this one: each of its structures is in one format."""
+        """Each structure has one format, which no other scheme may set."""
         own = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
         return own + tuple(claim for each, claim in _FURTHER_CLAIMS.items() if each in self.on)
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers.layers import small_codes
 from actbench.methods.actnn.variance import rounding_variance
+from actbench.methods.gact import widths as by_type
 from actbench.methods.gact.sensitivity import Probing
 from actbench.model.gradient import Gradient
 from actbench.packing import HostOffload, Identity, SavedTensors
@@ -53,10 +54,12 @@ class Gact(Scheme):
     by the loss of that loop, and removes the hooks at the end.
     The names of the levels are those of the authors' code; its L2 is the paper's L1, and its L3 the paper's L2. The
     paper's CB1 is ``gact:L2+checkpoint``, and CB2 the same with fused attention (``--attention sdpa``).
+    With ``widths`` the type of the layer that saves a tensor gives its bits, in place of sensitivity, as in AGoQ
+    (arXiv 2605.00539). Of several layers that save one tensor the first gives its bits.
     Decoded tensors are unbiased, and so is a gradient that is linear in them. The gradient of a norm's input is too
     small by the share v / M: M elements are normalised together, and v is the variance of a decoded one, about
     ``range**2 / (6 * (2**bits - 1)**2)``. Attention and functions of a decoded tensor have a small bias too.
-    Not reproduced: the authors' chunked attention.
+    Not reproduced: the authors' chunked attention; AGoQ's bits by pipeline stage, and its gradients in 8 bits.
 
     Attributes:
         level: Sets the keys below that are not given; see the table.
@@ -72,6 +75,8 @@ class Gact(Scheme):
             and the input of a pool like any tensor, and leaves the pool's 64-bit indices, as the authors do.
         swap: Whether the codes wait in host memory.
         prefetch: Whether the next codes are fetched while the last are used.
+        widths: Bits by type of layer, such as ``linear:4/norm:8/activation:2``, where no bits are allocated: linear,
+            conv, norm, activation, attention. Layers of the innermost type come first; what others save has ``bits``.
         expandable_segments: Whether torch's allocator grows its segments, so that less memory is lost between them.
     """
 
@@ -97,12 +102,30 @@ class Gact(Scheme):
     small_codes: bool = True
     swap: bool | None = None
     prefetch: bool | None = None
+    widths: tuple[str, ...] = ()
     expandable_segments: bool = False
 
     @property
     def gradient(self) -> Gradient:
         """Unbiased if rounding is stochastic, but for the small bias of norms and attention."""
         return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
+
+    @field_validator("widths")
+    @classmethod
+    def _by_type(cls, widths: tuple[str, ...]) -> tuple[str, ...]:
+        if len({by_type.read(each)[0] for each in widths}) < len(widths):
+            raise ValueError(f"widths={'/'.join(widths)} names a type of layer twice")
+        return widths
+
+    @model_validator(mode="after")
+    def _widths_are_not_shared_out(self) -> Self:
+        if self.widths and (self.setting("auto_prec") or not self.setting("compress")):
+            raise ValueError(
+                f"widths= gives the bits, and level {self.level} "
+                f"{'allocates them by sensitivity' if self.setting('compress') else 'packs nothing'}; "
+                "take level L1, L1.1 or L1.2 with it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_where_nothing_is_shared_out(self) -> Self:
@@ -134,6 +157,7 @@ class Gact(Scheme):
         """Bind a forward with hooks on the model.
 
         Raises:
+            NothingToConvertError: The model has no layer of a type of ``widths``.
             ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
                 compiled.
         """
@@ -145,10 +169,12 @@ class Gact(Scheme):
         changed = with_packed_saved_tensors(
             self, setup, packer, self._becomes(), bits=bits, rules=rules, probing=probing
         )
+        by_type.bind(setup.module, dict(map(by_type.read, self.widths)))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def _becomes(self) -> str:
         paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""
         bits = f"{self.setting('bits'):g} bits" if self.setting("compress") else "whole"
+        bits += f" ({', '.join(self.widths)})" if self.widths else ""
         where = " in host memory" if self.setting("swap") else ""
         return f"saved tensors, {bits}{where} (level {self.level}{paper})"

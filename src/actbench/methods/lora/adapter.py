@@ -1,4 +1,4 @@
-"""The kinds of adapter that are put beside a linear layer, each by peft's own configuration."""
+"""The kinds of adapters of a linear layer, each with peft's own configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS: dict[AdapterKind, str] = {"lora": "", "dora": "DoRA ", "lora_fa": "LoRA-
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is put beside a layer W of (d_out, d_in).
+    """An adapter of a linear layer with the weight W, (d_out, d_in).
 
     Attributes:
         kind: ``lora`` adds s B A x with A, (r, d_in), and B, (d_out, r). ``dora`` divides W + s B A by the norms of its

@@ -85,7 +85,7 @@ class Int4Groups(Encoding):
         return packed, _packed(zeros, 1), scales.view(torch.int16), *((groups,) if self.order else ())
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return (d_out, d_in), whose memory is that of (d_in, d_out)."""
+        """Return the weight (d_out, d_in) as a transposed view of a contiguous (d_in, d_out)."""
         codes, zeros, scales, *_ = parts
         outputs, inputs = shape
         size = self._group(inputs)

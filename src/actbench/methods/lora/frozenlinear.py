@@ -88,7 +88,7 @@ class FrozenLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight, unpacked at each access; what is written into it is lost."""
+        """The weight, unpacked at each access; writes into it are lost."""
         matrix = self.encoding.decode(self._parts, self._shape, self.dtype)
         return matrix.t() if self.transposed else matrix
 

@@ -62,7 +62,7 @@ class Loss:
     def slopes(self) -> Tensor:
         """Return the gradient of the logits, beneath autograd."""
         self.logits.source.check(Slopes.what)
-        return _less_target(self.logits.values(), self.target, self.how, self.gradient).to(self.logits.dtype)
+        return less_target(self.logits.values(), self.target, self.how, self.gradient).to(self.logits.dtype)
 
     def to_source(self, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden, weight and bias of the layer, where they are needed, a piece at a time."""
@@ -211,16 +211,16 @@ def _slopes(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
     """
     scaling, how, gradient = loss.logits.scaling, loss.how, loss.gradient
     if all(isinstance(step, Cast) for step in scaling):
-        return _less_target(done(logits, scaling), target, how, gradient).to(logits.dtype)
+        return less_target(done(logits, scaling), target, how, gradient).to(logits.dtype)
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()
         finished = done(logits, scaling)
-    slopes = _less_target(finished.detach(), target, how, gradient).to(finished.dtype)
+    slopes = less_target(finished.detach(), target, how, gradient).to(finished.dtype)
     (found,) = torch.autograd.grad(finished, logits, slopes)
     return found
 
 
-def _less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
+def less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
     """Return softmax minus target, times the gradient of the sum, and 0 for rows that do not count."""
     slopes = torch.softmax(finished.to(wide(finished.dtype)), -1)
     ignored = (target == how.ignore_index)[:, None]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, ValidationError, WrapValidator, model_validator
@@ -9,14 +9,13 @@ from torch import nn
 from actbench.errors import ConversionError, IdleError, NothingToConvertError
 from actbench.methods.loss.chunkedloss import UNCOMPILABLE, DeferredHead
 from actbench.methods.loss.keptlogits import KeptLogits
-from actbench.methods.loss.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
+from actbench.methods.loss.ligerloss import LigerCrossEntropy, kernels
 from actbench.model.records import Site
+from actbench.ops.simulation import runs_triton
 from actbench.packing.refusals import refuse_compiled
 from actbench.packing.replacement import census
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.conditions import Limits
-from actbench.scheme.facets import Facet
 from actbench.scheme.setup import Part, TrainingSetup
 
 _IDLE = (
@@ -46,8 +45,9 @@ class ChunkedLoss(Scheme):
     the head makes them: no product runs twice, and what is saved is their float32 copy and the softmax.
 
     Attributes:
-        pieces: How many pieces the tokens of a batch are cut into; or liger for the authors' kernels, which choose the
-            number, run only on CUDA, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
+        pieces: How many pieces the tokens of a batch are cut into; or liger for what the authors' kernels do, which
+            choose the number, and take no soft caps. CUDA runs the kernels (``pip install "actbench[liger]"``); a CPU
+            and a simulation compute the same with torch, in the buffers that Liger allocates.
         head: Path of the linear layer that makes the logits, if the model does not name it.
         keep_logits: Whether the logits are kept for the backward pass in place of being computed again.
     """
@@ -72,18 +72,13 @@ class ChunkedLoss(Scheme):
             raise ValueError("keep_logits=true goes with a number of pieces: Liger's kernels keep gradients")
         return self
 
-    @property
-    def facets(self) -> Iterable[Facet]:
-        """Fake tensors do not show what Liger's kernels do."""
-        return (Limits(untraceable=UNTRACEABLE),) if self.pieces == "liger" else ()
-
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward on the layer that makes the logits.
 
         Raises:
             NothingToConvertError: The model does not name the layer, or the layer is no ``nn.Linear``.
             ConversionError: The model is compiled, or its loss is computed in pieces already.
-            MeasurementError: Liger's kernels are not installed, or do not run on the model's device.
+            MeasurementError: The model is on CUDA, and Liger's kernels are not installed.
         """
         refuse_compiled(setup.module, *UNCOMPILABLE)
         path, layer = self._layer(setup.module)
@@ -92,8 +87,9 @@ class ChunkedLoss(Scheme):
                 f"chunked_loss: {path} makes its logits in pieces already; convert the original model"
             )
         if self.pieces == "liger":
-            check(next(layer.parameters()).device)
-            bound, how = DeferredHead(layer, kind=LigerCrossEntropy), "by Liger's kernels"
+            if runs_triton(next(layer.parameters())):
+                kernels()
+            bound, how = DeferredHead(layer, kind=LigerCrossEntropy), "as by Liger's kernels"
         elif self.keep_logits:
             bound, how = DeferredHead(layer, self.pieces, KeptLogits), f"in {self.pieces} pieces of kept logits"
         else:

@@ -62,12 +62,12 @@ class HostOptimizer(optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, which is in host memory, as the optimizer that this stands for has it."""
+        """Return the state, in host memory, in the form of the replaced optimizer's."""
         self._follow_groups()
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this, or of the optimizer that it stands for, into host memory."""
+        """Load a state of this optimizer, or of the replaced one, into host memory."""
         self._follow_groups()
         self.inner.load_state_dict(state_dict)
         for group, loaded in zip(self.param_groups, self.inner.param_groups, strict=True):

@@ -1,4 +1,4 @@
-"""Optimizers whose moments are those of gradients projected to a few dimensions: GaLore, Fira and APOLLO."""
+"""Optimizers with moments of projected gradients, of few dimensions: GaLore, Fira and APOLLO."""
 
 from __future__ import annotations
 

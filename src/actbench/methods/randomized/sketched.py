@@ -48,7 +48,7 @@ class SketchedProduct(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, W and b; those of x and b equal the exact layer's."""
+        """Return the gradients of x, W and b; the gradients of x and b equal the exact layer's."""
         sketch, key, weight = ctx.saved_tensors
         for_x = for_weight = for_bias = None
         with no_autocast(grad):

@@ -1,4 +1,4 @@
-"""Whether a module computes each position of a sequence by itself, told by the operators that it runs.
+"""Finds by a module's operators whether it computes each position of a sequence independently.
 
 The module runs on tensors without values, of two lengths. Followed is which tensors have a row for each position; each
 operator on them must be known to leave positions apart. So the names of classes say nothing, and code that no list

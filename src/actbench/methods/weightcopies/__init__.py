@@ -1,1 +1,1 @@
-"""Copies of the weights beside the model: float32 master weights, and a moving average."""
+"""Schemes that keep copies of the weights: float32 master weights, and a moving average."""

@@ -130,7 +130,7 @@ class MasterOptimizer(CopyingOptimizer):
         self._remove.atexit = False
 
     def release(self) -> None:
-        """Leave gradients to their parameters from now on, and forget those that were added up."""
+        """Drop the accumulated gradients; from now on each parameter holds its own gradient."""
         self._remove()
         self._adds_up = False
         self._gradients.clear()

@@ -25,6 +25,7 @@ from actbench.packing.hooked.oprules import (
     op_rules,
     statistic,
 )
+from actbench.packing.hooked.widths import bits_here
 from actbench.packing.packer import StaysHere, own_tensors
 from actbench.packing.refusals import refuse_second_order
 from actbench.packing.wrapped import Intercepted, Rules, given_by_others
@@ -149,6 +150,8 @@ class Hooks:
     def pack_at_site(self, tensor: Tensor) -> PackedAtSite:
         """Pack a tensor for its site; booleans take 1 bit, outside of the allocation."""
         site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
+        if tensor.dtype != torch.bool and (bits := bits_here()) is not None:
+            site.bits = bits
         site.row, site.product = current_rule().row, current_rule().is_product
         # On a device, a look at a tensor's values waits for them.
         site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing or may_be_infinite(tensor)

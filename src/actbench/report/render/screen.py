@@ -20,7 +20,7 @@ from actbench.model.timeline import Timeline
 from actbench.report.render.formats import Cells, readable
 from actbench.report.render.widths import fitted, size, widths, wrapped
 from actbench.report.tables import Table
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 
 LIMIT = 500
 """Most rows, and most notes, on a terminal."""
@@ -59,7 +59,7 @@ def show(table: Table, console: Console) -> None:
 def _left_out(rows: int, notes: int) -> str:
     """Return how many rows and notes are not shown, and where to find them."""
     counts = ((rows - LIMIT, "row"), (notes - LIMIT, "note"))
-    found = [f"{more:,} more {what}{'s' if more > 1 else ''}" for more, what in counts if more > 0]
+    found = [counted(more, f"more {what}") for more, what in counts if more > 0]
     return (
         f"Left out here: {' and '.join(found)}. A pipe (… | less -S) gets all, and so do exports that hold this table "
         "(--export-csv FILE)."

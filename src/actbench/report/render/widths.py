@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ class Fitted:
         if self.alike:
             lines.append(f"All rows: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
         if self.left_out:
-            lines.append(f"Left out here, for want of width: {', '.join(self.left_out)}.")
+            lines.append(f"Left out of the table above, for want of width: {', '.join(self.left_out)}.")
         return lines
 
 
@@ -156,8 +157,18 @@ def _cut(name: str, width: int, share: float) -> str:
     if cell_len(name) <= width:
         return name
     start = max(1, round(share * (width - 1)))
-    end = width - 1 - start
-    return f"{name[:start]}…{name[-end:] if end else ''}"
+    front = name[:start]
+    if parts := _PARTS.findall(front):  # whole parts of a plan or a composition
+        front = front[: front.rindex(parts[-1]) + len(parts[-1])]
+    end = width - 1 - len(front)
+    back = name[-end:] if end else ""
+    if parts := _PARTS.findall(back):
+        back = back[back.index(parts[0]) :]
+    return f"{front}…{back}"
+
+
+_PARTS = re.compile(r", |\+")
+"""Between two parts of a name."""
 
 
 def widths(text: Cells) -> list[int]:

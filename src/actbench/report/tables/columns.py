@@ -1,4 +1,4 @@
-"""The columns of the comparison of schemes, and those of them that a user selects by name.
+"""The columns of the comparison of schemes, and the selection of columns by name.
 
 Values are in base units; None means that there is nothing to show.
 """

@@ -136,7 +136,7 @@ class Entry(NamedTuple):
 
     @property
     def samples(self) -> int | None:
-        """Samples of a step, those of all data-parallel processes; None for a script where nobody counted them."""
+        """Samples of a step in all data-parallel processes; None for a script that does not show their number."""
         rows, parts = self.rows, 1
         if self.record.case.script is not None:
             parts = self.built.micro_batches or 0 if self.built else 0

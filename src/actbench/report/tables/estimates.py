@@ -1,4 +1,4 @@
-"""Notes about estimated times: what they are of, and what is counted roughly."""
+"""Notes about estimated times: their device, and the operators that are counted roughly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that differ in nothing but the seed as one: means, and how far the values of the seeds lie apart."""
+"""Merges records that differ only in the seed: means, and the standard deviation over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seeded(NamedTuple):
         return ", ".join(str(each.case.seed) for each in self.of) if self.of else self.record.case.seed
 
     def spread(self, name: str) -> float | None:
-        """Return the sample standard deviation of a number over the seeds; None if there is nothing to tell."""
+        """Return the sample standard deviation of a number over the seeds; None if 0 or not known of all."""
         values = [getattr(each.outcome, name, None) for each in self.of]
         numbers = [float(value) for value in values if isinstance(value, int | float)]
         if len(numbers) < 2 or len(numbers) < len(values):

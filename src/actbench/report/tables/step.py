@@ -108,7 +108,7 @@ def with_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[Measured
 
 
 def titled_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[str, Timeline]]:
-    """Yield the timelines of records, each with a title that tells it from the others."""
+    """Yield the timelines of records, each with its own title."""
     found = list(with_timelines(records))
     settings = varying_settings([record.case for record, _ in found])
     for (record, timeline), varying in zip(found, settings, strict=True):

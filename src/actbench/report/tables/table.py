@@ -93,8 +93,8 @@ def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
 _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
 
 
-def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
-    """Return the notes of a table with these rows and settings."""
+def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bool) -> tuple[str, ...]:
+    """Return the notes of a table with these rows and settings; ``with_estimates`` has those on estimated times."""
     records = [entry.record for entry in entries]
     lines = chain(
         settings.described(),
@@ -105,7 +105,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
         about_limits(records),
         about_bounds(records),
         _saving_nothing(entries),
-        about_estimates(records),
+        about_estimates(records) if with_estimates else (),
         _warnings(records),
     )
     notes = dict.fromkeys(lines)
@@ -235,7 +235,7 @@ def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -
         title,
         [each for column in columns for each in with_seeds(column)],
         entries,
-        notes_of(entries, settings),
+        notes_of(entries, settings, with_estimates=any(column.key.startswith("estimated_") for column in columns)),
         asked=names,
     )
 

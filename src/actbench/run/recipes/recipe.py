@@ -127,7 +127,7 @@ class Recipe(BaseRecipe):
         return [row for row in self.rows(model) if row.is_for((meter,))]
 
     def cases(self) -> tuple[Planned[Case], ...]:
-        """Return every case, the schemes of one point beside each other."""
+        """Return every case; the schemes of one model and batch follow one another."""
         return tuple(planned for grid in self.workload for planned in self._cases_of(grid))
 
     def _cases_of(self, grid: WorkloadGrid) -> Iterator[Planned[Case]]:
@@ -185,7 +185,7 @@ class Recipe(BaseRecipe):
         cumulative: bool = False,
         exact: bool = True,
     ) -> Recipe:
-        """Return this recipe with the given flags in place of what it says; see :meth:`from_flags`."""
+        """Return this recipe with its settings replaced by the given flags; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
         merged = _with_flags(base, workload or {}, measure or {}, schemes, cumulative=cumulative, exact=exact)
         return Recipe.validated(merged, "command line", flag)

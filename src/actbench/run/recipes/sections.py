@@ -1,4 +1,4 @@
-"""The sections of a recipe: what is trained, how it is measured, and which schemes are compared."""
+"""The sections of a recipe: the models and their training, the measurement, and the compared schemes."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def parse_batch_range(text: str, what: str = "batch size") -> tuple[int, ...]:
 def _parse_part(part: str, whole: str) -> tuple[int, ...]:
     if part.isascii() and part.isdigit() and len(part) < 19 and int(part) > 0:
         return (int(part),)
+    if part.isascii() and part.isdigit() and not part.strip("0"):
+        raise UsageError(f"{whole}: a size is at least 1")
     match = _RANGE.fullmatch(part)
     if match is None:
         raise UsageError(f"{whole}: {part!r} is neither a size, such as 8, nor a range, such as 8-32+8 or 8-512*2")

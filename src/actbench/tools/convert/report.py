@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from actbench.model.records import Built, Case, Site, Unreached
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, quotient
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 
 T = TypeVar("T", Site, Unreached)
 
@@ -133,7 +133,9 @@ def sites_table(
     ran = [site for site in sites if site.calls != 0]
     notes = []
     if len(ran) < len(sites):
-        notes.append(f"{len(sites) - len(ran)} of {len(sites)} sites never ran in the step and are not counted.")
+        notes.append(
+            f"Not counted, since the step never ran them: {len(sites) - len(ran)} of {counted(len(sites), 'site')}."
+        )
     if any(site.bytes_before == 0 for site in ran):
         notes.append("A tensor that several places keep is counted at the first: 0 B before means that another has it.")
     total = _total(ran)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from actbench import scheme as schemes
 from actbench.model.measured import Measurement
-from actbench.model.modelspecs import OPTIMIZER, dtype_for, optimizer_for
+from actbench.model.modelspecs import OPTIMIZER, dtype_for, is_function, optimizer_for
 from actbench.model.records import Built, Case, Task
 from actbench.scheme.base import Scheme
 from actbench.scheme.composed import parts_in
@@ -65,16 +65,21 @@ def _precisions(parts: Iterable[Scheme]) -> list[LowPrecision]:
 def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None) -> str:
     scaled = case.autocast == "float16" or any(each.scales_loss for each in _precisions(parts))
     yours = f"make_optimizer, from the model to its {own}, " if own else ""
+    own_loss = f"loss, the function that {case.model} returns, " if is_function(case.model) else ""
     made = _optimizer(case, _trained(parts))
     other = kept.optimizer if kept else ""
     batches = f"batches, each a dictionary of tensors there with {case.batch_size} rows"
     lines = [
-        f"# Yours: model, on its device, {yours}and {batches}.",
+        f"# Yours: model, on its device, {own_loss}{yours}and {batches}.",
         "import torch",
         "import actbench",
         *_more_imports(made),
         *([f"{INSTEAD}import torchao.optim"] if other else []),
-        *("", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""),
+        *(
+            []
+            if own_loss
+            else ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""]
+        ),
         *(_rounded(kept) if kept else []),
         *_prepared(case, built),
     ]
@@ -205,6 +210,10 @@ def _trainer(
     collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
     prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
     lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
+    if is_function(case.model):
+        lines.append(
+            f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss."
+        )
     lines += _trainer_lines(prepared, callback, optimizer, other, arguments)
     return _joined(lines), ""
 

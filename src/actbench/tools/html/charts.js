@@ -9,6 +9,7 @@
   let drawn = [];
 
   const narrow = 520; // pixels of a chart in which names and legends leave little room
+  const narrowest = 400; // a second column of a legend would be cut off
   const config = (width) => {
     const [ink, dim, line, accent] = dark.matches
       ? ["#e4e7ea", "#9aa3ad", "#2b3137", "#8ab6dc"]
@@ -20,7 +21,7 @@
       axis: { labelColor: dim, titleColor: dim, titleFontWeight: 400, gridColor: line, domainColor: line,
         tickColor: line, labelFontSize: 12, titleFontSize: 12, titlePadding: 8, tickCount: 6 },
       legend: { labelColor: dim, labelFontSize: 12, symbolSize: 90, columnPadding: 16,
-        ...(width < narrow ? { columns: 2 } : {}) },
+        ...(width < narrow ? { columns: width < narrowest ? 1 : 2 } : {}) },
       range: { category: ["#5b7fa6", "#dfa551", "#cf6a63", "#67a58a", "#8f78ad", "#9a9a9a", "#b07aa1", "#9c755f"] },
       params: Object.entries({ ink, dim, accent, label_limit: Math.min(420, 0.42 * width) })
         .map(([name, value]) => ({ name, value })),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from actbench.report.plain import plain
 from actbench.report.tables import Curve, Table
 from actbench.report.tables.values import write
 from actbench.tools.html.pictures import (
+    HEIGHT,
     Beside,
     Group,
     Picture,
@@ -39,7 +41,7 @@ def memory_against_time(rows: Values, memory: Scale, limit: int | None) -> Pictu
     values = [
         {**row, "drawn_time": row["seconds"] / time.factor, "drawn": row["peak_bytes"] / memory.factor} for row in rows
     ]
-    _choose_sides(values, "drawn_time")
+    _place_names(values, [row["drawn_time"] for row in values])
     x = axis("drawn_time", f"time of a step ({time.unit})")
     y = axis("drawn", f"peak ({memory.unit})")
     best = {"filter": {"field": "frontier", "equal": True}}
@@ -122,7 +124,7 @@ def _curves(drawn: Sequence[tuple[Curve, Table]]) -> Picture:
             "tooltip": tooltip(scheme="plan", bytes_text="needs", seconds_text="step", kind="with"),
         },
     }
-    rules = limit_line("y", limit, most, memory)
+    rules = limit_line("y", limit, most, memory, x=4, align="left")  # on the right is the end of the curve
     fits = "what is below the line fits" if rules else "all of them fit" if limit else "there is no limit"
     about = (
         f"Each point is a plan that no other undercuts in both; {fits}. Times are estimated.{about_limit(limit, most)}"
@@ -134,7 +136,7 @@ def error_beside_memory(rows: Values, memory: Scale) -> Picture:
     """Return a chart of the peak and the distance of the gradient from the exact model's."""
     ticks, least = ticks_of([row["gradient_error"] for row in rows])
     values = [{**row, "drawn": row["peak_bytes"] / memory.factor} for row in rows]
-    _choose_sides(values, "gradient_error")
+    _place_names(values, [math.log1p(row["gradient_error"] / least) for row in values])
     x = axis(
         "gradient_error",
         "relative error of the gradient",
@@ -161,17 +163,45 @@ def error_beside_memory(rows: Values, memory: Scale) -> Picture:
 _SIDES = {"align": {"expr": "datum.at_right ? 'right' : 'left'"}, "dx": {"expr": "datum.at_right ? -8 : 8"}}
 
 
-def _choose_sides(values: list[dict[str, Any]], field: str) -> None:
-    """Put the names of points at the right end of a chart to their left, where there is room."""
-    first, last = min(row[field] for row in values), max(row[field] for row in values)
-    for row in values:
-        row["at_right"] = row[field] > first + _RIGHT * (last - first)
+_WHERE_ROOM = {"expr": "width < datum.room ? 0 : 1"}
+_NAME_HEIGHT, _LETTER = 18, 6.5  # pixels
+_WIDTHS = range(100, 1700, 50)  # of a chart, in pixels
+
+
+def _place_names(values: list[dict[str, Any]], along: Sequence[float]) -> None:
+    """Choose where the names of points stand: near the right end, to the left of a point, where there is room.
+
+    ``room`` is the least width of the chart in which a name overlaps none of the frontier's, nor an earlier one.
+    """
+    across, up = _shares(along), _shares([row["drawn"] for row in values])
+    for row, share in zip(values, across, strict=True):
+        row["at_right"], row["room"] = share > _RIGHT, 0
+    ranked = sorted(range(len(values)), key=lambda place: not values[place].get("frontier", True))
+    for width in _WIDTHS:
+        shown: list[tuple[float, float, float]] = []
+        for place in ranked:
+            length = _LETTER * len(values[place]["scheme"])
+            start = across[place] * width + (-8 - length if values[place]["at_right"] else 8)
+            box = (start, start + length, up[place] * HEIGHT)
+            if any(_overlap(box, other) for other in shown):
+                values[place]["room"] = width + _WIDTHS.step
+            else:
+                shown.append(box)
+
+
+def _shares(numbers: Sequence[float]) -> list[float]:
+    least, most = min(numbers), max(numbers)
+    return [(number - least) / ((most - least) or 1) for number in numbers]
+
+
+def _overlap(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and abs(one[2] - other[2]) < _NAME_HEIGHT
 
 
 def _names(only: dict[str, Any] | None, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
-    """Return the names of schemes beside their points; the pointer shows names that are cut."""
+    """Return the names of schemes beside their points; the pointer shows names that are cut or left out."""
     return {
         "transform": [only] if only else [],
-        "mark": {"type": "text", "color": colour("ink"), "fontSize": 11.5, "dy": -8, **_SIDES},
+        "mark": {"type": "text", "color": colour("ink"), "fontSize": 11.5, "dy": -8, **_SIDES, "opacity": _WHERE_ROOM},
         "encoding": {"x": x, "y": y, "text": {"field": "scheme", "type": "nominal"}},
     }

@@ -201,14 +201,23 @@ def about_limit(limit: int | None, most: float) -> str:
     return f" The limit, {format_bytes(limit)}, is {limit / most:.3g} times the most that is shown."
 
 
-def limit_line(channel: str, limit: int | None, most: float, scale: Scale) -> list[dict[str, Any]]:
-    """Return a named line at the memory limit; nothing if there is none, or if it is far above ``most`` bytes."""
+def limit_line(channel: str, limit: int | None, most: float, scale: Scale, **name: Any) -> list[dict[str, Any]]:
+    """Return a named line at the memory limit; nothing if there is none, or if it is far above ``most`` bytes.
+
+    ``name`` are properties of the name's mark, where its place is not the usual one.
+    """
     if limit is None or about_limit(limit, most):
         return []
     place = {"datum": limit / scale.factor, "type": "quantitative"}
     data: dict[str, Any] = {"values": [{}]}
     rule = {"type": "rule", "color": colour("ink"), "strokeDash": [5, 4]}
-    text = {"type": "text", "text": f"limit {format_bytes(limit)}", "color": colour("ink"), **_NAME_PLACES[channel]}
+    text = {
+        "type": "text",
+        "text": f"limit {format_bytes(limit)}",
+        "color": colour("ink"),
+        **_NAME_PLACES[channel],
+        **name,
+    }
     return [{"data": data, "mark": mark, "encoding": {channel: place}} for mark in (rule, text)]
 
 

@@ -28,7 +28,7 @@ from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
-from actbench.tools.script.declared import check_script, misplaced
+from actbench.tools.script.declared import check_script, misplaced, with_options
 from actbench.units import parse_bytes
 
 Target = Annotated[
@@ -131,11 +131,12 @@ def run_script(
     columns = exports.chosen
     curve.check()
     check_script(script)
-    own = {name for each in context.command.params for name in each.opts}
+    own = {name: not getattr(each, "is_flag", False) for each in context.command.params for name in each.opts}
     if behind := misplaced(script, own):
+        names = list(dict.fromkeys(behind.values()))
         remark(
-            f"actbench: {' and '.join(behind)} after {target} {'goes' if len(behind) == 1 else 'go'} to the script; "
-            f"options of actbench stand before it: actbench run {behind[0]} … {target}"
+            f"actbench: {' and '.join(names)} after {target} {'goes' if len(names) == 1 else 'go'} to the script; "
+            f"options of actbench stand before it: {with_options(sys.argv[1:], script, (), behind)}"
         )
 
     from actbench.tools.script import experiment as scripts
@@ -232,7 +233,9 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
     from actbench.tools.fit.paste import lines_for
 
     assert not isinstance(measured, Failure)
-    lines = ["", "Worth trying; the same command with --scheme NAME says what it saves and what it costs:"]
+    assert record.case.script is not None
+    compared = with_options(sys.argv[1:], record.case.script, ("--scheme", "NAME"))
+    lines = ["", f"Worth trying; to see what each saves and costs: {compared}"]
     for each in found:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]

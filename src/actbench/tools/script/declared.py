@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from actbench.errors import UsageError
@@ -46,16 +47,37 @@ def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
     _parse(file, f"-m {target}" if script.is_module else target)
 
 
-def misplaced(script: Script, options: Collection[str]) -> list[str]:
-    """Return which of actbench's options, such as ``--device-profile``, a script is given that it does not name itself.
+def misplaced(script: Script, options: Mapping[str, bool]) -> dict[int, str]:
+    """Return the places of actbench's options, and of their values, in a script's arguments.
 
-    An option counts as the script's own if its file has the name, as text or as a variable.
+    ``options`` says of each of actbench's options, such as ``--device-profile``, whether it takes a value. An option
+    counts as the script's own if its file has the name, as text or as a variable. Each place has its option's name.
     """
-    given = dict.fromkeys(text.partition("=")[0] for text in script.arguments)
-    found = [text for text in given if text.startswith("--") and text in options]
+    given = script.arguments
+    names = [text.partition("=")[0] for text in given]
+    found = [place for place, name in enumerate(names) if name.startswith("--") and name in options]
     source = read_bytes(Path(script.file), MOST_BYTES).decode(errors="replace") if found and script.file else ""
     words = source.replace("_", "-")
-    return [text for text in found if not re.search(rf"\b{re.escape(text.strip('-'))}\b", words)]
+    places: dict[int, str] = {}
+    for place in found:
+        name = names[place]
+        if not re.search(rf"\b{re.escape(name.strip('-'))}\b", words):
+            takes_next = options[name] and name == given[place] and place + 1 < len(given)
+            places |= dict.fromkeys((place, place + 1) if takes_next else (place,), name)
+    return places
+
+
+def with_options(typed: Sequence[str], script: Script, more: Sequence[str], moved: Collection[int] = ()) -> str:
+    """Return a command with more options before the script, among them those arguments of the script that are moved.
+
+    ``typed`` are the words of the command after ``actbench``; ``moved`` are places in the script's arguments.
+    """
+    end = len(typed) - len(script.arguments)
+    begin = end - (2 if typed[end - 2] in ("-m", "--module") else 1)
+    arguments = dict(enumerate(script.arguments))
+    front = [text for place, text in arguments.items() if place in moved]
+    behind = [text for place, text in arguments.items() if place not in moved]
+    return shlex.join(["actbench", *typed[:begin], *more, *front, *typed[begin:end], *behind])
 
 
 def _why_no_module(name: str) -> str:

@@ -213,7 +213,7 @@ class Simulation:
             moved=self.moved,
             workspace=self.tracker.workspace,
             memory_bytes=self.memory_bytes,
-            warnings=(*self.notes, *self._unmodelled.warnings()),
+            warnings=tuple(self.notes),
             built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
@@ -222,8 +222,8 @@ class Simulation:
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-        mesh = sharing.mesh(self.processes, held.tensor_parallel)
-        found = found.model_copy(update={"at_most": tuple(self.at_most), "mesh": mesh})
+        marks = {"at_most": tuple(self.at_most), "approximate": self._unmodelled.reasons()}
+        found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _note_buckets(self, buckets: list[Tensor]) -> None:

@@ -9,7 +9,7 @@ from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
-from actbench.units import GIB, format_bytes, format_seconds
+from actbench.units import GIB, counted, format_bytes, format_seconds
 
 CONTEXT_BYTES: Final = GIB // 2
 """What a CUDA context takes beside a step: its own memory and the code of the kernels of torch, cuBLAS and cuDNN that
@@ -46,8 +46,9 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     processes = record.case.script.processes if record.case.script else 1
     what += f", on the first of {processes} cards," if processes > 1 else ""
     rows = rows_of(record.case, measured)
-    step = "a step" if rows is None else f"a step, with batches of {rows} rows,"
-    peak = f"{'at most ' if measured.at_most else ''}{format_bytes(measured.peak_bytes)}"
+    step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
+    mark = "at most " if measured.at_most else "~" if measured.approximate else ""
+    peak = f"{mark}{format_bytes(measured.peak_bytes)}"
     where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
     if limit is None:
         return f"{what}: the peak of {step} is {peak}{where}; how much memory {device_of(record)} has is not known."

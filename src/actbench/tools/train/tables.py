@@ -20,6 +20,7 @@ from actbench.report.tables import Table, fill
 from actbench.report.tables.table import published_note
 from actbench.report.tables.values import Column, SpreadValue, Unit, ratio, step_time, value_of, with_spread
 from actbench.tools.train.records import Trained, TrainingCase, TrainingRun
+from actbench.units import counted
 
 Score = Callable[[Trained], float | None]
 
@@ -201,7 +202,7 @@ def _settings(row: Row) -> list[str]:
         described.append(f"cut into {case.gradient_accumulation} parts")
     if case.processes > 1:
         described.append(f"{case.processes} processes ({case.strategy}), of whose peaks the largest counts")
-    length = f"{case.epochs} epochs" if case.epochs else f"{case.steps} steps"
+    length = counted(case.epochs, "epoch") if case.epochs else counted(case.steps or 0, "step")
     seeds = ", ".join(str(run.case.seed) for run in row.runs)
     return [f"{case.model} on {case.data}: {length}, {', '.join(described)}, seeds {seeds}, device {case.device}."]
 

@@ -138,7 +138,7 @@ class Geometry:
         return F.pad(x, self.pads, self.mode) if self.pads else x
 
     def padded_size(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Return the size of a padded batch from that of a batch."""
+        """Return the size that a batch of this size has when padded."""
         added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # the last dimension first
         before = len(size) - len(added)
         return *size[:before], *(length + more for length, more in zip(size[before:], reversed(added), strict=True))

@@ -114,7 +114,7 @@ class IntGroups(Encoding):
         return groupquant.encode(flat(x), self.bits, self.group_size, seed, self.rounding == "stochastic")
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return what the codes stand for."""
+        """Return the decoded values."""
         codes, words = parts
         return groupquant.decode(codes, words, self.bits, self.group_size, 0, math.prod(shape), dtype).view(shape)
 
@@ -180,7 +180,7 @@ class Smaq(SmaqParameters, Encoding):
         return (smaq.encode(flat(x), seed, self.form, stochastic=self.rounding == "stochastic"),)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return what the codes stand for."""
+        """Return the decoded values."""
         return smaq.decode(parts[0], math.prod(shape), dtype, form=self.form).view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:

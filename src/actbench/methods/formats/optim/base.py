@@ -189,7 +189,7 @@ class Place(NamedTuple):
 
 
 def in_float32(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return tensors, those of half types as copies in float32."""
+    """Return tensors as float32; tensors of half types are copied."""
     return [parameter.detach().float() for parameter in parameters]
 
 

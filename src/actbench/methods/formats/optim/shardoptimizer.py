@@ -42,7 +42,7 @@ class _Share:
 
 
 class ShardOptimizer(WrappedOptimizer):
-    """Steps the shares that one process holds of parameters, by an optimizer that knows nothing of the others.
+    """Steps the shards of parameters that this process holds, by an optimizer for these shards alone.
 
     Groups and state are those of the shares; gradients are taken from the parameters, and freed there.
 

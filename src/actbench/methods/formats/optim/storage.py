@@ -236,7 +236,7 @@ class SmaqStorage:
         return self._nearest.encode(values, torch.tensor(0, device="cpu"))[0]
 
     def unpack(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
-        """Return what the codes stand for."""
+        """Return the decoded values."""
         return self._nearest.decode((packed,), (count,), torch.float32)
 
     def in_units(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
