@@ -104,7 +104,7 @@ def test_without_a_home_a_place_in_the_temporary_folder_is_named(tmp_path: Path)
 
     assert "Traceback" not in ended.stderr
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count(f"is kept between runs lies in {tmp_path / OURS}") == 1
+    assert ended.stderr.count(f"caches and settings are in {tmp_path / OURS}") == 1
     assert stat.S_IMODE((tmp_path / OURS).stat().st_mode) == 0o700
     assert [each.name for each in tmp_path.iterdir()] == ["temporary"]
 

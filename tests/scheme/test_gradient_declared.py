@@ -127,7 +127,7 @@ OTHER_ALGORITHMS = {"adam_mini", "apollo", "fira", "galore", "muon8bit", "schedu
 SAVE_NOTHING = {"ema", "keep_outputs", "late_zero_grad", "master"}
 """Schemes that say what a loop holds."""
 
-UNTIMED = {"compile"}
+UNTIMED = {"compile", "liger"}
 """Schemes whose steps have no estimated time."""
 
 

@@ -60,7 +60,10 @@ def model():
     torch.manual_seed(0)
     config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=50, n_positions=8, activation_function="silu")
     return nn.ModuleDict(
-        {"lm": GPT2LMHeadModel(config), "conv": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU())}
+        {
+            "lm": GPT2LMHeadModel(config),
+            "conv": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.RMSNorm(6)),
+        }
     )
 
 

@@ -19,9 +19,10 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.wide, self.narrow = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
         self.gelu, self.silu, self.relu = nn.GELU(), nn.SiLU(), nn.ReLU()
+        self.root = nn.RMSNorm(64)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.narrow(self.relu(self.silu(self.gelu(self.wide(self.norm(x))))))
+        result: Tensor = x + self.narrow(self.relu(self.silu(self.gelu(self.root(self.wide(self.norm(x)))))))
         return result
 
 

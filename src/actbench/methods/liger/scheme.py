@@ -41,6 +41,7 @@ class Liger(Scheme):
     card: ClassVar[Card] = Card(
         summary="RMS norms, SwiGLU and rotary embeddings that save what Liger's kernels save; exact to rounding",
         paper="Hsu et al. 2024, arXiv 2410.10989",
+        variants=(),  # torch computes in a simulation, and is slower than the kernels
         rank=8,
     )
     gradient: ClassVar[Gradient] = "exact"
