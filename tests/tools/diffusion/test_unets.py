@@ -86,6 +86,7 @@ def test_a_simulation_agrees_with_the_allocations(model: str) -> None:
     assert simulated.activation_bytes == pytest.approx(real.activation_bytes, rel=0.02)
 
 
+@pytest.mark.slow
 def test_eager_attention_keeps_its_scores() -> None:
     def activations(attention: str) -> int:
         return bench.measure(case(SD, image_size=128, meter="simulated", attention=attention)).activation_bytes

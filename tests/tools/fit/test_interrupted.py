@@ -91,7 +91,8 @@ def test_time_may_end_after_any_simulation() -> None:
         assert len(seen) == count
 
 
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))

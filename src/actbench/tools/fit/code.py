@@ -17,7 +17,7 @@ from actbench.simulator import profiles
 from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
 from actbench.tools.fit.rounding import BY_CHANCE, NEAREST, Remedy, remedy
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 from actbench.workload.optimizers import TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]
@@ -68,7 +68,7 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
     own_loss = f"loss, the function that {case.model} returns, " if is_function(case.model) else ""
     made = _optimizer(case, _trained(parts))
     other = kept.optimizer if kept else ""
-    batches = f"batches, each a dictionary of tensors there with {case.batch_size} rows"
+    batches = f"batches, each a dictionary of tensors there with {counted(case.batch_size, 'row')}"
     lines = [
         f"# Yours: model, on its device, {own_loss}{yours}and {batches}.",
         "import torch",
