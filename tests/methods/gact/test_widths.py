@@ -134,5 +134,21 @@ def test_what_is_refused(spec: str, told: str) -> None:
 
 
 def test_a_type_that_the_model_lacks_is_refused() -> None:
-    with pytest.raises(NothingToConvertError, match="no layer of the type conv of widths="):
+    with pytest.raises(NothingToConvertError, match="no layer is of the type conv of widths="):
         schemes.build("gact:L1,widths=conv:4").apply(TrainingSetup(model()))
+
+
+def test_only_gives_each_part_the_bits_of_its_own_layers() -> None:
+    module = model()
+    setup = schemes.build(f"{SPEC},only=LayerNorm/Linear/GELU").apply(TrainingSetup(module))
+
+    assert [site.path for site in setup.sites] == [str(place) for place in range(13)]
+
+
+@pytest.mark.parametrize("only", ["", ",only=0/1"])
+def test_a_type_that_is_nowhere_leaves_the_model_as_it_was(only: str) -> None:
+    module = model()
+
+    with pytest.raises(NothingToConvertError, match="no layer is of the type conv of widths="):
+        schemes.build(f"gact:L1,widths=norm:8/conv:4{only}").apply(TrainingSetup(module))
+    schemes.build("gact:L1").apply(TrainingSetup(module))  # which hooks left behind would refuse

@@ -269,3 +269,17 @@ def test_a_class_that_computes_something_else_is_refused() -> None:
             converted(nn.Sequential(norm))
     with pytest.raises(ConversionError, match="has no norm to convert; it holds 1 Linear"):
         converted(nn.Sequential(nn.Linear(4, 4)))
+
+
+def test_a_norm_without_an_epsilon_has_that_of_the_type_it_sums_in() -> None:
+    torch.manual_seed(0)
+    exact = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)).to(torch.bfloat16)
+    x = 0.05 * torch.randn(8, 16, dtype=torch.bfloat16)  # the mean of whose squares is less than bfloat16's epsilon
+    found = []
+    for module in (exact, schemes.build("msln").apply(TrainingSetup(copy.deepcopy(exact))).module):
+        given = x.clone().requires_grad_()
+        module(given).square().sum().backward()
+        assert given.grad is not None
+        found.append(given.grad.float())
+
+    assert (found[1] - found[0]).norm() < 0.02 * found[0].norm()

@@ -17,6 +17,7 @@ from actbench.packing import HostOffload, Identity, SavedTensors
 from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Adaptive, Diagnosed, Facet
+from actbench.scheme.only import parts_of
 from actbench.scheme.packedsaved import with_packed_saved_tensors
 from actbench.scheme.setup import TrainingSetup
 
@@ -153,11 +154,20 @@ class Gact(Scheme):
     def _allocates(self) -> bool:
         return bool(self.setting("compress") and self.setting("auto_prec"))
 
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return the setup with the scheme applied; see :meth:`actbench.scheme.Scheme.apply`.
+
+        Raises:
+            NothingToConvertError: ``widths`` has a type that no layer is of, in the model or the parts of ``only``.
+        """
+        parts = [part for _, part in parts_of(setup.module, self.only)] if self.only else [setup.module]
+        by_type.check(parts, map(by_type.read, self.widths))
+        return super().apply(setup)
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward with hooks on the model.
 
         Raises:
-            NothingToConvertError: The model has no layer of a type of ``widths``.
             ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
                 compiled.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -46,18 +46,16 @@ def read(text: str) -> tuple[str, int]:
     return name, int(bits)
 
 
-def bind(module: nn.Module, widths: Mapping[str, int]) -> None:
-    """Give what layers of these types save bits of their own.
+def check(parts: Sequence[nn.Module], widths: Iterable[tuple[str, int]]) -> None:
+    """Raise a NothingToConvertError if no part of a model has a layer of a type."""
+    for name, _ in widths:
+        if not any(TYPES[name](layer) for part in parts for layer in part.modules()):
+            held = census(nn.ModuleList(parts))
+            raise NothingToConvertError(f"gact: no layer is of the type {name} of widths=; there are {held}")
 
-    Raises:
-        NothingToConvertError: The module has no layer of a type.
-    """
-    found = {name: [layer for layer in module.modules() if TYPES[name](layer)] for name in widths}
-    for name, layers in found.items():
-        if not layers:
-            raise NothingToConvertError(
-                f"gact: {type(module).__name__} has no layer of the type {name} of widths=; it holds {census(module)}"
-            )
-    for name, layers in found.items():
-        for layer in layers:
-            WidthForward(layer, widths[name]).bind()
+
+def bind(module: nn.Module, widths: Mapping[str, int]) -> None:
+    """Give what layers of these types save bits of their own."""
+    for name, bits in widths.items():
+        for layer in [layer for layer in module.modules() if TYPES[name](layer)]:
+            WidthForward(layer, bits).bind()

@@ -145,9 +145,9 @@ def _rms_rstd(x: Tensor, row: int, eps: float) -> Tensor:
 
 
 def epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
-    """Return the number that an RMS norm adds to the mean square."""
+    """Return the number that an RMS norm adds to the mean square; unless given, that of the type torch sums in."""
     found = next((vars(layer)[name] for name in ("eps", "variance_epsilon") if name in vars(layer)), None)
-    return float(torch.finfo(dtype).eps if found is None else found)
+    return float(torch.finfo(wide(dtype)).eps if found is None else found)
 
 
 def why_not(layer: nn.Module) -> str | None:

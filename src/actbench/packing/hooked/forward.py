@@ -85,9 +85,12 @@ class HookedForward(WrappedForward):
             ConversionError: It packs or offloads its saved tensors already, or is compiled.
         """
         kind = type(module).__name__
-        # a part of a model, such as an activation or a frozen norm, saves what the layers before it need
-        between = not (hooks.whole_model or isinstance(module, nn.Identity) or getattr(module, "p", 1) == 0)
-        if not between and not any(parameter.requires_grad for parameter in module.parameters()):
+        parameters = list(module.parameters())
+        # as parts, activations and frozen norms save what the layers before them need; frozen products do not
+        has_matrix = any(parameter.dim() > 1 for parameter in parameters)
+        idle = isinstance(module, nn.Identity) or getattr(module, "p", 1) == 0
+        between = not (has_matrix or hooks.whole_model or idle)
+        if not between and not any(parameter.requires_grad for parameter in parameters):
             raise NothingToConvertError(
                 f"{scheme}: {kind} has no parameter to train, so nothing is kept for a backward pass"
             )
