@@ -37,7 +37,8 @@ EXAMPLES = {
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
 }
-SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "channels_last"]  # no text model has it
+OF_OTHERS = ("channels_last", "liger")  # of pictures, and of Llamas
+SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in OF_OTHERS]
 QUICK = ("exact", "fewbit:3", "checkpoint", "accumulate", "optimizer_offload", "release")
 METER_NAMES = ("cpu", "cuda-16gib")
 LM_ONLY = ("chunked_loss", "division")
