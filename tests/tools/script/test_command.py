@@ -190,8 +190,10 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
         (
             "",
             ("4", "--scheme"),
-            "--scheme after train.py goes to the script; options of actbench stand before it: "
-            "actbench run train.py 4\n",
+            (
+                "--scheme after train.py goes to the script; options of actbench stand before it: "
+                "actbench run train.py 4\n"
+            ),
         ),
         ("", ("--scheme", "--force", "4"), "stand before it: actbench run --force train.py 4\n"),
         ("# --batch-size\n", ("--batch-size", "4"), None),
