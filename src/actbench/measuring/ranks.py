@@ -21,6 +21,7 @@ from actbench.measuring.world import ALONE, World
 from actbench.scheme.axes import DATA
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
+from actbench.scheme.flat import flat_handles
 
 _COLLECTIVES: Final = (
     "all_gather",
@@ -178,10 +179,9 @@ def _flattened(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Siz
     """Yield name, parameter and whole shape of each trained parameter that FSDP1 has put into a flat one."""
     from torch.distributed.fsdp._common_utils import clean_tensor_name
 
-    handles = [handle for part in module.modules() if (handle := getattr(part, "_handle", None)) is not None]
     shapes = {
         id(parameter): shape
-        for handle in handles
+        for handle in flat_handles(module)
         for parameter, shape in zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
     }
     for name, parameter in module.named_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -75,7 +76,8 @@ class SimulatedMeter(Meter):
             return
         self._is_active = True
         try:
-            with self._mode, self.operators():
+            with warnings.catch_warnings(), self._mode, self.operators():
+                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # FSDP1 does
                 yield
         finally:
             self._is_active = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -203,6 +204,23 @@ def test_what_flat_parameters_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConversionError, match=reason):
         read(even(), spec, WIDTH, optimizer)
+
+
+@pytest.mark.parametrize("spec", ["fsdp:2", "fsdp1:2"])
+def test_a_block_may_have_names_that_torch_has(spec: str) -> None:
+    net = even()
+    net[0]._handle = 3
+
+    assert read(net, spec, WIDTH, torch.optim.SGD) == read(even(), spec, WIDTH, torch.optim.SGD)
+
+
+def test_warnings_of_the_process_stay_as_they_were() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        before = list(warnings.filters)
+        read(even(), "fsdp1:2", WIDTH, torch.optim.SGD)
+
+        assert warnings.filters == before
+    assert [str(each.message) for each in shown if "FakeTensor" in str(each.message)] == []
 
 
 def test_parts_of_layers_are_not_flattened() -> None:

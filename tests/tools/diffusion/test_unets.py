@@ -101,6 +101,25 @@ def test_eager_attention_keeps_its_scores() -> None:
         ("sd-1.5-unet@block_out_chanels=32/64", {}, "did you mean block_out_channels"),
         ("sd-1.5-unet@block_out_channels=32/64", {}, "cannot be built: Must provide the same number"),
         ("sd-1.5-unet@layers_per_block=x", {}, "cannot be built"),
+        (f"{SD},out_channels=8", {}, "out_channels=8: latents get .* and have 4: give 4 or less"),
+        (f"{SD},out_channels=0", {}, "out_channels=0: batches are made for one whole number"),
+        (
+            "sd-1.5-unet@cross_attention_dim=32/32/32/32",
+            {},
+            "cross_attention_dim=.*: batches are made for one whole number",
+        ),
+        (f"{SD},class_embed_type=timestep", {}, "class_embed_type=timestep: .* labels of classes, .*: leave"),
+        (f"{SD},num_class_embeds=10", {}, "num_class_embeds=10: this needs labels of classes"),
+        (f"{SD},class_embeddings_concat=true", {}, "class_embeddings_concat=True: this needs labels of classes"),
+        (f"{SD},encoder_hid_dim=16", {}, "encoder_hid_dim=16: this needs prompts of another width"),
+        (f"{SD},dual_cross_attention=true", {}, "dual_cross_attention=True: this needs two prompts"),
+        (f"{SD},addition_embed_type=image", {}, "addition_embed_type=image: batches have no images"),
+        (
+            "sd-1.5-unet@addition_embed_type=text,cross_attention_dim=96",
+            {},
+            "cross_attention_dim=96: .* multiple of its 64 heads",
+        ),
+        (f"{SDXL},addition_time_embed_dim=128", {}, "is 2048: give projection_class_embeddings_input_dim=2048"),
         ("sd-1.5-unet", {"image_size": 100}, "needs multiples of 8 px"),
         ("sd-1.5-unet", {"task": "causal-lm"}, "does text-to-image"),
         ("sd-1.5-unet", {"weights": "pretrained"}, "no pretrained weights"),
@@ -110,6 +129,20 @@ def test_eager_attention_keeps_its_scores() -> None:
 def test_what_is_impossible_is_refused(model: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         workloads.load_workload(case(model, **options)).setup(materialize=False, seed=0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        f"{SD},addition_embed_type=text",
+        f"{SDXL},addition_time_embed_dim=128,projection_class_embeddings_input_dim=2048",
+    ],
+)
+def test_what_is_added_to_the_embedding_of_the_timestep_may_change(model: str) -> None:
+    workload = workloads.load_workload(case(model))
+    setup = workload.setup(materialize=True, seed=0)
+
+    assert setup.loss(setup.module, workload.batch(1, seed=0)).isfinite()
 
 
 def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

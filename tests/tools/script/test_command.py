@@ -187,6 +187,15 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
             ),
         ),
         ("", ("--force", "4"), "stand before it: actbench run --force train.py 4"),
+        (
+            "",
+            ("4", "--scheme"),
+            (
+                "--scheme after train.py goes to the script; options of actbench stand before it: "
+                "actbench run train.py 4\n"
+            ),
+        ),
+        ("", ("--scheme", "--force", "4"), "stand before it: actbench run --force train.py 4\n"),
         ("# --batch-size\n", ("--batch-size", "4"), None),
         ("def train(batch_size=4): ...\n", ("--batch-size", "4"), None),
         ("", ("--lr", "3", "-s", "x"), None),
@@ -202,6 +211,14 @@ def test_options_of_actbench_behind_a_script_that_does_not_know_them_are_told(
     assert ("stand before it" in ended.err) == (behind is not None)
     assert (behind or "") in ended.err
     assert f"epoch 1 {list(arguments)}" in ended.out
+
+
+def test_options_stand_before_the_dashes_that_end_them(cli: Any, train: Path) -> None:
+    told = cli("run", "--gpus", "1", "--", "train.py", "--force", "--lr", "3")
+    compared = cli("run", "--", "train.py", "--lr", "3")
+
+    assert "stand before it: actbench run --gpus 1 --force train.py --lr 3\n" in told.err
+    assert "what each saves and costs: actbench run --scheme NAME train.py --lr 3\n" in compared.out
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from actbench.ops.simulation import plain_tensors
+from actbench.scheme.flat import flat_handles
 from actbench.scheme.setup import TrainStep
 from actbench.scheme.wrapped import HoldsGradients
 
@@ -82,8 +83,7 @@ def own_weights(module: nn.Module) -> list[Tensor]:
     if fsdp is None or not isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
         return []
     held = [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
-    handles = [getattr(part, "_handle", None) for part in module.modules()]  # of FSDP1, each with one flat parameter
-    whole = [getattr(handle.flat_param, "_full_param_padded", None) for handle in handles if handle is not None]
+    whole = [getattr(handle.flat_param, "_full_param_padded", None) for handle in flat_handles(module)]
     return held + [flat for flat in whole if flat is not None and flat.untyped_storage().nbytes()]
 
 

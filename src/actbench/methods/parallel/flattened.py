@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from torch import nn, optim
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
-from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp.api import BackwardPrefetch
 from torch.distributed.fsdp.wrap import CustomPolicy
 
@@ -17,6 +16,7 @@ from actbench.errors import ConversionError
 from actbench.methods.formats.optim.shardoptimizer import refuse_unshared
 from actbench.methods.parallel.sharded import leave_gathered, refuse_probing
 from actbench.packing.hooked import HookedForward
+from actbench.scheme.flat import flat_handles
 from actbench.simulator.fake import mode_of
 
 
@@ -63,17 +63,11 @@ def flattened(
     except (NotImplementedError, ValueError) as error:
         raise ConversionError(f"FSDP1 cannot flatten parameters of {type(module).__name__}: {error}") from error
     if mode is not None:  # torch compares addresses, which fake tensors do not have: no parameter was moved
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        for handle in _handles(whole):
+        for handle in flat_handles(whole):
             handle._skip_writeback_check = True
     if bound is not None:
         leave_gathered(bound.hooks.packer, list(chosen))
     return whole
-
-
-def _handles(module: nn.Module) -> Iterator[FlatParamHandle]:
-    parts = (part._handle for part in FullyShardedDataParallel.fsdp_modules(module))
-    return (handle for handle in parts if handle is not None)  # none for what has no parameters
 
 
 def on_pieces(make: Callable[[nn.Module], optim.Optimizer], who: str) -> Callable[[nn.Module], optim.Optimizer]:

@@ -65,9 +65,16 @@ class FullySharded(DataParallel):
         half = _HALVES[self.mixed]
         return {"param_dtype": half, "reduce_dtype": half if self.reduce == "same" else torch.float32}
 
-    def _refuse_mixing_twice(self, setup: TrainingSetup) -> None:
+    def _units(self, setup: TrainingSetup, kind: Literal["FSDP1", "FSDP2"]) -> list[nn.Module]:
+        """Return the blocks of the model, or raise a ConversionError where it cannot be shared out by ``kind``."""
+        refuse_untrained(self.name, setup.module)
+        if setup.limits.unsharded:
+            raise ConversionError(f"{self.spec} ({kind}) does not go with {setup.limits.unsharded}")
         if self.mixed != "none" and setup.precision.autocast is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
+        units = [unit for _, unit in blocks(setup.module) or repeated(setup.module)]
+        refuse_compiled_around(setup.module, units, f"{self.spec} ({kind})")
+        return units
 
     def _divided(self, setup: TrainingSetup, module: nn.Module, units: list[nn.Module], kept: str) -> TrainingSetup:
         """Return the setup with ``module``, whose site names the units' classes."""
@@ -140,14 +147,7 @@ class Fsdp(FullySharded):
 
         from actbench.methods.parallel.sharded import ShardedModel, on_local_shards
 
-        module = setup.module
-        refuse_untrained(self.name, module)
-        if setup.limits.unsharded:
-            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.limits.unsharded}")
-        self._refuse_mixing_twice(setup)
-        mesh = self._mesh(setup)
-        units = [unit for _, unit in blocks(module) or repeated(module)]
-        refuse_compiled_around(module, units, f"{self.spec} (FSDP2)")
+        module, units, mesh = setup.module, self._units(setup, "FSDP2"), self._mesh(setup)
         policy, offload = MixedPrecisionPolicy(**self._types), self.cpu_offload
         divided = self._divided(setup, module, units, "shares")  # FSDP2 makes new classes of modules
         ShardedModel(module, units, mesh, reshard=self.reshard, policy=policy, cpu_offload=offload)

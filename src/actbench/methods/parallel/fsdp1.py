@@ -5,9 +5,6 @@ from typing import ClassVar, Literal
 
 from actbench.errors import ConversionError
 from actbench.methods.parallel.fsdp import FullySharded
-from actbench.packing.blocks import blocks, repeated
-from actbench.packing.refusals import refuse_compiled_around
-from actbench.scheme.base import refuse_untrained
 from actbench.scheme.card import Card
 from actbench.scheme.setup import TrainingSetup
 
@@ -56,18 +53,12 @@ class Fsdp1(FullySharded):
 
         from actbench.methods.parallel.flattened import flattened, on_pieces  # imports as much as all of torch
 
-        module = setup.module
-        refuse_untrained(self.name, module)
-        if setup.limits.unsharded:
-            raise ConversionError(f"{self.spec} (FSDP1) does not go with {setup.limits.unsharded}")
+        units = self._units(setup, "FSDP1")
         if setup.processes.mesh is not None and setup.processes.mesh.ndim > 1:
             raise ConversionError(f"{self.spec} does not go with tensor parallelism: take fsdp, which is FSDP2")
-        self._refuse_mixing_twice(setup)
-        units = [unit for _, unit in blocks(module) or repeated(module)]
-        refuse_compiled_around(module, units, f"{self.spec} (FSDP1)")
         orders = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
         whole = flattened(
-            module,
+            setup.module,
             units,
             self._mesh(setup),
             precision=MixedPrecision(**self._types) if self._types else None,

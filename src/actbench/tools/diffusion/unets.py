@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import torch
@@ -28,6 +29,16 @@ _PIXELS = 8  # of an image, in each direction, in one latent of the autoencoder
 _STEPS = 1000  # of the noise schedule, whose square roots of beta go evenly from the first to the last
 _FIRST_BETA, _LAST_BETA = 0.00085, 0.012
 _POOLED, _TIME_IDS = 1280, 6  # SDXL's own inputs: the second text encoder's summary; sizes and crops of the image
+_CLASSES = "labels of classes"
+_ABSENT: Final = {
+    "class_embed_type": _CLASSES,
+    "class_embeddings_concat": _CLASSES,
+    "dual_cross_attention": "two prompts",
+    "encoder_hid_dim": "prompts of another width than cross_attention_dim",
+    "encoder_hid_dim_type": "prompts of another width than cross_attention_dim, or images",
+    "num_class_embeds": _CLASSES,
+}
+"""What batches lack that a U-Net with other values than the defaults for these keys computes with."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,8 @@ class DiffusionWorkload(base.Workload):
     no effect: a prompt has 77 tokens.
 
     Raises:
-        ModelError: diffusers is missing, a change is impossible, the image size is no multiple of 8 px, or the case
-            asks for another task or published weights.
+        ModelError: diffusers is missing, a change is impossible or needs inputs that batches lack, the image size is no
+            multiple of 8 px, or the case asks for another task or published weights.
     """
 
     def __init__(self, unet: UNet, changes: Mapping[str, Any], case: Case) -> None:
@@ -102,6 +113,8 @@ class DiffusionWorkload(base.Workload):
         default = {name: each.default for name, each in inspect.signature(make.__init__).parameters.items()}
         del default["self"]
         self.config = {**default, **unet.config, **_checked(changes, default, case.model)}
+        for key, why in chain(_unserved(self.config, default), _unserved_additions(self.config)):
+            raise ModelError(f"model {case.model!r}: {key}={self.config[key]}: {why}")  # the first of them
         self._make = make
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
@@ -121,7 +134,7 @@ class DiffusionWorkload(base.Workload):
         """Make latents with noise, and the noise.
 
         Returns:
-            ``noisy_latents (batch_size, channels, height / 8, width / 8)``, ``noise`` of its shape or with
+            ``noisy_latents (batch_size, in_channels, height / 8, width / 8)``, ``noise`` of its shape but with
             ``out_channels``, and ``encoder_hidden_states (batch_size, 77, cross_attention_dim)``, all of the case's
             type; ``timesteps (batch_size,)`` int64. For SDXL also ``text_embeds (batch_size, 1280)`` of the case's type
             and ``time_ids (batch_size, 6)``, float32.
@@ -191,6 +204,31 @@ def _checked(changes: Mapping[str, Any], default: Mapping[str, Any], spec: str) 
             hint = f"did you mean {' or '.join(close)}?" if close else "diffusers documents its keys"
             raise ModelError(f"model {spec!r}: a UNet2DConditionModel has no key {key!r}; {hint}")
     return {key: _listed(value) if isinstance(value, str) else value for key, value in changes.items()}
+
+
+def _unserved(config: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keys of a config that batches do not serve, and why. What comes after the first may be wrong."""
+    for key in ("in_channels", "out_channels", "cross_attention_dim"):
+        if not isinstance(config[key], int) or config[key] < 1:
+            yield key, "batches are made for one whole number of at least 1"
+    if config["out_channels"] > (channels := config["in_channels"]):
+        yield "out_channels", f"latents get as many channels of noise, and have {channels}: give {channels} or less"
+    for key, lacking in _ABSENT.items():
+        if config[key] != default[key]:
+            yield key, f"this needs {lacking}, which batches do not have: leave {key} out"
+
+
+def _unserved_additions(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keys that batches do not serve of what the U-Net adds to the embedding of the timestep, and why."""
+    added, heads = config["addition_embed_type"], config["addition_embed_type_num_heads"]
+    if added not in (None, "text", "text_time"):
+        yield "addition_embed_type", "batches have no images as conditions: take text or text_time, or leave it out"
+    if added == "text" and config["cross_attention_dim"] % heads:
+        yield "cross_attention_dim", f"addition_embed_type=text needs a multiple of its {heads} heads"
+    if added == "text_time" and isinstance(width := config["addition_time_embed_dim"], int):
+        wide = _POOLED + _TIME_IDS * width
+        if config[key := "projection_class_embeddings_input_dim"] != wide:
+            yield key, f"{_POOLED} + {_TIME_IDS} * addition_time_embed_dim is {wide}: give {key}={wide}"
 
 
 def _listed(text: str) -> Any:

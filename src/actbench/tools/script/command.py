@@ -133,7 +133,7 @@ def run_script(
     check_script(script)
     own = {name: not getattr(each, "is_flag", False) for each in context.command.params for name in each.opts}
     if behind := misplaced(script, own):
-        names = list(dict.fromkeys(behind.values()))
+        names = list(dict.fromkeys(script.arguments[place].partition("=")[0] for place in behind))
         remark(
             f"actbench: {' and '.join(names)} after {target} {'goes' if len(names) == 1 else 'go'} to the script; "
             f"options of actbench stand before it: {with_options(sys.argv[1:], script, (), behind)}"

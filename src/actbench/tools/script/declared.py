@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actbench.errors import UsageError
@@ -47,37 +47,46 @@ def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
     _parse(file, f"-m {target}" if script.is_module else target)
 
 
-def misplaced(script: Script, options: Mapping[str, bool]) -> dict[int, str]:
-    """Return the places of actbench's options, and of their values, in a script's arguments.
+def misplaced(script: Script, options: Mapping[str, bool]) -> dict[int, tuple[str, ...]]:
+    """Return the words of actbench's options, with their values, by the option's place in a script's arguments.
 
     ``options`` says of each of actbench's options, such as ``--device-profile``, whether it takes a value. An option
-    counts as the script's own if its file has the name, as text or as a variable. Each place has its option's name.
+    counts as the script's own if its file has the name, as text or as a variable. One that lacks its value has no
+    words.
     """
     given = script.arguments
     names = [text.partition("=")[0] for text in given]
     found = [place for place, name in enumerate(names) if name.startswith("--") and name in options]
     source = read_bytes(Path(script.file), MOST_BYTES).decode(errors="replace") if found and script.file else ""
-    words = source.replace("_", "-")
-    places: dict[int, str] = {}
+    variables = source.replace("_", "-")
+    places: dict[int, tuple[str, ...]] = {}
     for place in found:
         name = names[place]
-        if not re.search(rf"\b{re.escape(name.strip('-'))}\b", words):
-            takes_next = options[name] and name == given[place] and place + 1 < len(given)
-            places |= dict.fromkeys((place, place + 1) if takes_next else (place,), name)
+        if not re.search(rf"\b{re.escape(name.strip('-'))}\b", variables):
+            takes_next = options[name] and name == given[place]
+            words = given[place : place + 1 + takes_next]
+            is_whole = not takes_next or (len(words) > 1 and not words[1].startswith("--"))
+            places[place] = words if is_whole else ()
     return places
 
 
-def with_options(typed: Sequence[str], script: Script, more: Sequence[str], moved: Collection[int] = ()) -> str:
-    """Return a command with more options before the script, among them those arguments of the script that are moved.
+def with_options(
+    typed: Sequence[str], script: Script, more: Sequence[str], moved: Mapping[int, Sequence[str]] | None = None
+) -> str:
+    """Return a command with more options before the script, among them those that stand in the script's arguments.
 
-    ``typed`` are the words of the command after ``actbench``; ``moved`` are places in the script's arguments.
+    ``typed`` are the words of the command after ``actbench``; ``moved`` are those of :func:`misplaced`. One without
+    words is left out.
     """
     end = len(typed) - len(script.arguments)
     begin = end - (2 if typed[end - 2] in ("-m", "--module") else 1)
-    arguments = dict(enumerate(script.arguments))
-    front = [text for place, text in arguments.items() if place in moved]
-    behind = [text for place, text in arguments.items() if place not in moved]
-    return shlex.join(["actbench", *typed[:begin], *more, *front, *typed[begin:end], *behind])
+    front, moved = typed[:begin], moved or {}
+    if front[-1] == "--":  # what comes after it is no option
+        front = front[:-1]
+    gone = {place + step for place, words in moved.items() for step in range(len(words) or 1)}
+    behind = [text for place, text in enumerate(script.arguments) if place not in gone]
+    options = [word for words in moved.values() for word in words]
+    return shlex.join(["actbench", *front, *more, *options, *typed[begin:end], *behind])
 
 
 def _why_no_module(name: str) -> str:
