@@ -298,18 +298,31 @@ def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_p
     assert "checkpoint on block 0, lora:16, adamw-fused: a loop of your own" in ended.out
 
 
+def end_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time be over once so many simulations have begun."""
+    begun = []
+
+    def ends(run: simulations.Simulations) -> bool:
+        begun.append(1)
+        run.over = len(begun) > count
+        return not run.over
+
+    monkeypatch.setattr(simulations.Simulations, "_in_time", ends)
+
+
+def test_an_answer_from_some_of_the_simulations_says_so_first(cli, log, tmp_path, monkeypatch) -> None:
+    end_after(3, monkeypatch)
+
+    ended = cli(*STEP, "-j", "1", "--memory-limit", "20GiB", "-o", tmp_path)
+
+    assert ended.status == 0
+    assert ended.out.startswith("The time of --budget ended before all plans were simulated")
+
+
 @pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the survey"])
 @pytest.mark.slow
 def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
-    begun = []
-    in_time = simulations.Simulations._in_time
-
-    def ends(run: simulations.Simulations) -> bool:
-        run.over = run.over or len(begun) >= began
-        begun.append(1)
-        return in_time(run)
-
-    monkeypatch.setattr(simulations.Simulations, "_in_time", ends)
+    end_after(began, monkeypatch)
     words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)
 
     ended = cli(*words)

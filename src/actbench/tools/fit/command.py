@@ -172,7 +172,7 @@ def fit(
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
     chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
-    tables[0] = replace(tables[0], code=pieces_of(chosen))
+    tables[0] = replace(tables[0], lead=(*_cut_short(found), *tables[0].lead), code=pieces_of(chosen))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
@@ -200,6 +200,12 @@ def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None
         print(f"\n# {heading}\n{text}", file=readers(exports))
 
 
+def _cut_short(found: Fit) -> tuple[str, ...]:
+    """Return the sentence that stands before an answer from only some of the simulations."""
+    said = "The time of --budget ended before all plans were simulated, so faster ones may be missing; the same command"
+    return (f"{said} goes on from there.",) if found.is_over and found.is_possible else ()
+
+
 def _verdict(found: Fit) -> str:
     from actbench.tools.fit.answer import impossible
 
@@ -217,5 +223,3 @@ def _remarks(found: Fit, *, verbose: bool) -> None:
         remark(why)
     for why in found.kept:
         remark(why)
-    if found.is_over and found.is_possible:
-        remark("the time of --budget ended before all plans were simulated; the same command goes on from there")
