@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, NanoChatConfig, Qwen3Config
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
@@ -96,7 +96,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["liger+checkpoint", "liger+gact:L1.1,only=Linear", "liger+lora:4,target=q_proj/v_proj", "liger+fewbit:4"]
+    "spec", ["liger+checkpoint", "liger+gact:L1.1,only=Linear", "liger+lora:4,target=q_proj/v_proj"]
 )
 def test_it_goes_with(spec: str) -> None:
     exact = built()
@@ -188,6 +188,21 @@ def test_queries_and_keys_are_turned_in_place_and_so_are_their_gradients() -> No
     first, second = made.detach().view(2, 5, 3, 8).transpose(1, 2).chunk(2, -1)
     x = torch.cat((first, second), -1)
     torch.testing.assert_close(turned, x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1))
+
+
+@pytest.mark.parametrize("norm", [None, nn.RMSNorm(32)])
+def test_another_rotary_embedding_of_the_same_name_is_left(norm: nn.Module | None) -> None:
+    """NanoChat turns the other way, by a function with the instructions of Llama's."""
+    exact: Any = built(NanoChatConfig, pad_token_id=0)
+    if norm is None:
+        with pytest.raises(NothingToConvertError, match="no gated MLP or rotary embedding"):
+            converted(exact)
+        return
+    exact.model.norm = norm
+    ids = torch.arange(12).view(2, 6)
+
+    assert torch.equal(converted(exact)(ids).logits, exact(ids).logits)
+    assert_alike(gradients(converted(exact)), gradients(exact))
 
 
 def test_what_was_saved_before_it_is_overwritten_is_an_error() -> None:

@@ -161,6 +161,11 @@ class Rotary(torch.autograd.Function):
         return _rotated(to_q, cos, sin, back=True), _rotated(to_k, cos, sin, back=True), None, None
 
 
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return heads, (batch, heads, positions, width), turned by their positions, in memory of their own."""
+    return _rotated(x.clone(), cos, sin)
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
     """Return heads turned by their positions, or turned back; in place if they lie in memory as a linear layer's."""
     at = x.transpose(1, 2).contiguous()  # (batch, positions, heads, width); the same memory, or a copy
