@@ -1,8 +1,9 @@
-"""Liger's norms, gated MLPs and rotary embeddings: gradients, bytes, and what is written in place."""
+"""Liger's norms, gated MLPs and rotary embeddings in models: gradients, bytes, and what is refused."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import os
 import pickle
@@ -14,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import AutoModelForCausalLM, LlamaConfig, NanoChatConfig, Qwen3Config
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
 from actbench.measuring.bench import measure
-from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainingSetup
 from actbench.testing import check_scheme
@@ -96,7 +96,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["liger+checkpoint", "liger+gact:L1.1,only=Linear", "liger+lora:4,target=q_proj/v_proj", "liger+fewbit:4"]
+    "spec", ["liger+checkpoint", "liger+gact:L1.1,only=Linear", "liger+lora:4,target=q_proj/v_proj"]
 )
 def test_it_goes_with(spec: str) -> None:
     exact = built()
@@ -130,74 +130,29 @@ def test_bytes_of_each_layer_are_those_of_the_kernels() -> None:
     assert norm.bytes_before - norm.bytes_after == 4 * rows * width  # the normalised input, for the weight's gradient
 
 
-def spied(x: Tensor, apply: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether the gradient that the function got is the memory of the one that it returned."""
-    places: list[int] = []
-    x.register_hook(lambda gradient: places.append(gradient.data_ptr()))
-    y = apply(x)
-    y.grad_fn.register_prehook(lambda given: places.append(given[0].data_ptr()))
-    rest(y).sum().backward()
-    return places[0] == places[1]
+@pytest.mark.parametrize("norm", [None, nn.RMSNorm(32)])
+def test_another_rotary_embedding_of_the_same_name_is_left(norm: nn.Module | None) -> None:
+    """NanoChat turns the other way, by a function with the instructions of Llama's."""
+    exact: Any = built(NanoChatConfig, pad_token_id=0)
+    if norm is None:
+        with pytest.raises(NothingToConvertError, match="no gated MLP or rotary embedding"):
+            converted(exact)
+        return
+    exact.model.norm = norm
+    ids = torch.arange(12).view(2, 6)
+
+    assert torch.equal(converted(exact)(ids).logits, exact(ids).logits)
+    assert_alike(gradients(converted(exact)), gradients(exact))
 
 
-def normed(x: Tensor) -> Tensor:
-    return RmsNorm.apply(x, torch.ones(4), 1e-6, lambda x: F.rms_norm(x, (4,), eps=1e-6))
+def test_torchs_selective_checkpointing_may_keep_queries_and_keys() -> None:
+    exact: Any = built(use_cache=False)
+    model: Any = converted(exact)
+    kept = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    for layer in model.model.layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, context_fn=kept)
 
-
-@pytest.mark.parametrize(
-    ("rest", "in_place"),
-    [
-        (nn.Linear(4, 4), True),
-        (lambda y: nn.Linear(4, 4)(y.view(-1, 4)), True),
-        (lambda y: y, False),  # an expanded gradient
-    ],
-)
-def test_a_gradient_is_overwritten_if_nobody_else_reads_it(rest: Any, in_place: bool) -> None:
-    x = torch.randn(2, 3, 4, requires_grad=True)
-
-    assert spied(x * 2, normed, rest) == in_place
-
-
-def test_a_gradient_that_a_residual_path_or_a_hook_reads_is_not() -> None:
-    layer = nn.Linear(4, 4)
-
-    def run(norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
-        x = torch.randn(2, 3, 4, requires_grad=True)
-        kept: list[Tensor] = []
-        residual = x * 2
-        y = norm(residual)
-        y.register_hook(kept.append)
-        layer(torch.tanh(residual + y)).square().sum().backward()
-        assert x.grad is not None
-        return x.grad, kept[0]
-
-    torch.testing.assert_close(run(normed), run(lambda x: F.rms_norm(x, (4,), eps=1e-6)))
-
-
-def test_queries_and_keys_are_turned_in_place_and_so_are_their_gradients() -> None:
-    torch.manual_seed(0)
-    cos, sin = (each(torch.randn(1, 5, 4)).repeat(1, 1, 2) for each in (torch.cos, torch.sin))
-    made = torch.randn(2, 5, 3 * 8, requires_grad=True)
-    flat = made * 1
-    q = flat.view(2, 5, 3, 8).transpose(1, 2)
-    k = (made * 2)[..., :16].view(2, 5, 2, 8).transpose(1, 2)
-    turned, _ = Rotary.apply(q, k, cos, sin)
-
-    assert turned.data_ptr() == flat.data_ptr()
-    first, second = made.detach().view(2, 5, 3, 8).transpose(1, 2).chunk(2, -1)
-    x = torch.cat((first, second), -1)
-    torch.testing.assert_close(turned, x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1))
-
-
-def test_what_was_saved_before_it_is_overwritten_is_an_error() -> None:
-    gate = torch.randn(3, 4, requires_grad=True) * 1
-    other = gate.square()
-    product = SiluMul.apply(gate, torch.randn(3, 4, requires_grad=True) * 1)
-    product.sum().backward()
-
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        other.sum().backward()
+    assert_alike(gradients(model), gradients(exact))
 
 
 def test_second_derivatives_are_refused() -> None:
@@ -253,8 +208,9 @@ BESIDE_TORCH = """
 import sys
 sys.path.insert(0, {folder!r})
 import torch
-from test_liger import built, converted, gradients
-from actbench.methods.liger import forwards, functions
+from test_liger import built, converted, gradients, strided_norms
+from actbench.methods.liger import functions
+from triton import language as tl
 
 class Number(float):
     # the interpreter gives kernels plain numbers, where compiled ones get scalars of Triton
@@ -263,21 +219,42 @@ class Number(float):
 
 ran, own = [], functions.kernels
 own("swiglu").float = Number
-forwards.FusedNorm.__call__ = lambda self, x: self.inner(self.module, x)  # its kernel calls what is on CUDA alone
+norm = own("rms_norm")
+norm.rsqrt = lambda x: 1 / tl.sqrt(x)  # Liger's own is on CUDA alone
+forward, backward = norm.rms_norm_forward, norm.rms_norm_backward
+norm.rms_norm_forward = lambda x, w, eps, offset, *more: forward(x, w, Number(eps), Number(offset), *more)
+norm.rms_norm_backward = lambda dy, x, w, rstd, offset, *more: backward(dy, x, w, rstd, Number(offset), *more)
 functions.kernels = lambda name: ran.append(name) or own(name)
+
+def assert_alike(found, exact):
+    off = [(each - other).norm() / other.norm() for each, other in zip(found, exact, strict=True)]
+    assert max(off) < 1e-5, off
+
 exact = built()
-off = [(each - other).norm() / other.norm()
-       for each, other in zip(gradients(converted(exact)).values(), gradients(exact).values(), strict=True)]
-assert max(off) < 1e-5, max(off)
-assert {{"rope", "swiglu"}} <= set(ran), ran
+assert_alike(gradients(converted(exact)).values(), gradients(exact).values())
+layer = torch.nn.Sequential(torch.nn.RMSNorm(8, eps=1e-6))
+assert_alike(strided_norms(converted(layer)), strided_norms(layer))
+assert {{"rms_norm", "rope", "swiglu"}} <= set(ran), ran
 print("alike")
 """
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("liger_kernel", "triton"))
 
 
+def strided_norms(norm: Any) -> list[Tensor]:
+    """Return gradients of norms that get a transposed input, a transposed gradient, and an expanded one."""
+    noise = torch.Generator().manual_seed(0)
+    x, by = torch.randn(1, 8, 3, generator=noise, requires_grad=True), torch.randn(1, 8, 3, generator=noise)
+    uses: list[Callable[[], Tensor]] = [
+        lambda: norm(x.transpose(1, 2)) * by.transpose(1, 2).contiguous(),
+        lambda: norm(x.view(1, 3, 8)).transpose(1, 2) * by,
+        lambda: norm(x.view(1, 3, 8)),
+    ]
+    return [each for use in uses for each in torch.autograd.grad(use().sum(), [x, *norm.parameters()])]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="liger-kernel and triton are not installed")
-def test_the_kernels_of_mlps_and_rotary_embeddings_give_the_same_gradients() -> None:
+def test_the_kernels_give_the_same_gradients() -> None:
     """By triton's interpreter, in a process of its own."""
     code = BESIDE_TORCH.format(folder=os.path.dirname(__file__))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul
+from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul, turned
 from actbench.methods.msln.outputnorm import epsilon, is_norm
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
@@ -75,9 +77,31 @@ def _with_rotary(forward: Any) -> Callable[..., Any]:
 
 def _rotary(exact: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
     trained = torch.is_grad_enabled() and q.requires_grad and k.requires_grad
-    if trained and unsqueeze_dim == 1 and q.dtype == k.dtype == cos.dtype == sin.dtype:
+    alike = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == k.shape[-1] == cos.shape[-1]
+    if trained and alike and unsqueeze_dim == 1 and cos.dim() == 3:
         return Rotary.apply(q, k, cos, sin)
     return exact(q, k, cos, sin, unsqueeze_dim)
+
+
+@functools.cache
+def _turns(rotary: Callable[..., Any]) -> bool:
+    """Return whether a function gives the bits that :class:`Rotary` gives, in float32 and bfloat16."""
+    if [*inspect.signature(rotary).parameters] != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
+        return False
+    noise = torch.Generator().manual_seed(0)
+    with unset_fake_temporarily(), torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            # 2 sequences, 4 heads and 2, 3 positions; the halves of cosines and sines differ
+            shapes = (2, 4, 3, 8), (2, 2, 3, 8), (2, 3, 8), (2, 3, 8)
+            q, k, cos, sin = (torch.randn(shape, generator=noise, device="cpu").to(dtype) for shape in shapes)
+            try:
+                found = rotary(q.clone(), k.clone(), cos, sin)
+                alike = [torch.equal(y, turned(x, cos, sin)) for y, x in zip(found, (q, k), strict=True)]
+            except Exception:  # the function is not ours: if it fails, it turns otherwise
+                return False
+            if not all(alike):
+                return False
+    return True
 
 
 def fused(module: nn.Module) -> ReboundForward | None:
@@ -89,8 +113,8 @@ def fused(module: nn.Module) -> ReboundForward | None:
         return FusedNorm(module) if is_norm(module) else None
     if _does(forward, _gated) and _is_silu(vars(module)["_modules"].get("act_fn", getattr(module, "act_fn", None))):
         return FusedMlp(module)
-    turned = getattr(forward, "__globals__", {}).get(_ROTARY) if _ROTARY in _names(forward) else None
-    return FusedRotary(module) if turned is not None and _does(turned, apply_rotary_pos_emb) else None
+    rotary = getattr(forward, "__globals__", {}).get(_ROTARY) if _ROTARY in _names(forward) else None
+    return FusedRotary(module) if rotary is not None and _turns(rotary) else None
 
 
 def _is_silu(activation: Any) -> bool:
@@ -108,25 +132,7 @@ def _does(function: Any, other: Callable[..., Any]) -> bool:
     return None not in codes and len({(code.co_code, code.co_names) for code in codes if code is not None}) == 1
 
 
-# What transformers' models of the Llama family compute, to compare with.
-
-
+# What MLPs of transformers' Llama family compute, to compare with.
 def _gated(self: Any, x: Tensor) -> Any:
     down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
     return down_proj  # noqa: RET504 - the instructions are compared
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    """Return the second half of the last dimension, with its sign changed, and the first."""
-    x1 = x[..., : x.shape[-1] // 2]
-    x2 = x[..., x.shape[-1] // 2 :]
-    return torch.cat((-x2, x1), dim=-1)
-
-
-def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-    """Return queries and keys turned by their positions."""
-    cos = cos.unsqueeze(unsqueeze_dim)
-    sin = sin.unsqueeze(unsqueeze_dim)
-    q_embed = (q * cos) + (rotate_half(q) * sin)
-    k_embed = (k * cos) + (rotate_half(k) * sin)
-    return q_embed, k_embed

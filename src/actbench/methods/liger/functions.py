@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from actbench.errors import MeasurementError
 from actbench.methods.liger.gradients import is_ours
@@ -24,6 +26,8 @@ from actbench.packing.refusals import first_order
 
 _BLOCK = 1 << 15
 """Elements that torch computes at once."""
+_SELECTIVE = _CachingTorchDispatchMode, _CachedTorchDispatchMode
+"""The modes of torch's selective checkpointing, in the forward pass and as it recomputes."""
 
 
 def kernels(name: str) -> Any:
@@ -44,14 +48,17 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, exact: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``exact(x)``, which is computed for some rows at a time, or what the kernel makes of it."""
-        rows = x.reshape(-1, x.shape[-1])
+        """Return ``exact(x)``, which is computed for some rows at a time, or what the kernel makes of it.
+
+        The result has the type of x, as the kernel's has, also where the weight has a wider one.
+        """
+        rows = x.reshape(-1, x.shape[-1]).contiguous()  # the kernel takes the numbers of a row to lie together
         y: Tensor
         ctx.kernel = None
         if runs_triton(x):
             y, rows, rstd, *ctx.kernel = kernels("rms_norm").rms_norm_forward(rows, weight, eps, 0.0, "llama", None)
         else:
-            y = rows.new_empty(rows.shape, dtype=exact(rows[:1]).dtype)
+            y = torch.empty_like(rows)
             rstd = rows.new_empty(len(rows), dtype=wide(x.dtype))
             if isinstance(x, FakeTensor):
                 one_kernel([y, rstd], [rows])
@@ -68,9 +75,9 @@ class RmsNorm(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input and weight; that of the input in place of the given one, if nobody reads it."""
-        ours = is_ours(gradient) and gradient.is_contiguous()
+        ours = is_ours(gradient) or not gradient.is_contiguous()  # which is copied
         x, weight, rstd = ctx.saved_tensors
-        rows, dy = (each.reshape(-1, each.shape[-1]) for each in (x, gradient))
+        rows, dy = (each.reshape(-1, each.shape[-1]).contiguous() for each in (x, gradient))
         needs_weight = weight is not None and ctx.needs_input_grad[1]
         if ctx.kernel is not None:
             block, warps, mode = ctx.kernel
@@ -145,6 +152,8 @@ class Rotary(torch.autograd.Function):
         ctx.by_kernel = runs_triton(q)
         savedtensors.acted(None)
         ctx.save_for_backward(cos, sin)
+        if any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack()):
+            q, k = q.clone(), k.clone()  # a result that torch keeps and gives again is not to be turned
         if ctx.by_kernel:
             return kernels("rope").rope_forward(q, k, cos, sin)[:2]  # type: ignore[no-any-return]
         return _rotated(q.detach(), cos, sin), _rotated(k.detach(), cos, sin)
@@ -155,10 +164,18 @@ class Rotary(torch.autograd.Function):
         """Return the gradients of queries and keys, in place of those given, where nobody else reads them."""
         ours = is_ours(to_q), is_ours(to_k)
         cos, sin = ctx.saved_tensors
-        to_q, to_k = (each if free else each.clone() for each, free in zip((to_q, to_k), ours, strict=True))
+        to_q, to_k = (
+            each if free or not each.transpose(1, 2).is_contiguous() else each.clone()  # others are copied anyway
+            for each, free in zip((to_q, to_k), ours, strict=True)
+        )
         if ctx.by_kernel:
             return *kernels("rope").rope_backward(to_q, to_k, cos, sin), None, None
         return _rotated(to_q, cos, sin, back=True), _rotated(to_k, cos, sin, back=True), None, None
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return heads, (batch, heads, positions, width), turned by their positions, in memory of their own."""
+    return _rotated(x.clone(), cos, sin)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:

@@ -12,31 +12,31 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from actbench.packing.refusals import first_order
 
-_BASE_USES = 2  # of the tensor that a gradient is a view of: by the view, and by Python
-
 
 def is_ours(gradient: Tensor) -> bool:
     """Return whether the backward function that got a gradient is the only one to read it.
 
     Called by that function itself. A gradient that another node, a hook or ``retain_grad`` also holds has more uses
-    than one that torch made for this function.
+    than one that torch made for this function. So has the tensor that it is a view of.
     """
-    uses = _uses(gradient)
+    return _uses(gradient) == _usual(gradient._is_view())
+
+
+def _uses(gradient: Any) -> tuple[int, ...]:
+    """Return the uses of a gradient by torch, of its memory by other tensors than its base, and by Python.
+
+    Those of its base by torch and by Python follow, if it is a view.
+    """
     base = gradient._base
-    alone = base is None or base._use_count() <= _BASE_USES
-    return alone and uses == _usual()
-
-
-def _uses(gradient: Any) -> tuple[int, int, int]:
-    """Return the uses of a gradient by torch, of its memory by other tensors than its base, and by Python."""
     memory = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
-    return gradient._use_count(), memory - (gradient._base is not None), sys.getrefcount(gradient)
+    own = gradient._use_count(), memory - (base is not None), sys.getrefcount(gradient)
+    return own if base is None else (*own, base._use_count(), sys.getrefcount(base))
 
 
 @functools.cache
-def _usual() -> tuple[int, int, int]:
-    """Return the uses of a gradient that nothing else reads."""
-    found: list[tuple[int, int, int]] = []
+def _usual(view: bool) -> tuple[int, ...]:
+    """Return the uses of a gradient that nothing else reads: of a view, or of a tensor that is none."""
+    found: list[tuple[int, ...]] = []
 
     class Reads(torch.autograd.Function):
         @staticmethod
@@ -54,5 +54,6 @@ def _usual() -> tuple[int, int, int]:
 
     with unset_fake_temporarily(), torch.enable_grad():
         x = torch.ones(2, 2, requires_grad=True)
-        torch.autograd.grad((Reads.apply(x) * 3).sum(), x)
+        y = Reads.apply(x)
+        torch.autograd.grad(((y.view(4) if view else y) * 3).sum(), x)
     return found[0]

@@ -31,8 +31,9 @@ class Liger(Scheme):
     are turned in place. So hooks that keep the results of these layers see them overwritten.
     On CUDA Liger's kernels run: ``pip install "actbench[liger]"``. A CPU and a simulation compute the same with torch,
     in the buffers that Liger allocates, without the package: bytes are Liger's, and times are estimates. On a CPU the
-    forward pass is exact to the bit, on CUDA to rounding; gradients equal the plain ones to rounding.
-    Found are RMS norms by what they compute, and MLPs and attention of transformers' Llama family by their code.
+    forward pass is exact to the bit, on CUDA to rounding; gradients equal the plain ones to rounding. A norm returns
+    the type of its input, as the kernel does, also where the weight has a wider one, as under autocast.
+    Found are RMS norms and rotary embeddings by what they compute, and MLPs of the Llama family by their code.
     The loss is ``chunked_loss:liger``.
     Not reproduced: layer norm, GeGLU, and a gradient of a norm's output that is overwritten though others read it.
     """
