@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul, turned
 from actbench.methods.msln.outputnorm import epsilon, is_norm
 from actbench.packing.forwardwrapper import ReboundForward
+from actbench.packing.linearkinds import is_linear
 from actbench.packing.refusals import refuse_compiling
 
 UNCOMPILABLE = ("a model with Liger's functions", "they write into tensors that they got")
@@ -62,6 +63,8 @@ class FusedRotary(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the exact attention returns."""
         module = self.module
+        if not torch.is_grad_enabled():
+            return self.inner(module, *args, **kwargs)
         refuse_compiling(*self.uncompilable)
         return _with_rotary(type(module).forward)(module, *args, **kwargs)
 
@@ -110,15 +113,23 @@ def fused(module: nn.Module) -> ReboundForward | None:
         return None
     forward: Any = type(module).forward
     if isinstance(getattr(module, "weight", None), nn.Parameter) and not isinstance(module, nn.LayerNorm):
-        return FusedNorm(module) if is_norm(module) else None
-    if _does(forward, _gated) and _is_silu(vars(module)["_modules"].get("act_fn", getattr(module, "act_fn", None))):
-        return FusedMlp(module)
+        return FusedNorm(module) if is_norm(module) and module.weight.dim() == 1 else None
+    if _does(forward, _gated) and _is_silu(getattr(module, "act_fn", None)):
+        # gate and up are written over, so that what makes them must not need them again
+        return FusedMlp(module) if _is_product(module.gate_proj) and _is_product(module.up_proj) else None
     rotary = getattr(forward, "__globals__", {}).get(_ROTARY) if _ROTARY in _names(forward) else None
     return FusedRotary(module) if rotary is not None and _turns(rotary) else None
 
 
 def _is_silu(activation: Any) -> bool:
-    return type(activation).__name__ in ("SiLUActivation", "SiLU") or activation is nn.functional.silu
+    kind = type(activation)
+    is_known = (kind.__module__, kind.__name__) == ("transformers.activations", "SiLUActivation")
+    return kind is nn.SiLU or is_known or activation is nn.functional.silu
+
+
+def _is_product(layer: Any) -> bool:
+    """Return whether a layer is linear, or adapts one."""
+    return is_linear(layer) or is_linear(getattr(layer, "base_layer", None))
 
 
 def _names(function: Any) -> tuple[str, ...]:
