@@ -182,7 +182,7 @@ def _flattened(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Siz
     shapes = {
         id(parameter): shape
         for handle in flat_handles(module)
-        for parameter, shape in zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
+        for parameter, shape in zip(handle.flat_param._params or (), handle.flat_param._shapes, strict=True)
     }
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

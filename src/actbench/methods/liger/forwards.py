@@ -112,8 +112,9 @@ def fused(module: nn.Module) -> ReboundForward | None:
     if "forward" in vars(module):
         return None
     forward: Any = type(module).forward
-    if isinstance(getattr(module, "weight", None), nn.Parameter) and not isinstance(module, nn.LayerNorm):
-        return FusedNorm(module) if is_norm(module) and module.weight.dim() == 1 else None
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, nn.Parameter) and not isinstance(module, nn.LayerNorm):
+        return FusedNorm(module) if is_norm(module) and weight.dim() == 1 else None
     if _does(forward, _gated) and _is_silu(getattr(module, "act_fn", None)):
         # gate and up are written over, so that what makes them must not need them again
         return FusedMlp(module) if _is_product(module.gate_proj) and _is_product(module.up_proj) else None
@@ -129,7 +130,7 @@ def _is_silu(activation: Any) -> bool:
 
 def _is_product(layer: Any) -> bool:
     """Return whether a layer is linear, or adapts one."""
-    return is_linear(layer) or is_linear(getattr(layer, "base_layer", None))
+    return is_linear(getattr(layer, "base_layer", layer))
 
 
 def _names(function: Any) -> tuple[str, ...]:
