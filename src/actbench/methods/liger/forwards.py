@@ -130,7 +130,7 @@ def _is_silu(activation: Any) -> bool:
 
 def _is_product(layer: Any) -> bool:
     """Return whether a layer is linear, or adapts one."""
-    return is_linear(getattr(layer, "base_layer", layer))
+    return is_linear(layer) or hasattr(layer, "base_layer")  # as peft names what it adapts, frozen formats too
 
 
 def _names(function: Any) -> tuple[str, ...]:
