@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
@@ -22,6 +22,9 @@ from actbench.scheme.axes import DATA
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
 from actbench.scheme.flat import flat_handles
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 _COLLECTIVES: Final = (
     "all_gather",
@@ -77,8 +80,9 @@ class Ranks(World):
         """Return whole gradients by name, in host memory, where each rank may hold a part."""
         if gradients is None:
             return None
-        if isinstance(module, _flat_model()):
-            return {name: self._joined(gradients.get(each), shape) for name, each, shape in _flattened(module)}
+        if handles := flat_handles(module):
+            flattened = _flattened(module, handles)
+            return {name: self._joined(gradients.get(each), shape) for name, each, shape in flattened}
         return {
             name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
             for name, gradient in _named(gradients, module)
@@ -169,19 +173,13 @@ def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tenso
             yield name, gradients[parameter]
 
 
-def _flat_model() -> type[nn.Module]:
-    from torch.distributed.fsdp import FullyShardedDataParallel  # imports as much as all of torch
-
-    return FullyShardedDataParallel
-
-
-def _flattened(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Size]]:
+def _flattened(module: nn.Module, handles: Iterable[FlatParamHandle]) -> Iterator[tuple[str, nn.Parameter, torch.Size]]:
     """Yield name, parameter and whole shape of each trained parameter that FSDP1 has put into a flat one."""
     from torch.distributed.fsdp._common_utils import clean_tensor_name
 
     shapes = {
         id(parameter): shape
-        for handle in flat_handles(module)
+        for handle in handles
         for parameter, shape in zip(handle.flat_param._params or (), handle.flat_param._shapes, strict=True)
     }
     for name, parameter in module.named_parameters():

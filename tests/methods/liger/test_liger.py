@@ -181,10 +181,11 @@ def test_on_cuda_the_package_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         converted(built())
 
 
-def test_a_cpu_and_a_simulation_agree_on_the_peak() -> None:
+@pytest.mark.parametrize("scheme", ["liger", "chunked_loss:liger"])
+def test_a_cpu_and_a_simulation_agree_on_the_peak(scheme: str) -> None:
     case = Case(
         model="tiny-llama",
-        scheme="liger",
+        scheme=scheme,
         batch_size=4,
         sequence_length=64,
         meter="cpu",
