@@ -44,7 +44,9 @@ def test_the_simulation_knows_the_bytes(scheme: str) -> None:
 
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes"):
         assert getattr(simulated, name) == getattr(real, name), name
-    assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=1e-4)
+    # without instructions for bfloat16, oneDNN sums a product in float32: at most that of a gated MLP's 32 rows
+    sums = 4 * 32 * 256 + 128 if simulated.approximate else 0
+    assert (1 - 1e-4) * real.peak_bytes - sums <= simulated.peak_bytes <= (1 + 1e-4) * real.peak_bytes
 
 
 @pytest.mark.slow
