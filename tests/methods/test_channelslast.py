@@ -39,7 +39,16 @@ def named(found: TrainingSetup, spec: str = "") -> dict[str, Tensor]:
     return {name: gradients[parameter] for name, parameter in found.module.named_parameters()}
 
 
-@pytest.mark.parametrize("spec", ["", "+checkpoint,blocks=ResidualBlock", "+offload", "+release", "+compile:0.5"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "+checkpoint,blocks=ResidualBlock",
+        "+offload",
+        "+release",
+        pytest.param("+compile:0.5", marks=pytest.mark.slow),
+    ],
+)
 def test_loss_and_gradients_are_those_of_the_default_format_to_rounding(spec: str) -> None:
     exact, changed = setup(), schemes.build(f"channels_last{spec}").apply(setup())
 

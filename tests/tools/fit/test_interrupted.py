@@ -129,7 +129,8 @@ def failing(reason: FailureReason, failed: list[Case]) -> object:
     return simulates
 
 
-@pytest.mark.parametrize("reason", [pytest.param("timeout", marks=pytest.mark.slow), "nothing-converted"])
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", ["timeout", "nothing-converted"])
 def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None:
     failed: list[Case] = []
     made = planner("tiny-llama@num_hidden_layers=4", failing(reason, failed))

@@ -54,6 +54,7 @@ def own(tmp_path_factory):
     return names, found
 
 
+@pytest.mark.slow
 def test_plans_fit_and_train_as_asked(own):
     _, found = own
 
@@ -67,6 +68,7 @@ def test_plans_fit_and_train_as_asked(own):
     assert found.least.need_bytes <= found.plans[0].need_bytes
 
 
+@pytest.mark.slow
 def test_a_frontier_trades_time_for_bytes(own):
     _, found = own
     frontier = found.frontier()
@@ -76,6 +78,7 @@ def test_a_frontier_trades_time_for_bytes(own):
     assert all(one.need_bytes > two.need_bytes and one.seconds <= two.seconds for one, two in pairs)
 
 
+@pytest.mark.slow
 def test_a_plan_is_applied_to_a_step_that_trains_as_the_exact_one(own):
     names, found = own
     batch = {"x": torch.randn(32, 64), "y": torch.randint(0, 8, (32,))}
@@ -95,6 +98,7 @@ def test_a_plan_is_applied_to_a_step_that_trains_as_the_exact_one(own):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.slow
 def test_a_plan_of_blocks_alone_converts_a_model(own):
     names, found = own
     of_blocks = [plan for plan in found.frontier() if plan.spec.startswith("checkpoint") and "+" not in plan.spec]
