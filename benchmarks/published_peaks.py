@@ -70,9 +70,9 @@ actbench cannot express; or **ours**, the simulation. A row with `--torch-era` i
 ([step.md](step.md)). Each row with an error above 5 % gives the reason.
 
 The setting of a row is *known* if its source (its text, configuration, script or log) states what decides the peak:
-what the figure counts and in which unit, the model and its adapters, the batch, and the length or image size of the step
-with the peak, of which an upper limit is no statement. A row whose source leaves one of these open says which, whatever
-its error is. Names of GPUs and versions of software are not asked for.
+what the figure counts and in which unit, the model and its adapters, the batch, and the length or image size of the
+step with the peak, of which an upper limit is no statement. A row whose source leaves one of these open says which,
+whatever its error is. Names of GPUs and versions of software are not asked for.
 """
 
 
