@@ -42,6 +42,16 @@ TITLE = "How close do simulated peaks come to those that others measured on real
 LARGE = 0.05
 """Relative errors above this one are explained in words."""
 
+UNSTATED = {
+    "kind": "what the figure counts",
+    "unit": "its unit",
+    "batch": "the batch",
+    "length": "the length of the longest batch",
+    "image size": "the image size",
+    "adapters": "which layers have adapters",
+}
+"""What may decide a peak and not be stated in its source."""
+
 Row = Mapping[str, Any]
 
 _HEAD = f"""\
@@ -58,6 +68,11 @@ figure is the reserved one; figures of the device are compared with it, too. *Cl
 (**agrees**); the published figure, which is of **other** software or counts something else; the **setting**, which
 actbench cannot express; or **ours**, the simulation. A row with `--torch-era` is simulated as older torch ran
 ([step.md](step.md)). Each row with an error above 5 % gives the reason.
+
+The setting of a row is *known* if its source (its text, configuration, script or log) states what decides the peak:
+what the figure counts and in which unit, the model and its adapters, the batch, and the length or image size of the
+step with the peak, of which an upper limit is no statement. A row whose source leaves one of these open says which,
+whatever its error is. Names of GPUs and versions of software are not asked for.
 """
 
 
@@ -135,6 +150,11 @@ def error(row: Row, measured: Measurement) -> float:
     return figure(row, measured) / (row["published_gib"] * GIB) - 1
 
 
+def is_known(row: Row) -> bool:
+    """Return whether the source of a row states what decides the peak."""
+    return not row["unstated"]
+
+
 def simulated_now(row: Row) -> int:
     """Return the figure of a row, simulated in this process."""
     return figure(row, measure(case_of(row["command"])))
@@ -170,8 +190,9 @@ def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[st
     yield "| --- | ---: | ---: | ---: | ---: |"
     for source, rows in [*grouped.items(), ("**All**", measured)]:
         yield _line(source, *_spread(rows))
-    known = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
-    yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(known))
+    yield _line("**Rows whose setting is known**", *_spread([pair for pair in measured if is_known(pair[0])]))
+    expressed = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
+    yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(expressed))
     yield ""
 
 
@@ -195,7 +216,11 @@ def line(row: Row, measured: Measurement) -> str:
     """Return the line of a row."""
     kind = row["kind"] + (f" ({row['detail']})" if "detail" in row else "")
     off = f"{error(row, measured):+.1%}"
-    told = [f"`{row['command']}`", row["where"], *([row["reason"]] if "reason" in row else [])]
+    told = [f"`{row['command']}`", row["where"]]
+    if not is_known(row):
+        told.append(f"not stated: {', '.join(UNSTATED[name] for name in row['unstated'])}")
+    if "reason" in row:
+        told.append(row["reason"])
     return _line(
         row["setting"],
         row["device"],

@@ -1,8 +1,8 @@
 """BERT and ALBERT with a head of words, forward and backward in float16, as transformers measured fused attention.
 
 The loop that was measured keeps its variable ``outputs`` until the next step, so the logits stay through the backward
-pass. Their sum is the loss. Its gradient is one number for all logits, which CUDA's products cannot read: they copy it.
-Here a product by one makes that copy. No optimizer ran; SGD without state stands for none.
+pass. Their sum is the loss. Its gradient is one number for all logits, which the head's products copy.
+No optimizer ran; SGD without state stands for none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _batch(config: Any, length: int, masked: bool, samples: int) -> dict[str, Te
 def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the sum of the logits, and keep them as the loop's variable does."""
     outputs = vars(module)["outputs"] = module(**batch)
-    total: Tensor = (outputs.logits * 1.0).sum()
+    total: Tensor = outputs.logits.sum()
     return total
 
 

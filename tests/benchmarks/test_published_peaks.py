@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import statistics
 from pathlib import Path
@@ -21,7 +22,7 @@ SAMPLE = (  # small and quick, of all sources
     "vit_l_16 -b 16 --device-profile a100-40gb --optimizer adam --dtype bf16 -s late_zero_grad",
     "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:64",
     "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:256",
-    "mistral-7b -b 4 --sequence-length 4096 --dtype bf16 --device-profile a100-80gb -s lora:16",
+    "./benchmarks/published_models/causal_lm.py:mistral_7b_copied -b 4 --device-profile a100-80gb -s lora:16",
     "llama-3.1-8b -b 2 --sequence-length 2048 --dtype bf16 --device-profile rtx-4090 --optimizer adamw-fused -s lora:8",
     "llama-3.2-1b@tie_word_embeddings=false",
     "llama-3.1-8b@vocab_size=151936,hidden_size=2048,num_hidden_layers=24",
@@ -72,6 +73,33 @@ def test_every_large_error_has_its_reason(table: dict[str, Any], found: list[tup
         if abs(error) > table["LARGE"]:
             assert row.get("reason"), row["command"]
             assert row["class"] != "agrees", (row["command"], error)
+
+
+def test_every_row_says_what_its_source_does_not_state(table: dict[str, Any]) -> None:
+    for row in table["TABLES"]["figure"]:
+        assert set(row["unstated"]) <= set(table["UNSTATED"]), row["setting"]
+        assert (row["kind"] == "not stated") == ("kind" in row["unstated"]), row["setting"]
+        told = " ".join(row.get(name, "") for name in ("setting", "detail", "reason"))
+        if re.search("assumed|not stated|does not say|taken as", told):
+            assert row["unstated"], row["setting"]
+
+
+def test_what_a_source_leaves_open_is_told_whatever_the_error(table: dict[str, Any]) -> None:
+    for kind in ("length", "kind", "adapters", "image size"):
+        unknown = [row for row in table["runnable"]() if kind in row["unstated"]]
+        assert any(row["class"] == "agrees" for row in unknown), kind
+    for row in table["runnable"]():
+        told = f"not stated: {', '.join(table['UNSTATED'][name] for name in row['unstated'])}"
+        assert not row["unstated"] or any(row["setting"] in line and told in line for line in PAGE.splitlines())
+
+
+def test_the_page_has_the_median_of_rows_whose_setting_is_known(
+    table: dict[str, Any], found: list[tuple[Any, Measurement]]
+) -> None:
+    errors = [table["error"](row, measured) for row, measured in found if not row["unstated"]]
+    median, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
+
+    assert f"| **Rows whose setting is known** | {len(errors)} | {median:.1%} | {worst:+.1%} |" in PAGE
 
 
 def test_a_figure_without_a_command_says_what_is_missing(table: dict[str, Any]) -> None:

@@ -388,3 +388,31 @@ def test_several_dimensions_are_rolled_one_after_the_other() -> None:
 
     assert CUDA(aten.roll.default, (x, [3], [1]), x) == 0
     assert CUDA(aten.roll.default, (x, [3, 3], [1, 2]), x) == x.nbytes
+
+
+EXPANDED = {
+    "expanded": lambda: torch.ones(()).expand(256, 512),
+    "expanded and transposed": lambda: torch.ones(()).expand(512, 256).T,
+    "every other column": lambda: torch.ones(256, 1024)[:, ::2],
+    "transposed": lambda: torch.ones(512, 256).T,
+    "a slice of columns": lambda: torch.ones(256, 1024)[:, :512],
+    "one row": lambda: torch.ones(256, 1024)[3:4, :512],
+}
+
+
+@pytest.mark.parametrize("operand", EXPANDED)
+def test_a_product_copies_an_operand_that_blas_cannot_read(operand: str) -> None:
+    x, weight = EXPANDED[operand](), torch.ones(512, 384)
+    true, result = true_temporaries(lambda: x @ weight)
+
+    assert true == pytest.approx(temporaries.cpu(aten.mm.default, (x, weight), result), abs=4096)
+    bias = torch.ones(384)
+    assert temporaries.cpu(aten.addmm.default, (bias, x, weight), result) == pytest.approx(true, abs=4096)
+    assert CUDA(aten.mm.default, (x, weight), result) == pytest.approx(true, abs=4096)
+
+
+def test_a_batch_of_products_copies_an_expanded_operand_on_cuda() -> None:
+    x, y = torch.ones(4, 8, 1).expand(4, 8, 16), torch.ones(4, 16, 2)
+
+    assert CUDA(aten.bmm.default, (x, y), x @ y) == x.numel() * x.element_size()
+    assert CUDA(aten.bmm.default, (x.contiguous(), y.mT.contiguous().mT), x @ y) == 0

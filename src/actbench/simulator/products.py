@@ -1,4 +1,4 @@
-"""Products of fake tensors of two dtypes, which are refused as real operators do."""
+"""Products of matrices: those of two dtypes are refused as real operators do, and operands may be copied first."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def check_one_type(func: Any, args: Sequence[Any]) -> None:
             f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; cast one of "
             "them, make batches of the dtype of the weights, or set --dtype or --autocast"
         )
+
+
+def copied_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Return the bytes of the copies of operands that BLAS cannot read, such as the expanded gradient of a sum."""
+    return sum(each.numel() * each.element_size() for each in args[-2:] if not _is_readable(each))
+
+
+def _is_readable(matrix: Tensor) -> bool:
+    """Return whether one of the last two dimensions is dense, and the other steps over it."""
+    if matrix.is_contiguous() or matrix.mT.is_contiguous():  # a dimension of size 1 may have any stride
+        return 0 not in matrix.stride()[-2:] or matrix.dim() == 2
+    (rows, columns), (down, right) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))

@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 
 from actbench.simulator import cudnn, onednn, recurrent
 from actbench.simulator.caching import round_up
+from actbench.simulator.products import copied_bytes
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reductions import Processors, buffer_bytes
 
@@ -244,6 +245,7 @@ _LOSSES: Mapping[Any, Formula] = dict.fromkeys(
 
 _CPU: Mapping[Any, Formula] = {
     **_LOSSES,
+    **dict.fromkeys((aten.mm.default, aten.addmm.default), copied_bytes),
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
@@ -263,6 +265,7 @@ _CPU: Mapping[Any, Formula] = {
 
 _CUDA: Mapping[Any, Formula] = {
     **_LOSSES,
+    **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
     aten._trilinear.default: _trilinear,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax.default: _input_copied,
