@@ -29,6 +29,7 @@ SAMPLE = (  # small and quick, of all sources
     "llama-3.1-8b@vocab_size=151936,intermediate_size=11008,num_key_value_heads=32 -b 1 --sequence-length 512",
     "vit_h_14 -b 8 --autocast bf16 --optimizer adamw-fused --device-profile cuda-16gib -s adamfp8",
     "./benchmarks/published_models/others.py:head_4096",
+    "./benchmarks/published_models/oldliger.py:head_8192",
     (
         "google/vit-base-patch16-224@num_labels=100 -b 64 --autocast float16 --optimizer adamw"
         " --device-profile rtx-2080-ti -s lora:4,target=q_proj/v_proj+regelu2"
@@ -108,7 +109,7 @@ def test_a_figure_without_a_command_says_what_is_missing(table: dict[str, Any]) 
 
 
 def test_most_published_peaks_are_met(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
-    known = [table["error"](row, measured) for row, measured in found if row["class"] in ("agrees", "ours")]
+    known = [table["error"](row, measured) for row, measured in found if not row["unstated"]]
 
     assert len(found) >= 170
     assert statistics.median(map(abs, known)) <= 0.02
