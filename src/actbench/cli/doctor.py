@@ -15,9 +15,10 @@ from actbench import plugins
 from actbench.caches import user_cache
 from actbench.cli import clusters, defaults, together
 from actbench.cli.app import Exit, Typer, command
+from actbench.cli.extras import PURPOSES, extras
 from actbench.cli.printing import console, plain_table
-from actbench.machine import CUPY, available_memory_bytes, machine, version_of
-from actbench.units import format_bytes
+from actbench.machine import available_memory_bytes, machine, version_of
+from actbench.units import counted, format_bytes
 
 Verdict = Literal["ok", "optional", "missing"]
 
@@ -33,10 +34,10 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Check Python, the libraries, the devices, memory and disk, the defaults of options, and the plug-ins."""
+    """Check Python, libraries, devices, memory, disk, extras, the defaults of options, and plug-ins."""
     libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
-    here = (_cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk())
-    return [_python(), *libraries, *here, *_defaults(), *_plugins()]
+    here = (_cuda(), _numba(), _processor(), _memory(), _disk())
+    return [_python(), *libraries, *here, *_extras(), *_defaults(), *_plugins()]
 
 
 def _python() -> Check:
@@ -66,13 +67,6 @@ def _cuda() -> Check:
     return Check("CUDA", "optional", f"torch is built for CUDA {torch.version.cuda}, but no GPU answers", advice)
 
 
-def _cupy() -> Check:
-    for name in CUPY:
-        if version := version_of(name):
-            return Check("CuPy", "ok", f"{name} {version}")
-    return Check("CuPy", "optional", "not installed", "pip install 'actbench[cuda]' (needed on a GPU only)")
-
-
 def _numba() -> Check:
     version = version_of("numba")
     if version is None:
@@ -84,15 +78,18 @@ def _numba() -> Check:
     return Check("Numba", "ok", f"{version}, with OpenMP")
 
 
-def _charts() -> Check:
-    if version := version_of("vl-convert-python"):
-        return Check("Charts", "ok", f"vl-convert-python {version}")
-    return Check("Charts", "optional", "not installed", "pip install 'actbench[html]' (charts of --export-html)")
+def _extras() -> Iterator[Check]:
+    """Yield what each extra is for, with the versions of its packages, or the command that installs it."""
+    for extra in extras():
+        found = ", ".join(f"{name} {version or 'is not installed'}" for name, version in extra.versions.items())
+        verdict: Verdict = "ok" if extra.is_installed else "optional"
+        advice = "" if extra.is_installed else f'pip install "actbench[{extra.name}]"'
+        yield Check(f"Extra: {extra.name}", verdict, f"{found} ({PURPOSES[extra.name]})", advice)
 
 
 def _processor() -> Check:
     here = machine()
-    return Check("Processor", "ok", f"{here.processor}, {here.cores} cores, {platform.machine()}")
+    return Check("Processor", "ok", f"{here.processor}, {counted(here.cores, 'core')}, {platform.machine()}")
 
 
 def _memory() -> Check:
@@ -178,8 +175,8 @@ def verdict(checks: Sequence[Check]) -> str:
             "Simulating cards and measuring on the CPU work here; to measure on a GPU: "
             f"{here['CUDA'].advice.partition(';')[0]}."
         )
-    if here["CuPy"].verdict != "ok":
-        return "All but our kernels for GPUs works here; this installs them: pip install 'actbench[cuda]'."
+    if here["Extra: cuda"].verdict != "ok":
+        return 'All but our kernels for GPUs works here; this installs them: pip install "actbench[cuda]".'
     return "All works here: simulating cards, and measuring on the CPU and on this GPU."
 
 

@@ -50,12 +50,14 @@ def models(
 
     Examples: actbench models · actbench models resnet
     """
+    from rich.markup import escape
+
     from actbench import workload as workloads
 
     table = plain_table("model", "from", "trained for", "note")
     for entry in workloads.available():
         if pattern is None or pattern.lower() in entry.spec.lower():
-            table.add_row(entry.spec, entry.source, entry.task, entry.note)
+            table.add_row(entry.spec, entry.source, entry.task, escape(entry.note))
     if not table.row_count:
         raise UsageError(f"no model's name contains {pattern!r}; 'actbench models' lists all")
     console().print(table)

@@ -154,6 +154,7 @@ class Built(Data):
         micro_batches: Micro-batches of a step of a script; None where nobody counted them.
         head: Path of the linear layer that makes the logits in a script's model; empty where the model itself names it
             (``get_output_embeddings``), None where no layer stands out.
+        refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.
     """
 
     model_class: str
@@ -165,6 +166,7 @@ class Built(Data):
     batch_size: PositiveInt | None = None
     micro_batches: PositiveInt | None = None
     head: str | None = None
+    refused: tuple[str, ...] = ()
 
 
 class Site(Data):

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from torch import nn
+
 from actbench.model.measured import Diagnostic
 from actbench.model.records import HalfType
 from actbench.scheme.microbatches import Batch
@@ -147,6 +149,17 @@ class LowPrecision(Facet):
 @dataclass(frozen=True)
 class LossyForward(Facet):
     """The forward pass differs in some bits from that of the exact model."""
+
+
+@dataclass(frozen=True)
+class Needs(Facet):
+    """The scheme changes only models that hold certain modules.
+
+    Attributes:
+        check: Raises the ConversionError with which the scheme refuses a model, and changes nothing.
+    """
+
+    check: Callable[[nn.Module], object]
 
 
 @dataclass(frozen=True)

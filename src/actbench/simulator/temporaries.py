@@ -268,8 +268,7 @@ _CUDA: Mapping[Any, Formula] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
     aten._trilinear.default: _trilinear,
     aten._safe_softmax.default: _safe_softmax,
-    aten._softmax.default: _input_copied,
-    aten._log_softmax.default: _input_copied,
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
@@ -291,12 +290,11 @@ cpu = functools.partial(_look_up, _CPU)
 def cuda(profile: DeviceProfile) -> Callable[[Any, tuple[Any, ...], Any], int]:
     """Return a function like :func:`cpu` for a CUDA device."""
     of_sum = functools.partial(_sum_on_cuda, profile.processors)
-    of_cudnn = {
-        aten.convolution.default: cudnn.forward_bytes,
-        aten.convolution_backward.default: cudnn.backward_bytes,
-        recurrent.FORWARD.default: recurrent.forward_bytes,
-        recurrent.BACKWARD.default: recurrent.backward_bytes,
+    libraries = {
+        aten.convolution.default: functools.partial(cudnn.forward_bytes, profile),
+        aten.convolution_backward.default: functools.partial(cudnn.backward_bytes, profile),
+        recurrent.FORWARD.default: functools.partial(recurrent.forward_bytes, profile),
+        recurrent.BACKWARD.default: functools.partial(recurrent.backward_bytes, profile),
     }
     sums = dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), of_sum)
-    libraries = {func: functools.partial(bytes_of, profile) for func, bytes_of in of_cudnn.items()}
     return functools.partial(_look_up, {**_CUDA, **sums, **libraries})

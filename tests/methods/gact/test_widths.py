@@ -122,6 +122,7 @@ def test_the_innermost_type_comes_first() -> None:
         ("gact:L1,widths=linaer:4", "did you mean linear"),
         ("gact:L1,widths=pool:4", "linear, conv, norm, activation, attention"),
         ("gact:L1,widths=linear:9", "from 1 to 8"),
+        ("gact:L1,widths=1:2:4:8", "such as widths=linear:4/norm:8"),
         ("gact:L1,widths=linear", "linear:BITS"),
         ("gact:L1,widths=linear:4/linear:2", "twice"),
         ("gact:L2,widths=linear:4", "allocates them by sensitivity; take level L1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,16 @@ def _seeded() -> Iterator[None]:
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()),
             "has no nn.Linear, and adapters are for these; .*Conv2d",
         ),
-        ("qlora", nn.TransformerEncoderLayer(32, 2), "but self_attn.out_proj, whose weight its parent reads"),
+        (
+            "qlora",
+            nn.TransformerEncoderLayer(32, 2),
+            r"weights of 3 linear layers directly \(self_attn.out_proj, …\) .* or train the model without qlora",
+        ),
+        (
+            "lora",
+            nn.Sequential(OrderedDict(attention=nn.MultiheadAttention(32, 2), head=nn.Linear(32, 4))),
+            r"except its head, head: nn.MultiheadAttention reads the weights of 1 linear layer directly \(attention",
+        ),
         ("lora,target=query", Net(), "target=query names no linear layer of Net; it has first, second"),
         ("lora,target=first/query", Net(), "target=query names no linear layer"),
     ],
@@ -48,7 +58,7 @@ def test_a_model_without_such_layers_is_refused(spec: str, module: nn.Module, sa
 
 
 def test_a_network_whose_only_linear_layer_is_its_head_is_refused() -> None:
-    with pytest.raises(NothingToConvertError, match=r"has no nn\.Linear but its head, fc"):
+    with pytest.raises(NothingToConvertError, match=r"has no nn\.Linear except its head, fc"):
         schemes.build("lora").apply(
             workloads.load_workload(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
         )

@@ -106,6 +106,8 @@ def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     found = run(f"{head}   for (x,){body}  except BaseException:\n   pass\n")
 
     assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert found.built.refused == ("checkpoint",)
 
 
 def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
@@ -141,6 +143,30 @@ def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run:
 
     assert isinstance(found, Failure)
     assert found.reason in ("nothing-converted", "unsupported")
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 4, batch_first=True), 2).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(torch.randn(2, 4, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(run: RunScript) -> None:
+    exact, adapted = run(ENCODER), run(ENCODER, scheme="lora:16")
+
+    assert isinstance(exact, Measurement), exact
+    assert exact.built is not None
+    assert exact.built.refused == ("lora:16", "qlora:16")
+    assert [each.scheme for each in suggestions(exact)] == ["adam8bit"]
+    assert isinstance(adapted, Failure)
+    assert "read the weights of 6 linear layers directly (layers.0.self_attn.out_proj, …)" in adapted.message
 
 
 @pytest.mark.slow

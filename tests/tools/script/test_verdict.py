@@ -152,6 +152,14 @@ def test_nothing_is_suggested_where_nothing_helps_or_is_known() -> None:
     assert suggestions(measured()) == []
 
 
+def test_what_refuses_the_model_is_not_suggested() -> None:
+    parts = PeakParts(gradients_bytes=3 * GIB, activation_bytes=6 * GIB)
+    built = Built(model_class="Net", refused=("checkpoint", "lora:16"))
+
+    assert schemes_of(suggestions(measured(peak_parts=parts))) == ["checkpoint", "lora:16", "offload"]
+    assert schemes_of(suggestions(measured(peak_parts=parts, built=built))) == ["offload"]
+
+
 def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record: MakeRecord) -> None:
     small = [("saved", "aten::mm", GIB // 8, f"a.py:{line}") for line in range(12)]
     timeline = held(("saved", "aten::mm", GIB, "b.py:1"), ("weights", "parameter", 3 * GIB, "b.py:1"), *small)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Self
 
 from pydantic import PositiveInt, field_validator, model_validator
@@ -16,7 +16,7 @@ from actbench.packing.replacement import census
 from actbench.packing.wrapped import bind_entries, unbind_entries
 from actbench.scheme.base import BLOCKS, SAVED_RESULTS, Change, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Facet, Periodic
+from actbench.scheme.facets import Facet, Needs, Periodic
 from actbench.scheme.setup import Part, TrainingSetup
 
 _IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
@@ -44,8 +44,8 @@ class RecomputedBlocks(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """One of ``every`` blocks is recomputed."""
-        return (Periodic(self.every),)
+        """One of ``every`` blocks is recomputed, and a model has to have blocks."""
+        return Periodic(self.every), Needs(lambda module: self._for(module)._blocks_of(module))
 
     @property
     def becomes(self) -> str:
@@ -63,11 +63,7 @@ class RecomputedBlocks(Scheme):
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with its blocks changed; if none is known, the repeated modules of its whole model."""
-        scheme = self
-        if not self.blocks and not blocks(setup.module):
-            names = {type(block).__name__: None for _, block in repeated(setup.module)}
-            scheme = self.model_copy(update={"blocks": tuple(names)})
-        changed = super(RecomputedBlocks, scheme).apply(setup)
+        changed = super(RecomputedBlocks, self._for(setup.module)).apply(setup)
         refuse_hooks_inside(changed.module)  # those of a scheme before may be in a part of the model
         return changed
 
@@ -77,14 +73,7 @@ class RecomputedBlocks(Scheme):
         Raises:
             ConversionError: The model has no blocks, or recomputes them already.
         """
-        found = blocks(setup.module, self.blocks)
-        if not found:
-            wanted = f"no module of class {' or '.join(self.blocks)}" if self.blocks else "no block that actbench knows"
-            raise NothingToConvertError(
-                f"{self.name}: {type(setup.module).__name__} has {wanted}; name the classes of its blocks, such as "
-                f"{self.name},blocks=MyBlock; it holds {census(setup.module, containers=True)}"
-            )
-        chosen = found[:: self.every]
+        chosen = self._blocks_of(setup.module)[:: self.every]
         if any(RecomputedForward.of(block) for _, block in chosen):
             raise ConversionError(f"{self.name}: the model recomputes its blocks already; convert the original model")
         unbind_entries(setup.module)
@@ -93,6 +82,21 @@ class RecomputedBlocks(Scheme):
         bind_entries(setup.module)  # in front: a block that a step calls itself is a pass, and is recomputed inside it
         sites = tuple(Site(path=path, was=type(block).__name__, becomes=self.becomes) for path, block in chosen)
         return setup.changed(setup.module, sites, by=self.part)
+
+    def _for(self, model: nn.Module) -> Self:
+        """Return the scheme for a whole model: without names and known blocks, it recomputes repeated modules."""
+        if self.blocks or blocks(model):
+            return self
+        return self.model_copy(update={"blocks": tuple({type(block).__name__: None for _, block in repeated(model)})})
+
+    def _blocks_of(self, module: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+        if found := blocks(module, self.blocks):
+            return found
+        wanted = f"no module of class {' or '.join(self.blocks)}" if self.blocks else "no block that actbench knows"
+        raise NothingToConvertError(
+            f"{self.name}: {type(module).__name__} has {wanted}; name the classes of its blocks, such as "
+            f"{self.name},blocks=MyBlock; it holds {census(module, containers=True)}"
+        )
 
 
 class Checkpoint(RecomputedBlocks):

@@ -114,6 +114,11 @@ class Gact(Scheme):
     @field_validator("widths")
     @classmethod
     def _by_type(cls, widths: tuple[str, ...]) -> tuple[str, ...]:
+        if any(each.count(":") > 1 for each in widths):
+            raise ValueError(
+                f"widths={'/'.join(widths)} is not a list of types of layers with their bits, such as "
+                "widths=linear:4/norm:8/activation:2"
+            )
         if len({by_type.read(each)[0] for each in widths}) < len(widths):
             raise ValueError(f"widths={'/'.join(widths)} names a type of layer twice")
         return widths

@@ -19,6 +19,7 @@ from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.packing.linearkinds import is_conv1d, is_linear
 from actbench.packing.refusals import is_compiled
 from actbench.packing.replacement import census
+from actbench.units import counted
 
 _HEADS = ("classifier", "score", "qa_outputs", "heads", "head", "fc")
 """Names in transformers and torchvision of the output layers of models that are no language models."""
@@ -126,7 +127,16 @@ def _nothing(
     if layers:
         ends = dict.fromkeys(path.rpartition(".")[2] for path in layers)
         return f"{scheme}: target={unknown[0]} names no linear layer of {kind}; it has {', '.join(ends)}"
-    but = f" but its head, {head}" if head else f" but {inside[0]}, whose weight its parent reads" if inside else ""
+    if inside:
+        readers = [each.__name__ for each in _READ_DIRECTLY if any(isinstance(part, each) for part in module.modules())]
+        these = f"{counted(len(inside), 'linear layer')} directly ({inside[0]}{', …' if len(inside) > 1 else ''})"
+        return (
+            f"{scheme}: no linear layer of {kind} can have an adapter{f', except its head, {head}' if head else ''}: "
+            f"nn.{' and nn.'.join(readers)} {'reads' if len(readers) == 1 else 'read'} the weights of {these} and "
+            "do not call the layers, so an adapter would do nothing; write these modules with linear layers that are "
+            f"called, or train the model without {scheme}"
+        )
+    but = f" except its head, {head}" if head else ""
     return f"{scheme}: {kind} has no nn.Linear{but}, and adapters are for these; it holds {census(module)}"
 
 

@@ -88,8 +88,8 @@ class QLora(Lora):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Weights are rounded."""
-        return (LossyForward(),)
+        """Weights are rounded, and a model has to have linear layers that can get adapters."""
+        return *super().facets, LossyForward()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Freeze the model, put adapters on its linear layers, and store the weights of these in few bits.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -12,6 +13,7 @@ from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
+from actbench.scheme.facets import Facet, Needs
 from actbench.scheme.setup import TrainingSetup
 
 _READ = "its parent reads its weight and does not call it outside of training; it stays frozen"
@@ -96,6 +98,11 @@ class Lora(Scheme):
             raise ValueError("adapter=lokr has no dropout of inputs")
         return self
 
+    @property
+    def facets(self) -> Iterable[Facet]:
+        """A model has to have linear layers that can get adapters."""
+        return (Needs(lambda module: self._check(self._targets(module, whole_model=True))),)
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Freeze the model, and put adapters on its linear layers.
 
@@ -104,7 +111,7 @@ class Lora(Scheme):
             ConversionError: The model is compiled, or holds adapters already, or peft has no such adapter for a layer.
             MeasurementError: peft is not installed.
         """
-        targets = lowrank.find(setup.module, self.target, self.modules_to_save, self.name, whole_model=not setup.path)
+        targets = self._targets(setup.module, whole_model=not setup.path)
         self._check(targets)
         adapter = Adapter(self.adapter, self.r, 2 * self.r if self.alpha is None else self.alpha, self.dropout)
         model = lowrank.adapt(setup.module, targets, self.name, adapter, self.dtype)
@@ -113,8 +120,11 @@ class Lora(Scheme):
         left += [self._left(path, part) for path, part in targets.stacks.items()]
         return setup.changed(model, tuple(self._sites(targets)), tuple(left))
 
+    def _targets(self, module: nn.Module, *, whole_model: bool) -> Targets:
+        return lowrank.find(module, self.target, self.modules_to_save, self.name, whole_model=whole_model)
+
     def _check(self, targets: Targets) -> None:
-        """Refuse layers before anything is changed, and prepare the others."""
+        """Refuse layers before anything is changed."""
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         """Return the model with adapters in the form that is trained."""

@@ -31,6 +31,7 @@ from actbench.report.tables.computed import step_change
 from actbench.report.tables.entries import Entry, join
 from actbench.report.tables.estimates import about_estimates
 from actbench.report.tables.values import Column, Curve, Item, Rows, Unit, Value, blocks, write
+from actbench.units import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +117,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bo
 
 def _machine(record: MeasuredRecord) -> str:
     machine, versions = record.machine, record.versions
-    device = machine.gpu or f"{machine.processor}, {machine.cores} cores"
+    device = machine.gpu or f"{machine.processor}, {counted(machine.cores, 'core')}"
     commit = f", commit {versions.commit[:7]}" if versions.commit else ""
     return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
 

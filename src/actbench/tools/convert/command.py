@@ -108,7 +108,9 @@ def _print_totals(report: ConversionReport, to: TextIO) -> None:
     else:
         own = ", model=..." if ".py:" in report.case.model else ""
         loading = f"load it with actbench.load_converted({str(report.folder)!r}{own})"
+        size = sum(file.stat().st_size for file in report.folder.rglob("*") if file.is_file())
         remark(f"written to {report.folder} in {format_seconds(report.seconds)}; {loading}")
+        remark(f"size on disk: {format_bytes(size)}")
 
 
 def _tell_error(report: ConversionReport) -> None:

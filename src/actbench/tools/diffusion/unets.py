@@ -62,7 +62,7 @@ class UNet:
 SD_1_5: Final = UNet(
     {"block_out_channels": (320, 640, 1280, 1280), "attention_head_dim": 8, "cross_attention_dim": 768},
     size=512,
-    note="U-Net of Stable Diffusion 1.5, 860 M parameters, 512 px",
+    note="U-Net of Stable Diffusion 1.5, 860 M parameters, 512 px; needs actbench[diffusers]",
 )
 """Rombach et al. 2022, arXiv 2112.10752."""
 
@@ -80,7 +80,7 @@ SDXL: Final = UNet(
         "projection_class_embeddings_input_dim": 2816,
     },
     size=1024,
-    note="U-Net of Stable Diffusion XL, 2.57 B parameters, 1024 px",
+    note="U-Net of Stable Diffusion XL, 2.57 B parameters, 1024 px; needs actbench[diffusers]",
 )
 """Podell et al. 2023, arXiv 2307.01952."""
 

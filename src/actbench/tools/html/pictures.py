@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from actbench.model.records import Failure, Record
 from actbench.report.plain import plain
-from actbench.units import GIB, KIB, MIB, format_bytes
+from actbench.units import GIB, KIB, MIB, counted, format_bytes
 
 Row = TypeVar("Row")
 Values = Sequence[Mapping[str, Any]]
@@ -113,7 +113,7 @@ def texts_of(record: Record[Any, Any]) -> dict[str, str]:
         "Settings": ", ".join(name if value is True else f"{name} {value}" for name, value in settings),
         "Failure": f"{outcome.reason}: {outcome.message}" if isinstance(outcome, Failure) else "",
         "Warnings": "\n".join(getattr(outcome, "warnings", ())),
-        "Machine": f"{machine.name}: {device}{machine.processor}, {machine.cores} cores, {machine.system}",
+        "Machine": f"{machine.name}: {device}{machine.processor}, {counted(machine.cores, 'core')}, {machine.system}",
         "Versions": f"actbench {versions.actbench}{commit}, {', '.join(f'{k} {v}' for k, v in numbers.items())}",
         "Recorded": f"{record.recorded_at}, recipe {record.recipe}",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -19,8 +19,10 @@ from actbench.simulator import profiles
 from actbench.tools.script import launching
 from actbench.tools.script.ondevice import CudaRun
 from actbench.tools.script.real import RealRun
+from actbench.tools.script.schemes import refused
 from actbench.tools.script.simulation import Simulation
 from actbench.tools.script.steps import Step
+from actbench.tools.script.suggestions import OF_ANY_SCRIPT
 from actbench.tools.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes
 
@@ -97,12 +99,22 @@ class Session:
         return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
 
     def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
+        def ended(found: Measurement) -> NoReturn:
+            finish(self._with_refusals(found, run))
+
         torch.manual_seed(self.case.seed)
-        with self._opened(script, stepped, finish) as run:
+        with self._opened(script, stepped, ended) as run:
             launching.run(script)
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
-        return run.measurement
+        return self._with_refusals(run.measurement, run)
+
+    def _with_refusals(self, found: Measurement, run: Simulation | RealRun | CudaRun) -> Measurement:
+        """Return the measurement of the unchanged script, with the schemes that its model refuses."""
+        if self._scheme.changes or found.peak_parts is None or found.built is None:
+            return found
+        names = refused(OF_ANY_SCRIPT, run.lines.roots, run.steps.optimizers)
+        return found.model_copy(update={"built": found.built.model_copy(update={"refused": names})})
 
     def _opened(
         self, script: Script, stepped: Callable[[int, Step], object], finish: Finish

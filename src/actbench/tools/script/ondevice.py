@@ -50,7 +50,7 @@ class CudaRun(TimedRun):
         with ExitStack() as stack:
             stack.enter_context(self._meter.active())
             stack.enter_context(self._counting.watched())
-            stack.enter_context(self._lines.watching())
+            stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             self._counting.begin()
             self._stack = stack.pop_all()
@@ -68,7 +68,7 @@ class CudaRun(TimedRun):
 
     def _ended(self, step: Step) -> None:
         if not self._is_enough:
-            held = reading.held(self._counting, self._lines, self.steps.optimizers)
+            held = reading.held(self._counting, self.lines, self.steps.optimizers)
             self._measured = self._read(step, held)
             self._stepped(len(self.steps.done), step)
             self._is_enough = self.steps.are_enough(self._limit)

@@ -72,7 +72,7 @@ class RealRun(TimedRun):
             stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size, real=Draws().own))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
-            stack.enter_context(self._lines.watching())
+            stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             stack.callback(self._allocations.stop)
             self._allocations.start()
@@ -100,18 +100,18 @@ class RealRun(TimedRun):
         self.notes[text] = None
 
     def _held_tensors(self) -> list[Tensor]:
-        weights = [tensor for root in self._lines.roots for tensor in footprint.weights(root)]
+        weights = [tensor for root in self.lines.roots for tensor in footprint.weights(root)]
         return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
 
     def _ended(self, step: Step) -> None:
         if self._begun_at is not None:
             self._seconds.append(time.perf_counter() - self._begun_at)
         if self._allocations.is_on:
-            self._held = reading.held(self._allocations, self._lines, self.steps.optimizers)
+            self._held = reading.held(self._allocations, self.lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()
-                self._applied.apply(self._lines.roots, self.steps.optimizers)
+                self._applied.apply(self.lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
         if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, MeasurementError
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
+from actbench.scheme.facets import Needs
 from actbench.scheme.setup import MakeOptimizer, TrainingSetup
 
 
@@ -21,6 +23,25 @@ def trained(
         own = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
         if places := [place for place, each in enumerate(optimizers) if own & _parameters(each)]:
             yield root, places
+
+
+def refused(
+    specs: Iterable[str], roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[str, ...]:
+    """Return the schemes that refuse a model of a script, as far as they can tell without changing it."""
+    checks = [(spec, schemes.build(spec).facet(Needs)) for spec in specs]
+    models = [root for root, _ in trained(roots, optimizers)]
+    return tuple(
+        spec for spec, needs in checks if needs is not None and any(_refuses(needs, model) for model in models)
+    )
+
+
+def _refuses(needs: Needs, model: nn.Module) -> bool:
+    try:
+        needs.check(model)
+    except ConversionError:
+        return True
+    return False
 
 
 class Applied:

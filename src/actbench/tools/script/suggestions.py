@@ -9,6 +9,9 @@ from typing import NamedTuple
 from actbench.model.measured import Measurement, PeakParts
 from actbench.model.timeline import Holder
 
+OF_ANY_SCRIPT = ("checkpoint", "fewbit:3", "adam8bit", "lora:16", "qlora:16", "offload")
+"""All schemes that may be suggested, except ``chunked_loss``, whose values depend on the model."""
+
 MOST = 3
 """Most schemes that are suggested."""
 
@@ -31,13 +34,16 @@ class Suggestion(NamedTuple):
 def suggestions(measured: Measurement) -> list[Suggestion]:
     """Return the schemes worth trying, that which may save most of the peak first; none without the peak's parts.
 
-    Offloading is slow, and for the same bytes as recomputation: it comes last.
+    A scheme that refuses the model is left out. Offloading is slow, and saves the same bytes as recomputation: it comes
+    last.
     """
     parts = measured.peak_parts
     if parts is None or not measured.peak_bytes:
         return []
     made = [rule(measured, parts) for rule in _RULES]
-    found = [each for each in made if each is not None and each.bytes_at_best >= _WORTH * measured.peak_bytes]
+    refused = measured.built.refused if measured.built else ()
+    possible = [each for each in made if each is not None and each.scheme not in refused]
+    found = [each for each in possible if each.bytes_at_best >= _WORTH * measured.peak_bytes]
     return sorted(found, key=lambda each: (each.scheme == "offload", -each.bytes_at_best))[:MOST]
 
 

@@ -35,7 +35,7 @@ class TimedRun:
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
-        self._lines = Lines(folder or Path.cwd(), script)
+        self.lines = Lines(folder or Path.cwd(), script)
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self._stack = ExitStack()
 

@@ -209,7 +209,7 @@ def _settings(row: Row) -> list[str]:
 
 def _of_run(run: TrainingRun) -> list[str]:
     here, made, case = run.machine, run.versions, run.case
-    device = here.gpu if case.device == "cuda" else f"{here.processor}, {here.cores} cores"
+    device = here.gpu if case.device == "cuda" else f"{here.processor}, {counted(here.cores, 'core')}"
     commit = f", commit {made.commit[:7]}" if made.commit else ""
     lines = [f"Trained on {here.name} ({device}) with actbench {made.actbench}{commit}, torch {made.torch}."]
     for item in run.published:
