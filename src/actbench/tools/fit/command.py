@@ -132,7 +132,7 @@ def fit(
     questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case = flags.case(model)
+    case = flags.case(model, elsewhere=machines is not None)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.report.render.formats import json_lines
