@@ -85,7 +85,11 @@ def fit(
     ] = None,
     budget: Annotated[
         float,
-        seconds_option("--budget", "Seconds, from the end of loading, after which no new simulation starts.", least=1),
+        seconds_option(
+            "--budget",
+            "Seconds, from the end of loading, after which no new simulation starts; one at work has a quarter more.",
+            least=1,
+        ),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     progress: ProgressFlags,
