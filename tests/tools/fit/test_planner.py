@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from surveyed import ANY_NUMBER, measured, planner_of, simulate
 from actbench import scheme as schemes
 from actbench.machine import now, provenance
 from actbench.model.blocks import BlockReading
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.convert.model import conversion_of, convert
@@ -212,6 +213,29 @@ def test_no_stack_made_by_hand_is_faster() -> None:
         found = planner.fastest(Goal(ANY, limit))
         assert found is not None
         assert found.seconds <= min(seconds for need, seconds in needs if need <= limit) * (1 + 1e-9)
+
+
+def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_blocks_is_found() -> None:
+    planner = planner_of("tiny-llama@num_hidden_layers=6", ("checkpoint", "fewbit:2"), batch_size=16, **TEXT)
+
+    def losing(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, outcome in simulate(plans):
+            assert isinstance(outcome, Measurement)
+            lost = outcome.peak_bytes // 12 if len(plans[case].choices) > 1 else 0
+            yield case, outcome.model_copy(update={"reserved_bytes": outcome.peak_bytes + lost})
+
+    planner.simulate = losing
+    least = planner.space.least(ANY)
+    assert least is not None
+    goal = Goal(ANY, round(least.peak + 0.4 * (planner.exact_step.need - least.peak)))
+    planner.pursue([goal])
+    found, count = planner.fastest(goal), len(planner.outcomes)
+    by_hand = planner.simulated(planner.space.of_some(ANY, goal.limit)[:2], goal.limit)
+
+    assert found is not None
+    assert by_hand is not None
+    assert found.seconds <= by_hand.seconds
+    assert len(planner.outcomes) == count
 
 
 @pytest.mark.slow
