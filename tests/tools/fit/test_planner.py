@@ -139,7 +139,8 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
         for each in planner.space.settings(ANY)
         if each.around == plan.around and not each.rest and set(plan.actions) <= set(each.actions)
     )
-    solved = setting.solved([setting.actions.index(action) for action in plan.actions])
+    actions = plan.actions or (frozenset(),) * len(planner.space.blocks.paths)
+    solved = setting.solved([setting.actions.index(action) for action in actions])
     return solved.peak, solved.seconds
 
 
@@ -161,6 +162,18 @@ def test_predictions_are_near_the_whole_simulation(model: str, within: float) ->
         found, (peak, seconds) = simulated(plan, planner), predicted(plan, planner)
         assert peak == pytest.approx(found.peak_bytes, rel=within), plan.case(planner.exact, planner.space.blocks.whole)
         assert seconds_of(found) <= 1.01 * seconds
+
+
+def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
+    schemes_around = ("accumulate:2", "accumulate:4", "chunked_loss:8")
+    planner = planner_of("tiny-llama@num_hidden_layers=2,vocab_size=8192", schemes_around, batch_size=16, **TEXT)
+
+    both = [each for each in planner.space.settings(EXACT) if len(each.around) == 2]
+
+    assert len(both) == 2
+    for setting in both:
+        found, (peak, _) = simulated(Plan(setting.around), planner), predicted(Plan(setting.around), planner)
+        assert peak == pytest.approx(found.peak_bytes, rel=0.001), setting.around
 
 
 @pytest.mark.slow
