@@ -94,15 +94,18 @@ class Simulations:
         finally:
             self._share = 1.0
 
-    def _in_time(self, grace: float = 0.0) -> bool:
-        budget = self._budget_seconds
-        in_time = budget is None or time.monotonic() <= self._begun + self._share * budget + grace
-        self.over |= not in_time
-        return in_time
+    def _in_time(self) -> bool:
+        return self._is_within(0.0)
 
     def _goes_on(self) -> bool:
         """Whether cases at work may go on: one that hangs would hold up the answer until its own timeout."""
-        return self._in_time(max(_GRACE * (self._budget_seconds or 0.0), _LEAST_GRACE))
+        return self._is_within(max(_GRACE * (self._budget_seconds or 0.0), _LEAST_GRACE))
+
+    def _is_within(self, grace: float) -> bool:
+        budget = self._budget_seconds
+        is_within = budget is None or time.monotonic() <= self._begun + self._share * budget + grace
+        self.over |= not is_within
+        return is_within
 
 
 class _Refused(OutcomeData):
