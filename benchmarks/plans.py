@@ -31,9 +31,8 @@ from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.tools.fit.fitting import Means, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, Level
-from actbench.tools.fit.planner import Found, Goal, Planner
+from actbench.tools.fit.planner import Found, Goal
 from actbench.tools.fit.records import Asked
-from actbench.tools.fit.setting import Setting, Solved
 from actbench.units import format_bytes
 
 _MOST_BY_HAND = 2
@@ -140,33 +139,11 @@ def cells(name: str, case: Case, output: Path) -> Iterator[Cell]:
                 goals = [Goal(level, int(share * peak)) for level in (EXACT, ANY) for share in SHARES]
                 planner.pursue([*goals, *(replace(goal, uniform=True) for goal in goals)])
                 found = [(goal, planner.fastest(goal)) for goal in goals]  # before what is put together by hand
-                hand = {level: by_hand(planner, level) if some is fixed else [] for level in (EXACT, ANY)}
                 for goal, plan in found:
                     uniform = planner.fastest(replace(goal, uniform=True))
-                    near = [each for each in hand[goal.level] if each.peak <= goal.limit][:_MOST_BY_HAND]
-                    best = planner.simulated(near, goal.limit)  # what counts is the whole simulation
+                    hand = planner.space.of_some(goal.level, goal.limit) if some is fixed else []
+                    best = planner.simulated(hand[:_MOST_BY_HAND], goal.limit)  # what counts is the whole simulation
                     yield Cell(name, goal.limit / peak, goal.limit, micro_batch, goal.level, plan, uniform, best)
-
-
-def by_hand(planner: Planner, level: Level) -> list[Solved]:
-    """Return what does one thing with the first or the last k blocks, or with each second or fourth, fastest first."""
-    settings = planner.space.settings(level)
-    count = len(planner.space.blocks.paths)
-    return sorted((each for setting in settings for each in _of_some(setting, count)), key=lambda each: each.seconds)
-
-
-def _of_some(setting: Setting, count: int) -> Iterator[Solved]:
-    for index, action in enumerate(setting.actions):
-        if not action:
-            continue
-        chosen: list[Sequence[int]] = [range(k) for k in range(1, count)]
-        chosen += [range(count - k, count) for k in range(1, count)]
-        chosen += [range(0, count, every) for every in (2, 4)]
-        nothing = next((place for place, each in enumerate(setting.actions) if not each), None)
-        if nothing is None:
-            return
-        for blocks in map(set, chosen):
-            yield setting.solved([index if place in blocks else nothing for place in range(count)])
 
 
 def row_of(cell: Cell) -> dict[str, Any]:

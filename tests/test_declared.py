@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ModelError, SpecError, UsageError
 from actbench.model import declared
 from actbench.model.declared.schemes import _schemes
+from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.workload import names
 
@@ -77,6 +79,53 @@ def test_wrong_models_have_the_message_of_building(name: str) -> None:
     assert message(ModelError, declared.check_model, name) == message(ModelError, names.parse_model_name, name)
 
 
+OWN = "import torch\n\nif torch:\n    def build():\n        pass\n\nother = build\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("onw.py:build", "there is no file {place}/onw.py; did you mean own.py?"),
+        ("own.py:biuld", "own.py has no function 'biuld'"),
+        ("mine.py:biuld", "mine.py has no function 'biuld'; did you mean build?"),
+        ("nothere/m.py:build", "there is no file {place}/nothere/m.py"),
+    ],
+)
+def test_a_missing_function_has_the_message_of_loading_it_and_a_near_name(
+    tmp_path: Path, model: str, words: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text("def build():\n    pass\n")
+    case = Case(model=f"{tmp_path}/{model}", batch_size=1)
+    checked = message(ModelError, declared.check_model, case.model)
+    assert checked.endswith(words.format(place=tmp_path))
+    assert checked == message(ModelError, workloads.load_workload, case)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OWN,
+        "from torch import manual_seed as build\n",
+        "from torch.nn import *\n",
+        "globals()['build'] = print\n",
+        "import sys\nsys.modules[__name__].build = print\n",
+        "def __getattr__(name):\n    return print\n",
+        "def build(:\n",
+        "try:\n    (build := print)\nfinally:\n    pass\n",
+    ],
+)
+def test_a_file_that_may_have_the_function_is_left_to_running_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.py").write_text(text)
+    declared.check_model(f"{tmp_path}/own.py:build")
+
+
+def test_an_absolute_path_may_be_one_of_another_machine() -> None:
+    declared.check_model("/nothere/own.py:build", elsewhere=True)
+    with pytest.raises(ModelError, match="there is no file"):
+        declared.check_model("nothere/own.py:build", elsewhere=True)
+
+
 def test_a_wrong_device_has_the_message_of_reading_it() -> None:
     checked = message(UsageError, declared.check_device_profile, "rtx4090")
     assert checked == message(UsageError, profiles.get, "rtx4090")
@@ -93,6 +142,9 @@ COMMANDS: dict[str, Any] = {
     "fit resnet18 --device-profile h100": "--device-profile 'h100': there is no such device profile; did you mean",
     "measure resnet19": "there is no model 'resnet19'; did you mean resnet18 or ",
     "measure resnet18 --device-profile t5": "--device-profile 't5': there is no such device profile; did you mean t4?",
+    "measure nothere.py:build": "model 'nothere.py:build': there is no file nothere.py",
+    "fit nothere.py:build --device-profile t4": "actbench: model 'nothere.py:build': there is no file nothere.py",
+    "sweep nothere.py:build": "model 'nothere.py:build': there is no file nothere.py",
     "convert resnet19 -s fewbit:3": "there is no model 'resnet19'; did you mean resnet18 or ",
     "sweep quickstar": "or did you mean the recipe 'quickstart'?",
     "train -s checkpoint,foo=1": "--scheme: scheme 'checkpoint,foo=1': checkpoint has no key 'foo'; its keys: only",

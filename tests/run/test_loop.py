@@ -100,6 +100,28 @@ def test_an_error_of_one_place_stops_the_others() -> None:
     assert len(stand.asked) == 2
 
 
+def test_a_case_that_hangs_is_stopped_once_it_may_not_go_on() -> None:
+    class Hanging(Stand):
+        def submit(self, cases: Cases, on: Place, tell: Callable[[Told], object]) -> Handle:
+            handle = super().submit(cases, on, tell)
+            if "lasts" not in cases[0].scheme:
+                return handle
+
+            def stop() -> None:
+                handle.stop()
+                handle.future.set_exception(StoppedError("stopped"))
+
+            return Handle(handle.future, stop)
+
+    stand, told = Hanging(), list[Case]()
+    found = outcomes(stand, WORK, cases("simulated", "lasts", "name:a"), may_go_on=lambda: not told)
+    for case, _, _ in found:
+        told.append(case)
+
+    assert [case.scheme for case in told] == ["name:a"]
+    assert [stopped[0].scheme for stopped in stand.stopped] == ["lasts"]
+
+
 def test_who_takes_no_more_stops_what_is_at_work() -> None:
     stand = Stand()
     found = outcomes(stand, WORK, cases("simulated", "lasts", "name:a"))

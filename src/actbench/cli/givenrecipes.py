@@ -29,21 +29,24 @@ def recipe_hint(target: str | None) -> Iterator[None]:
         raise ModelError(f"{error}; or did you mean the recipe {close!r}?") from None
 
 
-def recipe_of_target(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    """Return the recipe with this name or file, or the recipe made for the model with this name."""
+def recipe_of_target(target: str, flags: CaseFlags, trusted: bool, cumulative: bool, *, elsewhere: bool) -> Recipe:
+    """Return the recipe with this name or file, or the recipe made for the model with this name.
+
+    ``elsewhere`` is that of :func:`check_model`.
+    """
     from actbench.run import recipes
 
     if recipes.files_of(target) is not None or target.endswith(".toml"):
         loaded = recipes.Recipe.load_to_run(target, trusted=trusted)
         return flags.recipe(loaded.with_flags, ({}, {}), cumulative=cumulative)
-    return recipe_of(target, flags, cumulative)
+    return recipe_of(target, flags, cumulative, elsewhere=elsewhere)
 
 
-def recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
+def recipe_of(model: str, flags: CaseFlags, cumulative: bool = False, *, elsewhere: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
     from actbench.run.recipes import Recipe
 
-    check_model(model)
+    check_model(model, elsewhere=elsewhere)
     workload = {"batch_size": "1" if flags.max_batch else "8", "model": model}
     measure = {"meters": ["cuda" if find_gpu() else "simulated"]}
     return flags.recipe(Recipe.from_flags, (workload, measure), cumulative=cumulative)

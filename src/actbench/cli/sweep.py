@@ -108,7 +108,8 @@ def sweep(
     torchrun --nproc-per-node 4 -m actbench sweep mine.toml --meter cuda -s fsdp:4 -s ddp:4
     """
     with recipe_hint(target):
-        recipe = recipe_of_target("quickstart" if target is None else target, flags, trust_recipe, cumulative)
+        name, elsewhere = "quickstart" if target is None else target, nodes.cluster is not None
+        recipe = recipe_of_target(name, flags, trust_recipe, cumulative, elsewhere=elsewhere)
     with recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
         _compare(
             recipe,

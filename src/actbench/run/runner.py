@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -103,41 +103,68 @@ def _measured(store: RecordSink[MeasuredRecord], case: Case) -> Outcome | None:
 
 
 def outcomes(
-    executor: Executor, work: Work, cases: Sequence[Case], may_begin: Callable[[], bool] = lambda: True
+    executor: Executor,
+    work: Work,
+    cases: Sequence[Case],
+    may_begin: Callable[[], bool] = lambda: True,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> Generator[Told, None, None]:
     """Yield each case with its outcome as soon as it ends, and before its search without its largest batch.
 
-    None begins once ``may_begin()`` is false. Whoever takes no more of them, and any error, stops all that is at work.
+    None begins once ``may_begin()`` is false, and those at work are stopped, without an outcome, once ``may_go_on()``
+    is. Whoever takes no more of them, and any error, stops all that is at work.
     """
     told: SimpleQueue[Told | Handle] = SimpleQueue()
     at_work: dict[Handle, Place] = {}
+    stopped: set[Handle] = set()
     try:
         for meter, units in _units(work, cases):
             waiting = deque(units)
             while True:
                 while waiting and may_begin() and (place := _free(executor.places(meter), at_work)) is not None:
-                    try:
-                        handle = executor.submit(waiting[0], place, told.put)
-                    except PlaceLostError:
-                        continue  # with the places that are left
-                    waiting.popleft()
-                    at_work[handle] = place
-                    handle.future.add_done_callback(partial(_put, told, handle))
+                    _begin(executor, waiting, place, told, at_work)
                 if not at_work:
                     break
+                if not may_go_on():
+                    _stop(at_work, stopped)
                 try:
                     news = told.get(timeout=_LOOK_SECONDS)
                 except Empty:
                     continue
                 if isinstance(news, Handle):
                     del at_work[news]
-                    news.result()
+                    if news not in stopped:
+                        news.result()
                 else:
                     yield news
     except BaseException:
-        for handle in at_work:
-            handle.stop()
+        _stop(at_work, stopped)
         raise
+
+
+def _begin(
+    executor: Executor,
+    waiting: deque[Cases],
+    place: Place,
+    told: SimpleQueue[Told | Handle],
+    at_work: dict[Handle, Place],
+) -> None:
+    """Begin the first of the waiting cases at a place, or none if the place is gone: others are left."""
+    try:
+        handle = executor.submit(waiting[0], place, told.put)
+    except PlaceLostError:
+        return
+    waiting.popleft()
+    at_work[handle] = place
+    handle.future.add_done_callback(partial(_put, told, handle))
+
+
+def _stop(at_work: Iterable[Handle], stopped: set[Handle]) -> None:
+    """Stop what is at work, each once."""
+    for handle in at_work:
+        if handle not in stopped and not handle.future.done():
+            stopped.add(handle)
+            handle.stop()
 
 
 def _put(told: SimpleQueue[Told | Handle], ended: Handle, _: object) -> None:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
+from actbench.model.declared.functions import no_file, no_function
 
 T = TypeVar("T")
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -33,7 +34,7 @@ class UserFile:
     def __init__(self, path: Path, spec: str) -> None:
         self.path, self.spec = path, spec
         if not os.path.isfile(path):
-            raise ModelError(f"model {spec!r}: there is no file {path}")
+            raise no_file(spec, path)
         module_spec = importlib.util.spec_from_file_location(path.stem, path)
         assert module_spec is not None
         assert module_spec.loader is not None
@@ -48,7 +49,7 @@ class UserFile:
         """Return the function of this name; a ModelError if the file has none, or if it must be given arguments."""
         found = getattr(self._module, name, None)
         if not callable(found):
-            raise ModelError(f"model {self.spec!r}: {self.path} has no function {name!r}")
+            raise no_function(self.spec, self.path, name)
         needed = _needed(found)
         if needed:
             raise ModelError(

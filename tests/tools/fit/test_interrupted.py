@@ -97,9 +97,11 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
     clock = [0.0]
     monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def slowly(cases: Sequence[Case], goes_on: Callable[[], bool]) -> Generator[Told, None, None]:
+    def slowly(
+        cases: Sequence[Case], may_begin: Callable[[], bool], _: Callable[[], bool]
+    ) -> Generator[Told, None, None]:
         for case in cases:
-            if goes_on():
+            if may_begin():
                 clock[0] += 1
                 yield case, next(outcome for _, outcome in SIMULATED({case: Plan()})), provenance("")
 
@@ -113,6 +115,29 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
         slow.answer(round(0.8 * slow.exact_step.need), LEVELS)
 
     assert any(each.predicted for each in slow.found) == (share < 1)
+
+
+def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def hangs(
+        cases: Sequence[Case], may_begin: Callable[[], bool], may_go_on: Callable[[], bool]
+    ) -> Generator[Told, None, None]:
+        if may_begin():
+            while may_go_on():
+                clock[0] += 1
+        yield from ()
+
+    hung = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
+    with fitting("hung", hung.exact, hung.choices, Means(jobs=1, budget_seconds=80)) as made:
+        made.simulates = hangs
+        hung.simulate = made.simulations(hung.exact, Asked())
+        with pytest.raises(MeasurementError, match="give a larger --budget"):
+            hung.begin()
+
+    assert 80 < clock[0] <= 101
+    assert made.runs[-1].over
 
 
 def failing(reason: FailureReason, failed: list[Case]) -> object:

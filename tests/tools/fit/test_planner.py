@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from surveyed import ANY_NUMBER, measured, planner_of, simulate
 from actbench import scheme as schemes
 from actbench.machine import now, provenance
 from actbench.model.blocks import BlockReading
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.convert.model import conversion_of, convert
@@ -138,7 +139,8 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
         for each in planner.space.settings(ANY)
         if each.around == plan.around and not each.rest and set(plan.actions) <= set(each.actions)
     )
-    solved = setting.solved([setting.actions.index(action) for action in plan.actions])
+    actions = plan.actions or (frozenset(),) * len(planner.space.blocks.paths)
+    solved = setting.solved([setting.actions.index(action) for action in actions])
     return solved.peak, solved.seconds
 
 
@@ -160,6 +162,18 @@ def test_predictions_are_near_the_whole_simulation(model: str, within: float) ->
         found, (peak, seconds) = simulated(plan, planner), predicted(plan, planner)
         assert peak == pytest.approx(found.peak_bytes, rel=within), plan.case(planner.exact, planner.space.blocks.whole)
         assert seconds_of(found) <= 1.01 * seconds
+
+
+def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
+    schemes_around = ("accumulate:2", "accumulate:4", "chunked_loss:8")
+    planner = planner_of("tiny-llama@num_hidden_layers=2,vocab_size=8192", schemes_around, batch_size=16, **TEXT)
+
+    both = [each for each in planner.space.settings(EXACT) if len(each.around) == 2]
+
+    assert len(both) == 2
+    for setting in both:
+        found, (peak, _) = simulated(Plan(setting.around), planner), predicted(Plan(setting.around), planner)
+        assert peak == pytest.approx(found.peak_bytes, rel=0.001), setting.around
 
 
 @pytest.mark.slow
@@ -212,6 +226,29 @@ def test_no_stack_made_by_hand_is_faster() -> None:
         found = planner.fastest(Goal(ANY, limit))
         assert found is not None
         assert found.seconds <= min(seconds for need, seconds in needs if need <= limit) * (1 + 1e-9)
+
+
+def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_blocks_is_found() -> None:
+    planner = planner_of("tiny-llama@num_hidden_layers=6", ("checkpoint", "fewbit:2"), batch_size=16, **TEXT)
+
+    def losing(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, outcome in simulate(plans):
+            assert isinstance(outcome, Measurement)
+            lost = outcome.peak_bytes // 12 if len(plans[case].choices) > 1 else 0
+            yield case, outcome.model_copy(update={"reserved_bytes": outcome.peak_bytes + lost})
+
+    planner.simulate = losing
+    least = planner.space.least(ANY)
+    assert least is not None
+    goal = Goal(ANY, round(least.peak + 0.4 * (planner.exact_step.need - least.peak)))
+    planner.pursue([goal])
+    found, count = planner.fastest(goal), len(planner.outcomes)
+    by_hand = planner.simulated(planner.space.of_some(ANY, goal.limit)[:2], goal.limit)
+
+    assert found is not None
+    assert by_hand is not None
+    assert found.seconds <= by_hand.seconds
+    assert len(planner.outcomes) == count
 
 
 @pytest.mark.slow

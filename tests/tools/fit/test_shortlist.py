@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from madeup import GIB, measured
@@ -13,6 +14,7 @@ from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
 from actbench.report import render, store
+from actbench.tools.fit.answer import answer as fit_answer
 from actbench.tools.fit.pieces import pieces_of
 from actbench.tools.fit.records import Asked, FitRecord, Training
 from actbench.tools.fit.shortlist import Fitted, fitted
@@ -76,6 +78,19 @@ def test_plans_that_train_further_away_step_by_step_are_compared_with_those_that
     near, far = ("adam8bit", 0.985, 5, OTHER_UPDATES), ("adam8bit+actnn", 0.97, 5, further)
 
     assert shown(near, far) == ["adam8bit+actnn", "exact"]
+
+
+@pytest.mark.parametrize("trained", ["all", "adapters"])
+def test_what_the_answer_names_is_in_a_table(trained: Literal["all", "adapters"]) -> None:
+    near = Training(trained=trained, updates="other")
+    further = Training(trained=trained, updates="other", precision="other")
+    what = found(("adam8bit", 1.3, 90, near), ("adam8bit+checkpoint", 1.29, 90, further), exact=200)
+
+    shown = [*what.shortlist(), *what.shortlist(adapters=True)]
+
+    assert [each.record.case.scheme for each in shown] == ["adam8bit"]  # the other one is hardly faster
+    (answer,) = fit_answer(what)
+    assert answer.startswith("adam8bit: ")
 
 
 def test_where_what_fits_is_too_slow_the_fastest_of_it_is_the_nearest() -> None:

@@ -14,20 +14,23 @@ from pathlib import Path
 
 from actbench import plugins
 from actbench.errors import ModelError, UsageError
+from actbench.model.declared.functions import check_function
 
 _PACKAGE = Path(__file__).parents[2]
 _CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")
 _REGISTERED = re.compile(r"^@register_model\(\)\n(?:[@ )].*\n)*def (\w+)", re.MULTILINE)
 
 
-def check_model(spec: str) -> None:
-    """Check a model's name, if it is one of actbench's own or torchvision's.
+def check_model(spec: str, *, elsewhere: bool = False) -> None:
+    """Check a model's name, if it is one of actbench's own or torchvision's, or of a function in a file.
 
-    Folders, files and names on the hub are not looked at.
+    Folders and names on the hub are not looked at. With ``elsewhere``, cases run on other machines, which have their
+    own files at absolute paths.
 
     Raises:
         ModelError: There is no such model; the message has the closest names.
     """
+    check_function(spec, elsewhere=elsewhere)
     bare, at, changes = spec.rpartition("@") if "@" in spec else (spec, "", "")
     if at and not _CHANGES.fullmatch(changes):
         return  # which is said when the name is read

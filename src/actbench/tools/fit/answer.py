@@ -11,12 +11,11 @@ from actbench.units import format_bytes
 
 def answer(found: Fitted) -> tuple[str, ...]:
     """Return at most three sentences about what fits and is fast enough, or about what comes nearest."""
-    fitting, adapted = found.fitting(), found.fitting(adapters=True)
-    if not fitting and not adapted:
+    shown, adapted = found.shortlist(), found.shortlist(adapters=True)  # what the answer names is in a table below it
+    if not shown and not adapted:
         return (_nearest(found),)
-    chosen = [_nearest_to_exact(fitting or adapted), *found.shortlist()[:1]]
-    quickest = found.shortlist(adapters=True)[:1]
-    chosen += [each for each in quickest if not fitting or each.seconds < fitting[0].seconds]
+    chosen = [_nearest_to_exact(shown or adapted), *shown[:1]]
+    chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
     return tuple(_told(each, found) for each in _each_once(chosen))
 
 

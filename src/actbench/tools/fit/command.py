@@ -85,7 +85,11 @@ def fit(
     ] = None,
     budget: Annotated[
         float,
-        seconds_option("--budget", "Seconds, from the end of loading, after which no new simulation starts.", least=1),
+        seconds_option(
+            "--budget",
+            "Seconds, from the end of loading, after which no new simulation starts; one at work has a quarter more.",
+            least=1,
+        ),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     progress: ProgressFlags,
@@ -132,7 +136,7 @@ def fit(
     questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case = flags.case(model)
+    case = flags.case(model, elsewhere=machines is not None)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.report.render.formats import json_lines

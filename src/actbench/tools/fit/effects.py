@@ -145,6 +145,20 @@ def matters(choice: Choice, exact: Measurement) -> bool:
     return max(state / exact.peak_bytes, seconds) >= LEAST_SHARE
 
 
-def change_in_parts(costs: Costs, parts: int) -> Costs:
-    """Return the effect of a change around the blocks: what grows with the batch is of one micro-batch."""
-    return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)
+def change_in_parts(costs: Costs, parts: int, cut: tuple[int, Costs] | None = None) -> Costs:
+    """Return the effect of a change around the blocks in so many micro-batches, from that in a whole batch.
+
+    ``cut`` is a number of micro-batches with the effect in them: what does not grow with the batch, such as a gradient
+    that a loss in pieces holds, is told by both. Without it all bytes between the passes are taken to grow.
+    """
+    if cut is None:
+        return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)
+    count, there = cut
+    share = (1 / parts - 1 / count) / (1 - 1 / count)  # 1 in a whole batch, 0 in that number
+    return replace(
+        costs,
+        base=there.base,
+        top=there.top + share * (costs.top - there.top),
+        held=there.held + share * (costs.held - there.held),
+        forward=there.forward + share * (costs.forward - there.forward),
+    )

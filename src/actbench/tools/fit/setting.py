@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actbench.tools.fit.chain import Chain
@@ -80,6 +80,23 @@ class Setting:
         actions = tuple(self.actions[index] for index in indices)
         plan = Plan(self.around, actions if any(actions) else (), self.rest)
         return Solved(plan, self.chain.peak(indices), self.chain.time(indices))
+
+    def of_some(self, slowest: float) -> Iterator[Solved]:
+        """Yield the plans that do one thing with some of the blocks, and take at most so many seconds.
+
+        These are the first k, the last k, or each second or fourth.
+        """
+        nothing = next((place for place, each in enumerate(self.actions) if not each), None)
+        if nothing is None:
+            return
+        count = len(self.chain.options)
+        some = [range(first, last) for k in range(1, count) for first, last in ((0, k), (count - k, count))]
+        some += [range(0, count, every) for every in (2, 4)]
+        for index in (place for place, each in enumerate(self.actions) if each):
+            for chosen in some:
+                indices = [index if place in chosen else nothing for place in range(count)]
+                if self.chain.time(indices) <= slowest:
+                    yield self.solved(indices)
 
     def _in_rows(self, indices: Sequence[int]) -> Sequence[int]:
         """Return the same options, those of equal blocks in rows, in the order that needs least.

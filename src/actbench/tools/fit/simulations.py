@@ -24,8 +24,14 @@ _REFUSALS = ("nothing-converted", "unsupported", "unavailable")
 
 Origin = Mapping[str, Any]
 MakeRecord = Callable[[Case, Plan, Outcome, Origin], FitRecord]
-Simulator = Callable[[Sequence[Case], Callable[[], bool]], Generator[Told, None, None]]
-"""Simulates cases, several at a time, and yields each as it ends; leaves out those that may not begin any more."""
+Simulator = Callable[[Sequence[Case], Callable[[], bool], Callable[[], bool]], Generator[Told, None, None]]
+"""Simulates cases, several at a time, and yields each as it ends.
+
+It leaves out those that may not begin any more, by the first function, and those that may not go on, by the second.
+"""
+
+_GRACE, _LEAST_GRACE = 0.25, 10.0
+"""Share of the budget, and seconds at the least, that a case at work may take after the budget's end."""
 
 
 class Simulations:
@@ -71,7 +77,7 @@ class Simulations:
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs, more=True)
             self._planned += todo
-            with closing(self._simulator(todo, self._in_time)) as told:
+            with closing(self._simulator(todo, self._in_time, self._goes_on)) as told:
                 for case, outcome, origin in told:
                     record = self._make_record(case, plans[case], outcome, origin).after(self._store.find(case))
                     self._store.append(record)
@@ -89,10 +95,17 @@ class Simulations:
             self._share = 1.0
 
     def _in_time(self) -> bool:
+        return self._is_within(0.0)
+
+    def _goes_on(self) -> bool:
+        """Whether cases at work may go on: one that hangs would hold up the answer until its own timeout."""
+        return self._is_within(max(_GRACE * (self._budget_seconds or 0.0), _LEAST_GRACE))
+
+    def _is_within(self, grace: float) -> bool:
         budget = self._budget_seconds
-        in_time = budget is None or time.monotonic() <= self._begun + self._share * budget
-        self.over |= not in_time
-        return in_time
+        is_within = budget is None or time.monotonic() <= self._begun + self._share * budget + grace
+        self.over |= not is_within
+        return is_within
 
 
 class _Refused(OutcomeData):

@@ -96,6 +96,18 @@ class Space:
         within = (each for each in found if each.peak <= limit and self.errors.of(each.plan) <= most_squared_error)
         return min(within, key=lambda each: each.seconds, default=None)
 
+    def of_some(
+        self, level: Level, limit: float, most_squared_error: float = math.inf, slowest: float = math.inf
+    ) -> list[Solved]:
+        """Return the plans within a limit that do one thing with some blocks and nothing with the rest, fastest first.
+
+        Those that take longer than ``slowest`` are left out.
+        """
+        settings = (each for each in self.settings(level) if each.bound(limit) <= slowest)
+        found = (solved for setting in settings for solved in setting.of_some(slowest))
+        within = (each for each in found if each.peak <= limit and self.errors.of(each.plan) <= most_squared_error)
+        return sorted(within, key=lambda each: each.seconds)
+
     def know(self, errors: Errors) -> None:
         """Make plans with these errors from now on."""
         self.errors = errors

@@ -77,8 +77,8 @@ class FitFlags(StepFlags):
         ),
     ] = None
 
-    def case(self, model: str | None) -> Case:
-        """Return the case of the exact step.
+    def case(self, model: str | None, *, elsewhere: bool = False) -> Case:
+        """Return the case of the exact step; ``elsewhere`` is that of :func:`check_model`.
 
         Raises:
             UsageError: A flag is wrong, or none says what has to fit.
@@ -91,7 +91,7 @@ class FitFlags(StepFlags):
             return self._of_script(self.script, limit)
         if model is None:
             raise UsageError("name the MODEL that is to fit, such as llama-3.2-1b, or a training script by --script")
-        check_model(model)
+        check_model(model, elsewhere=elsewhere)
         given = {"batch_size": ROWS, **self.given(set(Case.model_fields) - {"optimizer", "script"})}
         return Case(**{**given, **limit, "model": model, "optimizer": self._optimizers[0]})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,9 +16,10 @@ from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters
 from actbench.tools.fit.errors import Simulate
-from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan, training_of
+from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
+from actbench.tools.fit.ways import is_beaten, other_ways
 
 _BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
 """Failures that the same case may not have another time."""
@@ -51,6 +51,7 @@ class Survey:
     space: Space = field(default_factory=lambda: Space(Blocks()))
     outcomes: dict[Case, Outcome] = field(default_factory=dict)
     refused: dict[Choice, Outcome] = field(default_factory=dict)
+    _in_parts: dict[Around, tuple[int, Costs]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
         """Learn all: :meth:`begin`, then :meth:`look_further`.
@@ -236,11 +237,31 @@ class Survey:
             if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
         }
         found = self._measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
+        self._cut_changes(way, wanted, found)
         for choice, (parts, case) in wanted.items():
             self._note(frozenset({choice}), case)
             exact = Costs.of(found[case], parts) if case in found else None
             if exact is not None:
                 self._add_parts(way, choice, parts, exact)
+
+    def _cut_changes(
+        self, way: Effects, wanted: Mapping[Choice, tuple[int, Case]], found: Mapping[Case, Measurement]
+    ) -> None:
+        """Learn what changes that matter between the passes do in the fewest micro-batches."""
+        choice, (parts, case) = next(((each, of) for each, of in wanted.items() if of[1] in found), (None, (0, None)))
+        if choice is None or case is None:
+            return
+        around, exact = way.around | {choice}, Costs.of(found[case], parts)
+        told = {
+            change: (self._around_case(around | change), Plan(around | change))
+            for change, costs in way.changes.items()
+            if abs(costs.top) >= LEAST_SHARE * way.exact.peak and all(self._goes_with(each, around) for each in change)
+        }
+        measured = self._measured(dict(told.values()))
+        for change, (changed, _) in told.items():
+            costs = Costs.of(measured[changed], parts) if changed in measured else None
+            if costs is not None and exact is not None:
+                self._in_parts[change] = parts, costs - exact
 
     def _spread(self, way: Effects, first: Effects) -> None:
         """Tell the same of another way of computing, from what micro-batches did in the first."""
@@ -253,7 +274,7 @@ class Survey:
     def _add_parts(self, way: Effects, choice: Choice, parts: int, exact: Costs) -> None:
         around = way.around | {choice}
         changes = {
-            each: change_in_parts(costs, parts)
+            each: change_in_parts(costs, parts, self._in_parts.get(each))
             for each, costs in way.changes.items()
             if all(self._goes_with(change, around) for change in each)
         }
@@ -262,7 +283,7 @@ class Survey:
 
     def _worth_a_look(self, first: Effects) -> list[Around]:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
-        others = self._other_ways()
+        others = other_ways(self.choices.computing)
         alone = {self._around_case(around): (around, Plan(around)) for around in others if len(around) == 1}
         self._measured({case: plan for case, (_, plan) in alone.items()})
         for case, (around, _) in alone.items():
@@ -276,25 +297,4 @@ class Survey:
             if (measured := (mine | found).get(self._around_case(around))) is not None
             and (seconds := step_seconds_of(measured)) is not None
         }
-        return [each for each in needs if each != first.around and not self._is_beaten(each, needs)][:_MOST_WAYS]
-
-    @staticmethod
-    def _is_beaten(around: Around, needs: Mapping[Around, tuple[float, int]]) -> bool:
-        """Whether another way that trains as near is as fast and as small; of equal ways the first is kept."""
-        places = list(needs)
-        return any(
-            training_of(other).is_as_near(training_of(around))
-            and all(one <= two for one, two in zip(needs[other], needs[around], strict=True))
-            and (needs[other] != needs[around] or places.index(other) < places.index(around))
-            for other in needs
-            if other != around
-        )
-
-    def _other_ways(self) -> list[Around]:
-        """Return the other ways of computing, each alone and those that stand together."""
-        kinds: dict[object, list[Choice]] = {}
-        for choice in self.choices.computing:
-            kinds.setdefault(choice.changes, []).append(choice)
-        several = itertools.product(*([None, *each] for each in kinds.values()))
-        found = [frozenset(choice for choice in each if choice is not None) for each in several]
-        return sorted((each for each in found if each and actions.stand_together(each)), key=len)
+        return [each for each in needs if each != first.around and not is_beaten(each, needs)][:_MOST_WAYS]
