@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Case, Failure, Record, named
+from actbench.units import counted
 
 ALL = "All rows"
 """Whose a sentence is that is true of each row."""
@@ -81,3 +83,11 @@ def names_of_cases(cases: Sequence[Case]) -> str:
         schemes.setdefault(case.model_copy(update={"scheme": "exact"}), []).append(case.scheme)
     found = (case.model_copy(update={"scheme": ", ".join(these)}).name for case, these in schemes.items())
     return "; ".join(dict.fromkeys(found))
+
+
+def measured_on(record: MeasuredRecord) -> str:
+    """Return the sentence that names the machine and the versions of a record."""
+    machine, versions = record.machine, record.versions
+    device = machine.gpu or f"{machine.processor}, {counted(machine.cores, 'core')}"
+    commit = f", commit {versions.commit[:7]}" if versions.commit else ""
+    return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."

@@ -11,7 +11,7 @@ from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
 from actbench.report.advice import about_bounds, about_largest, about_limits, about_peak, names_of
-from actbench.report.sentences import ALL, failures, names_of_cases, warnings
+from actbench.report.sentences import ALL, failures, measured_on, names_of_cases, warnings
 from actbench.report.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -31,7 +31,6 @@ from actbench.report.tables.computed import step_change
 from actbench.report.tables.entries import Entry, join
 from actbench.report.tables.estimates import about_estimates
 from actbench.report.tables.values import Column, Curve, Item, Rows, Unit, Value, blocks, write
-from actbench.units import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -100,7 +99,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bo
     lines = chain(
         settings.described(),
         about_largest(records),
-        map(_machine, records),
+        map(measured_on, records),
         _published(records),
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),
@@ -113,13 +112,6 @@ def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bo
     if any(record.versions.dirty for record in records):
         notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
     return tuple(notes)
-
-
-def _machine(record: MeasuredRecord) -> str:
-    machine, versions = record.machine, record.versions
-    device = machine.gpu or f"{machine.processor}, {counted(machine.cores, 'core')}"
-    commit = f", commit {versions.commit[:7]}" if versions.commit else ""
-    return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
 
 
 def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
