@@ -94,4 +94,11 @@ def _unknown_key(location: Location, sections: Mapping[str, type[BaseModel]]) ->
     allowed = list(sections[section].model_fields)
     close = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    elsewhere = (
+        f"{known!r} is a key of {name!r}: write it there; "
+        for name, model in sections.items()
+        for known in (key, key.removesuffix("s"))
+        if name not in ("", section) and known in model.model_fields
+    )
+    hint = hint or next(elsewhere, "")
     return f"unknown key; {hint}allowed: {', '.join(allowed)}"

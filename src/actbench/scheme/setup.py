@@ -17,6 +17,7 @@ from actbench.scheme.conditions import Limits, Precision, Processes
 from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch, MicroBatch, MicroBatching
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
+from actbench.units import counted
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -203,7 +204,7 @@ class TrainStep:
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this batch."""
         asked, found = self.setup.micro_batching.parts, len(self.micro_batches)
-        cut_into = f"the batch has {found} rows: it is cut into {found} parts, not {asked}"
+        cut_into = f"the batch has {counted(found, 'row')}: it is cut into {counted(found, 'part')}, not {asked}"
         return self.notes if found == asked else (cut_into, *self.notes)
 
     def forward(self) -> Tensor:

@@ -43,6 +43,10 @@ BAD = {
         "workload.dtype: 'int8' is not one of 'float32', 'bfloat16' or ",
     ),
     "unknown key": (RECIPE + "batchsize = 8", "workload.batchsize: unknown key; did you mean 'batch_size'? allowed: "),
+    "key of another section": (
+        'models = ["tiny-vit"]\n' + RECIPE,
+        "models: unknown key; 'model' is a key of 'workload': write it",
+    ),
     "unknown section": (RECIPE + "[mesure]", "mesure: unknown key; did you mean 'measure'? allowed: title, "),
     "unknown meter": (RECIPE + '[measure]\nmeters = ["gpu"]', "measure.meters[0]: 'gpu' is not one of 'simulated', "),
     "meter twice": (RECIPE + '[measure]\nmeters = ["cpu", "cpu"]', "measure.meters: 'cpu' is given twice"),

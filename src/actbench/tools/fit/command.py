@@ -24,6 +24,7 @@ from actbench.cli.printing import (
 )
 from actbench.tools.fit.asking import QuestionFlags
 from actbench.tools.fit.stepflags import FitFlags
+from actbench.units import counted
 
 if TYPE_CHECKING:
     from actbench.tools.fit.fit import Fit
@@ -220,7 +221,7 @@ def _verdict(found: Fit) -> str:
 
 def _remarks(found: Fit, *, verbose: bool) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
-    remark(f"{found.simulated} cases simulated whole, {known} taken from the results file")
+    remark(f"{counted(found.simulated, 'case')} simulated whole, {known} taken from the results file")
     if found.path is not None:
         remark(f"results: {found.path} (tables in the same folder, as .md and .csv)")
     for why in found.about_refused(each=verbose):

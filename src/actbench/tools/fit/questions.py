@@ -16,7 +16,7 @@ from actbench.tools.fit.growing import LARGEST, Axis, Grower, Largest
 from actbench.tools.fit.levels import EXACT, LEVELS, Level
 from actbench.tools.fit.records import Asked, FitRecord, Trained, Tried, step_seconds_of
 from actbench.tools.fit.sharding import Sharded, Shardings
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 
 _UNITS: dict[Axis, str] = {"sequence_length": "tokens", "batch_size": "rows"}
 _WHAT: dict[Axis, str] = {"sequence_length": "Longest sequence", "batch_size": "Largest batch"}
@@ -125,7 +125,7 @@ def _tried(made: Fitting, grown: Largest) -> Tried:
 
 
 def _answer(made: Fitting, tables: tuple[Table, ...], chosen: list[Tried], remarks: list[str]) -> Answer:
-    told = [f"{sum(run.simulated for run in made.runs)} cases simulated whole"]
+    told = [f"{counted(sum(run.simulated for run in made.runs), 'case')} simulated whole"]
     told += [f"results: {made.path}"] if made.path else []
     if any(run.over for run in made.runs):
         told.append("the time of --budget ended before all was simulated; the same command goes on from there")
