@@ -127,7 +127,7 @@ def test_what_a_file_raises_is_one_message(refused_as_model: Any, tmp_path: Path
 
 
 def test_a_file_that_raises_while_it_is_read_is_one_message(cli: Any, refused_as_model: Any, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("class Own(BaseException): pass\nraise Own('at once')\n")
+    (tmp_path / "own.py").write_text("class Own(BaseException): pass\nraise Own('at once')\ndef build(): pass\n")
 
     refused_as_model("own.py:build", naming="own.py:2: Own: at once")
     cli.refused("tables", "own.py:Own", naming="Own: at once")

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.methods.liger import gradients
 from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul
 
 
@@ -42,6 +43,20 @@ def test_a_gradient_is_overwritten_if_nobody_else_reads_it(rest: Any, in_place: 
     x = torch.randn(2, 3, 4, requires_grad=True)
 
     assert spied(x * 2, normed, rest) == in_place
+
+
+def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code() -> None:
+    gradients._usual.cache_clear()
+
+    @torch.compile(backend="eager")
+    def step(y: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        y.sum().backward()
+        return y + 1
+
+    step(normed(torch.randn(2, 4, requires_grad=True) * 2))
+
+    assert spied(torch.randn(2, 3, 4, requires_grad=True) * 2, normed, nn.Linear(4, 4))
 
 
 def test_a_gradient_that_a_residual_path_or_a_hook_reads_is_not() -> None:

@@ -19,6 +19,8 @@ def is_ours(gradient: Tensor) -> bool:
     Called by that function itself. A gradient that another node, a hook or ``retain_grad`` also holds has more uses
     than one that torch made for this function. So has the tensor that it is a view of.
     """
+    if torch.compiler.is_compiling():
+        return False  # in code that torch.compile runs, Python's frames hold each argument more often
     return _uses(gradient) == _usual(gradient._is_view())
 
 
