@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,25 @@ FUSED, PLAIN = efficientnet.FusedMBConvConfig, efficientnet.MBConvConfig
 NARROW = mobilenetv3.InvertedResidualConfig
 SWIN = {"patch_size": [4, 4], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
 models: Any = torchvision.models
+
+
+def without(model: nn.Module, *repeated: str) -> nn.Module:
+    """Return the model without blocks that repeat the one before, which take minutes to compile."""
+    for name in repeated:
+        model.set_submodule(name, nn.Identity())
+    return model
+
+
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {
     "alexnet": models.alexnet,
     "convnext": lambda: convnext.ConvNeXt([convnext.CNBlockConfig(16, 32, 1), convnext.CNBlockConfig(32, None, 1)]),
     "densenet": lambda: densenet.DenseNet(8, (2, 2), 16),
     "efficientnet": lambda: efficientnet.EfficientNet([FUSED(4, 3, 2, 16, 16, 2), PLAIN(4, 3, 2, 16, 24, 2)], 0.0),
-    "googlenet": partial(models.googlenet, init_weights=False),
-    "inception": partial(models.inception_v3, aux_logits=False, init_weights=False),
+    "googlenet": lambda: without(models.googlenet(init_weights=False), "inception4b", "inception4c", "inception5a"),
+    "inception": lambda: without(
+        models.inception_v3(aux_logits=False, init_weights=False),
+        *("Mixed_5d", "Mixed_6c", "Mixed_6d", "Mixed_6e", "Mixed_7c"),
+    ),
     "maxvit": lambda: maxvit.MaxVit((64, 64), 16, 2, [16, 32], [1, 1], 8, 0.0),
     "mnasnet": models.mnasnet0_5,
     "mobilenetv2": lambda: models.MobileNetV2(width_mult=0.5, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2]]),
