@@ -45,7 +45,7 @@ def test_a_conversion_that_takes_too_long_is_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_ends_its_process_is_an_error(tmp_path):
-    (tmp_path / "mine.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "mine.py").write_text("import os\nos._exit(0)\ndef build(): pass\n")
     ended = convert("mine.py:build", *SMALL)
 
     assert ended.returncode == 2, ended.stderr
