@@ -32,7 +32,7 @@ CORE = {
     # torch
     "ops": {"errors", "caches"},
     "packing": {"errors", "units", "model", "ops"},
-    "scheme": {"errors", "plugins", "model", "packing"},
+    "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
     "simulator": BASE | {"plugins", "model", "ops", "packing", "scheme", "measuring"},

@@ -45,8 +45,9 @@ def test_a_gradient_is_overwritten_if_nobody_else_reads_it(rest: Any, in_place: 
     assert spied(x * 2, normed, rest) == in_place
 
 
-def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code() -> None:
-    gradients._usual.cache_clear()
+@pytest.mark.parametrize("limit", [8, 1])
+def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code(limit: int) -> None:
+    """Beyond the limit, torch.compile runs Python's functions as they are, and each call counts its arguments twice."""
 
     @torch.compile(backend="eager")
     def step(y: Tensor) -> Tensor:
@@ -54,7 +55,10 @@ def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code() -> N
         y.sum().backward()
         return y + 1
 
-    step(normed(torch.randn(2, 4, requires_grad=True) * 2))
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        for _ in range(3):
+            gradients._usual.cache_clear()
+            step(normed(torch.randn(2, 4, requires_grad=True) * 2))
 
     assert spied(torch.randn(2, 3, 4, requires_grad=True) * 2, normed, nn.Linear(4, 4))
 

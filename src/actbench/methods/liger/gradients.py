@@ -20,8 +20,15 @@ def is_ours(gradient: Tensor) -> bool:
     than one that torch made for this function. So has the tensor that it is a view of.
     """
     if torch.compiler.is_compiling():
-        return False  # in code that torch.compile runs, Python's frames hold each argument more often
+        return False
+    alone = object()
+    if _counted(object()) != sys.getrefcount(alone):
+        return False  # torch.compile runs Python's frames here, and each call holds its arguments once more
     return _uses(gradient) == _usual(gradient._is_view())
+
+
+def _counted(argument: object) -> int:
+    return sys.getrefcount(argument)
 
 
 def _uses(gradient: Any) -> tuple[int, ...]:
