@@ -55,10 +55,11 @@ def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code(limit:
         y.sum().backward()
         return y + 1
 
+    torch.compiler.reset()
+    gradients._usual.cache_clear()
     with torch._dynamo.config.patch(recompile_limit=limit):
-        for _ in range(3):
-            gradients._usual.cache_clear()
-            step(normed(torch.randn(2, 4, requires_grad=True) * 2))
+        for rest in (lambda y: y, nn.Linear(4, 4), nn.Linear(4, 4)):
+            step(rest(normed(torch.randn(2, 3, 4, requires_grad=True) * 2)))
 
     assert spied(torch.randn(2, 3, 4, requires_grad=True) * 2, normed, nn.Linear(4, 4))
 
