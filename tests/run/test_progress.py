@@ -1,36 +1,35 @@
+"""What progress on cases tells in lines: when, and of what."""
+
 from __future__ import annotations
 
-import io
-import time
-
 import pytest
-from rich.console import Console
+from drawnprogress import MEASURED, cases, console, text_of
 
-from actbench.model.data import CaseData, OutcomeData
-from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure
+from actbench.model.data import OutcomeData
+from actbench.model.records import Failure
 from actbench.run import display, progresslines
 from actbench.run.display import LiveTable, shown
-from actbench.run.progress import Progress
 from actbench.run.progresslines import ProgressLines
 from actbench.units import GIB
 
-MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3 * GIB)
 FAILED = Failure(reason="crash", message="it died\nof something")
 
 
-def console(*, terminal, height=30):
-    return Console(file=io.StringIO(), force_terminal=terminal, width=120, height=height, color_system=None)
+@pytest.fixture
+def lines(monkeypatch):
+    """Return lines of progress, whose clock is ``at``, and a function that returns and forgets what they told."""
 
+    class Clocked(ProgressLines):
+        at = 0.0
 
-def cases(count):
-    return [Case(model=f"model{number}", scheme="fewbit:3", batch_size=8) for number in range(count)]
+        def told(self):
+            text = self._console.file.getvalue()
+            self._console.file.seek(0)
+            self._console.file.truncate()
+            return text.splitlines()
 
-
-def text_of(progress, height=30):
-    drawn = console(terminal=True, height=height)
-    drawn.print(progress)
-    return drawn.file.getvalue()
+    monkeypatch.setattr(progresslines.time, "monotonic", lambda: Clocked.at)
+    return Clocked(console(terminal=False))
 
 
 def test_verbose_lines_tell_of_each_case_that_starts_or_ends():
@@ -51,23 +50,6 @@ def test_verbose_lines_tell_of_each_case_that_starts_or_ends():
         "solving for plans …",
         "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash",
     ]
-
-
-@pytest.fixture
-def lines(monkeypatch):
-    """Return lines of progress, whose clock is ``at``, and a function that returns and forgets what they told."""
-
-    class Clocked(ProgressLines):
-        at = 0.0
-
-        def told(self):
-            text = self._console.file.getvalue()
-            self._console.file.seek(0)
-            self._console.file.truncate()
-            return text.splitlines()
-
-    monkeypatch.setattr(progresslines.time, "monotonic", lambda: Clocked.at)
-    return Clocked(console(terminal=False))
 
 
 def test_of_cases_that_end_within_a_second_the_last_has_a_line(lines):
@@ -149,20 +131,6 @@ def test_cases_that_end_together_are_told_of_and_waited_for(lines):
     assert told.endswith("2 cases end together; 0/2 ended (after 11 s)")
 
 
-def test_what_waits_to_be_told_is_told_by_the_clock_and_in_the_end():
-    where = console(terminal=False)
-    first, second, third = cases(3)
-    told = ProgressLines(where)
-    with told.ticking(seconds=0.001):
-        told.planned([first, second, third])
-        for case in (first, second):
-            told.finished(case, MEASURED)
-        while "[2/3]" not in where.file.getvalue():
-            time.sleep(0.01)
-        told.finished(third, MEASURED)
-    assert where.file.getvalue().splitlines()[-1].startswith("[3/3]")
-
-
 @pytest.mark.parametrize("as_bar", [True, False])
 def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
     now = 0.0
@@ -177,22 +145,6 @@ def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch, as_bar):
             lines.finished(case, MEASURED)
     ends = [line.partition("3.00 GiB")[2].rstrip() for line in where.file.getvalue().splitlines() if "3.00 GiB" in line]
     assert ends == ["", " (after 30 s, about 12 s left)", " (after 3m 20s)"]
-
-
-def test_the_table_tells_what_is_left_by_the_cases_that_ended(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(display.time, "monotonic", lambda: now)
-    first, second, third = cases(3)
-    table = LiveTable(console(terminal=True))
-    table.planned([first, second, third])
-    now = 40.0
-    table.started(first)
-    assert "left: -:--:--" in text_of(table)
-    now = 60.0
-    table.finished(first, MEASURED)
-    table.started(second)
-    now = 65.0
-    assert "left: 0:00:35" in text_of(table)
 
 
 def test_cases_that_are_planned_later_leave_what_is_known_of_others():
@@ -254,13 +206,6 @@ def test_time_left_is_of_the_cases_that_are_planned_and_not_of_the_search_before
     assert "left: -:--:--" in text_of(table)
 
 
-def test_rows_of_the_table_tell_optimizers_apart():
-    table = LiveTable(console(terminal=True))
-    case = cases(1)[0]
-    table.planned([case, case.model_copy(update={"optimizer": "adamw-fused"})])
-    assert "fewbit:3, adamw-fused" in text_of(table)
-
-
 def test_a_line_names_an_optimizer_that_is_not_the_usual_one():
     where = console(terminal=False)
     usual = cases(1)[0]
@@ -270,24 +215,6 @@ def test_a_line_names_an_optimizer_that_is_not_the_usual_one():
     first, second = where.file.getvalue().splitlines()
     assert first == "starts: model0, fewbit:3, batch 8 (simulated)"
     assert second == "starts: model0, fewbit:3, sgd, batch 8 (simulated)"
-
-
-def test_the_table_follows_a_case_through_its_states():
-    [case] = cases(1)
-    table = LiveTable(console(terminal=True))
-    table.planned([case], 1)
-    assert "waiting" in text_of(table)
-    table.started(case)
-    assert "memory" in text_of(table)
-    table.memory_read(case, 3 * GIB)
-    assert "3.00 GiB" in text_of(table)
-    table.round_timed(case, 4)
-    assert "4 steps timed" in text_of(table)
-    table.tried(case, 73, False)
-    assert "batch 73 does not fit" in text_of(table)
-    table.finished(case, MEASURED)
-    assert "measured" in text_of(table)
-    assert "1 of 1 cases" in text_of(table)
 
 
 def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
@@ -313,34 +240,6 @@ def test_a_failure_is_said():
         table.finished(first, FAILED)
         assert "crash" in text_of(table)
     assert "it died" not in where.file.getvalue()  # it stands below the table of results
-
-
-@pytest.mark.parametrize("ended", [0, 30, 50])
-def test_a_long_table_keeps_the_cases_at_work_in_sight(ended):
-    many = cases(50)
-    table = LiveTable(console(terminal=True, height=20))
-    table.planned(many, 1)
-    for case in many[:ended]:
-        table.started(case)
-        table.finished(case, MEASURED)
-    text = text_of(table, height=20)
-    assert f"model{min(ended, 49)} " in text
-    assert len(text.splitlines()) <= 20
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_all_that_is_told_can_be_shown(terminal):
-    [case] = cases(1)
-    with shown(console(terminal=terminal)) as made:
-        told: Progress = made
-        told.planned([case], 2)
-        told.started(case)
-        told.memory_read(case, 1)
-        told.round_timed(case, 1)
-        told.tried(case, 1, True)
-        told.said(case, "text")
-        told.message("text")
-        told.finished(case, MEASURED)
 
 
 def test_each_trial_has_a_verbose_line_and_nothing_is_promised_of_searches_before_one_has_ended(monkeypatch):
@@ -390,24 +289,3 @@ def test_simulated_cases_promise_nothing_of_those_on_a_device(monkeypatch):
         now = 20.0
         lines.finished(first, MEASURED)
     assert where.file.getvalue().splitlines()[1].endswith("3.00 GiB (after 20 s)")
-
-
-class Brew(CaseData):
-    name: str
-
-
-class Cups(OutcomeData):
-    cups: int
-
-
-def test_a_kind_that_says_no_more_has_its_names_in_lines_and_in_the_table():
-    where, table, case = console(terminal=False), LiveTable(console(terminal=True)), Brew(name="assam")
-    with shown(where, verbose=True) as lines:
-        for told in (lines, table):
-            told.planned([case])
-            told.started(case)
-            told.finished(case, Cups(cups=3))
-    assert where.file.getvalue().splitlines() == ["starts: assam", "[1/1] assam: measured"]
-    heading, _, row = text_of(table).splitlines()[1:4]
-    assert heading.strip("┃ ").split() == ["case", "┃", "state", "┃", "peak", "┃", "time"]
-    assert row.strip("│ ").split()[:3] == ["assam", "│", "measured"]

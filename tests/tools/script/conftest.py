@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cards import Card
 from cases import Folders, ScriptCase, Size
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -15,6 +16,7 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
+from actbench.tools.script.card import believed
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
 CHAT_TEMPLATE = (
@@ -39,6 +41,13 @@ LLAMA_8B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    counters = Card()
+    with believed(counters):
+        yield counters
 
 
 @pytest.fixture(scope="module")
