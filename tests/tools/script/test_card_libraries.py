@@ -16,7 +16,7 @@ from actbench.tools.script.card import believed
 def run(code: str, before: str = "") -> None:
     """Run code inside the block, in a process of its own: libraries keep for ever what they once asked."""
     script = (
-        "import torch\nfrom cards import Card\nfrom actbench.tools.script.card import believed\n"
+        "import torch\nfrom cards import Card, product\nfrom actbench.tools.script.card import believed\n"
         f"{textwrap.dedent(before)}\nwith believed(Card()):\n" + textwrap.indent(textwrap.dedent(code), "    ")
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_accelerate_believes() -> None:
             accelerator = Accelerator(mixed_precision=mixed)
             assert accelerator.device.type == "cuda" and (accelerator.scaler is not None) == (mixed == "fp16")
             with accelerator.autocast():
-                assert tests.product().dtype == dtype
+                assert product().dtype == dtype
             AcceleratorState._reset_state(True)
         assert utils.is_cuda_available() and utils.is_bf16_available() and PartialState().device.type == "cuda"
         with Mapped():
