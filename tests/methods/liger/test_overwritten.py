@@ -64,6 +64,20 @@ def test_a_gradient_is_overwritten_after_a_backward_pass_in_compiled_code(limit:
     assert spied(torch.randn(2, 3, 4, requires_grad=True) * 2, normed, nn.Linear(4, 4))
 
 
+def test_a_gradient_is_overwritten_after_an_error_of_torch_compile() -> None:
+    """The error leaves torch's evaluator of frames in place, and calls hold their arguments once more from then on."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        broken(torch.ones(2))
+
+    assert spied(torch.randn(2, 3, 4, requires_grad=True) * 2, normed, nn.Linear(4, 4))
+
+
 def test_a_gradient_that_a_residual_path_or_a_hook_reads_is_not() -> None:
     layer = nn.Linear(4, 4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from actbench.packing.refusals import first_order
+
+_ALONE = object()
+_HELD = sys.getrefcount(_ALONE)
+"""How often a frame and a call of C hold what nothing else does."""
 
 
 def is_ours(gradient: Tensor) -> bool:
@@ -21,14 +26,27 @@ def is_ours(gradient: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    alone = object()
-    if _counted(object()) != sys.getrefcount(alone):
-        return False  # torch.compile runs Python's frames here, and each call holds its arguments once more
-    return _uses(gradient) == _usual(gradient._is_view())
+    held = _held(object())
+    if held > _HELD and _runs_compiled():
+        return False
+    return _uses(gradient) == _usual(gradient._is_view(), held)
 
 
-def _counted(argument: object) -> int:
+def _held(argument: object) -> int:
+    """Return how often Python's frames hold an argument of a call.
+
+    It is once more where torch.compile runs the frames, and also after it: an error under ``fullgraph`` leaves its
+    evaluator of frames in place (torch 2.15).
+    """
     return sys.getrefcount(argument)
+
+
+def _runs_compiled() -> bool:
+    """Return whether code that torch.compile made calls, whose frames hold arguments more often than ours."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch._dynamo.eval_frame":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _uses(gradient: Any) -> tuple[int, ...]:
@@ -43,8 +61,11 @@ def _uses(gradient: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def _usual(view: bool) -> tuple[int, ...]:
-    """Return the uses of a gradient that nothing else reads: of a view, or of a tensor that is none."""
+def _usual(view: bool, held: int) -> tuple[int, ...]:
+    """Return the uses of a gradient that nothing else reads: of a view, or of a tensor that is none.
+
+    They are counted once for each number of times that frames hold an argument.
+    """
     found: list[tuple[int, ...]] = []
 
     class Reads(torch.autograd.Function):
