@@ -117,6 +117,7 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
     assert any(each.predicted for each in slow.found) == (share < 1)
 
 
+@pytest.mark.slow
 def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -179,6 +180,7 @@ def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None
         assert any("checkpoint" in choice.name for choice in after_it.plan.choices)
 
 
+@pytest.mark.slow
 def test_a_plan_is_simulated_within_its_smallest_limit_if_that_tells_of_the_larger_ones() -> None:
     made = planner("tiny-llama@num_hidden_layers=4", SIMULATED)
     made.run()
