@@ -12,6 +12,7 @@ from actbench import scheme as schemes
 from actbench.errors import UsageError
 from actbench.machine import machine, now
 from actbench.model.measured import Measurement, Outcome
+from actbench.model.modelspecs import is_function
 from actbench.model.records import Case, Optimizer
 from actbench.report.store import Store
 from actbench.run.executor import Machines
@@ -158,6 +159,7 @@ def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[F
             progress=means.progress,
             libraries=libraries,
             bench=scripts.bench_of(case),
+            reuses=case.script is None and not is_function(case.model) and not case.trust_remote_code,
         ) as simulates:
             yield Fitting(means, name, case.scheme, store, simulates)
         if means.output is not None:
