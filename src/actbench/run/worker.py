@@ -14,7 +14,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,8 +32,6 @@ MOST_BYTES = 256 * 1024**2
 
 _HEADER = struct.Struct(f"!{TOKEN_BYTES}sQ")
 _CHUNK_BYTES = 1024**2
-_OF_CASE = b"{"
-"""How the request for a case begins; the other is a number of steps."""
 
 
 class GarbledError(Exception):
@@ -170,35 +168,31 @@ def work(frames: Frames, bench: Bench) -> None:
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
-    request: bytes | None = frames.receive()
-    _prepare(CaseRequest.model_validate_json(request))
-    while request is not None:
-        request = _measure(CaseRequest.model_validate_json(request), frames, bench)
-
-
-def _prepare(asked: CaseRequest) -> None:
+    asked: CaseRequest | None = CaseRequest.model_validate_json(frames.receive())
     if asked.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
     volunteer_for_the_oom_killer()
     if asked.case.meter != "cuda":
         limit_memory()
+    while asked is not None:
+        request = _measure(asked, frames, bench)
+        asked = None if request is None else CaseRequest.model_validate_json(request)
 
 
 def _measure(asked: CaseRequest, frames: Frames, bench: Bench) -> bytes | None:
     """Answer what is asked about a case, and return the request for another one; None if there is none."""
-    case = asked.case
     ranks: Any = None if asked.joining is None else importlib.import_module(asked.joining.module)
     try:
-        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, case.meter)}
+        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, asked.case.meter)}
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
         with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
-            session = open_session(case, **beside)
+            session = open_session(asked.case, **beside)
             session.said = say
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
         _answer(frames, found)
-        while (request := _next_request(frames)) is not None and not request.startswith(_OF_CASE):
+        while (request := _next_request(frames)) is not None and request.isdigit():  # of steps
             _answer(frames, Seconds(steps=session.time(int(request))))
         return request
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
@@ -214,10 +208,9 @@ def _answer(frames: Frames, reply: AnyReply) -> None:
 
 
 def _next_request(frames: Frames) -> bytes | None:
-    try:
+    with suppress(EOFError):
         return frames.receive()
-    except EOFError:
-        return None
+    return None
 
 
 def limit_memory(most_bytes: int | None = None) -> None:

@@ -7,7 +7,7 @@ of a simulated step goes into the keys of this cache and the attributes of the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -130,11 +130,12 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         key = (func, value.dtype, value.shape)
         make: Any = self._known.get(key)
         if make is None:
-            result: FakeTensor = super().__torch_dispatch__(func, types, args, {})
-            constant, result.constant = result.constant, None
+            result: Any = super().__torch_dispatch__(func, types, args, {})
+            constant: Any = result.constant
+            result.constant = None
             self._known[key] = twin(result, None, 0)
             result.constant = constant
-            return result
+            return cast("FakeTensor", result)
         made: FakeTensor = make((), 0)
         with _internals._DisableTorchDispatch():
             made.constant = value.clone()

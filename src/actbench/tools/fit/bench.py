@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from actbench import scheme as schemes
 from actbench.measuring import bench
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
@@ -16,7 +18,7 @@ from actbench.packing import savedtensors
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import blockmarks
-from actbench.simulator.fake import FakeTensorMode, fake_mode
+from actbench.simulator.fake import fake_mode
 from actbench.simulator.simulated import SimulatedMeter
 
 
@@ -59,4 +61,3 @@ class Session(bench.Session):
 def _mode() -> FakeTensorMode:
     """Return the mode of all cases of this process: in one, it recalls what operators did in those before."""
     return fake_mode()
-
