@@ -168,15 +168,14 @@ def work(frames: Frames, bench: Bench) -> None:
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
-    asked: CaseRequest | None = CaseRequest.model_validate_json(frames.receive())
+    asked = CaseRequest.model_validate_json(frames.receive())
     if asked.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
     volunteer_for_the_oom_killer()
     if asked.case.meter != "cuda":
         limit_memory()
-    while asked is not None:
-        request = _measure(asked, frames, bench)
-        asked = None if request is None else CaseRequest.model_validate_json(request)
+    while (request := _measure(asked, frames, bench)) is not None:
+        asked = CaseRequest.model_validate_json(request)
 
 
 def _measure(asked: CaseRequest, frames: Frames, bench: Bench) -> bytes | None:
