@@ -13,7 +13,7 @@ import pytest
 from fitcommand import AMONG, DEEP, HERE, STEP, TRAINED_ALL, records_below
 
 from actbench.model.records import Case
-from actbench.tools.fit import simulations
+from actbench.tools.fit import fitting, simulations
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
 
@@ -110,8 +110,8 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, mon
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
-from actbench.tools.fit import simulations
-simulations._BENCH, simulations.PRELOAD = "fakefit", ()
+from actbench.tools.fit import fitting, simulations
+simulations._BENCH, fitting._needed = "fakefit", lambda case, choices: ()
 sys.argv = ["actbench", *{words!r}]
 from actbench.cli import main
 main()
