@@ -33,6 +33,8 @@ class Network(Protocol):
     Attributes:
         task: What it is trained to do.
         note: One line for ``actbench models``.
+
+    One that needs an extra of its package has an attribute ``extras``: the name of each, with what it is for.
     """
 
     task: Task

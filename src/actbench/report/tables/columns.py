@@ -117,7 +117,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),
     Column("dtype", "Type", "text", lambda entry: entry.own("dtype")),
-    Column("autocast", "Autocast", "text", lambda entry: entry.autocast),
+    Column("autocast", "Autocast", "text", computed.autocast),
     Column("optimizer", "Optimizer", "text", lambda entry: entry.own("optimizer")),
     setting("weights", "Weights"),
     setting("device_profile", "Device profile"),

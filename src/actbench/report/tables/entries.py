@@ -124,12 +124,6 @@ class Entry(NamedTuple):
         return asked or getattr(self.same_model, setting, None) or "the model's own"
 
     @property
-    def autocast(self) -> str | None:
-        """The type in which autocast of the case computes, or a script's own; None without autocast."""
-        asked: str | None = self.record.case.autocast
-        return asked or getattr(self.same_model, "autocast", None)
-
-    @property
     def built(self) -> Built | None:
         """What was built for the case; for a failed case, for another row of the same model."""
         known = self.measured or self.same_model

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from actbench.errors import MeasurementError, first_line
 from actbench.machine import provenance
@@ -41,6 +41,7 @@ class Cluster:
     gpus: float = 1.0
     resources: Amounts = field(default_factory=dict)
     elsewhere: bool = True
+    extras: ClassVar[Mapping[str, str]] = {"cluster": "nodes of a Ray cluster, by --cluster"}
 
     def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
         """Refuse nothing: what nodes have is seen when they are asked."""

@@ -53,6 +53,7 @@ class UNet:
     size: int
     note: str
     task: ClassVar[Task] = TASK
+    extras: ClassVar[Mapping[str, str]] = {"diffusers": "U-Nets of diffusers"}
 
     def __call__(self, changes: Mapping[str, Any], case: Case) -> DiffusionWorkload:
         """Return the workload of a case; ``changes`` follow the ``@`` of its model."""
