@@ -70,11 +70,11 @@ def records_below(folder: Path) -> tuple[FitRecord, ...]:
         ((*STEP, "--scheme", "checkpoint,only=model.layers.0"), "fit chooses the blocks itself; leave only= out"),
         ((*STEP, "--base", "compile,only=model.layers.*"), "fit compares estimated times, and a step with it has none"),
         ((*STEP, "--scheme", "compile"), "fit compares estimated times, and a step with it has none"),
-        ((*STEP, "--scheme", "fsdp:8"), "a fit is of one process, and fsdp:8 spreads it over 8"),
-        ((*STEP, "--scheme", "tp:2"), "a fit is of one process, and tp:2 spreads it over 2"),
+        ((*STEP, "--scheme", "fsdp:8"), "fit plans for one process, and fsdp:8 spreads a model over 8"),
+        ((*STEP, "--scheme", "tp:2"), "fit plans for one process, and tp:2 spreads a model over 2"),
         ((*STEP, "--base", "lra:16"), "--base: scheme 'lra:16': there is no scheme"),
         ((*STEP, "--base", "checkpoint+selective"), "--base: "),
-        ((*STEP, "--base", "zero1:4"), "--base zero1:4: a fit is of one process"),
+        ((*STEP, "--base", "zero1:4"), "--base zero1:4: fit plans for one process"),
         ((*STEP, "--optimizer", "adamx"), "--optimizer"),
     ],
 )
@@ -329,7 +329,7 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, mon
 
     told = " ".join(ended.err.split())
     assert ended.status == 1
-    assert "the time of --budget ended before what needs least was simulated: give a larger --budget" in told
+    assert "the time of --budget ended before the plan that needs least was simulated: give a larger --budget" in told
     assert "nothing fits" not in (told + ended.out).lower()
     assert "smaller" not in told
     assert "--device-profile" not in told

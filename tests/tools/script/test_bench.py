@@ -139,7 +139,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
 
     assert isinstance(found, Measurement)
     assert found.weights_bytes == WEIGHTS
-    assert any("no step ran that began with the optimizer's state" in text for text in found.warnings)
+    assert any("no step began with the optimizer's state" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Conversion:
         if lost:
             raise ConversionError(
                 f"{self.scheme!r} cannot be undone: it stores {lost[0]} ({len(lost)} in all) in fewer bits, and the "
-                "values before are gone; build the model again, or take these values with actbench.base_state_dict"
+                "original values are gone; build the model again, or take these values with actbench.base_state_dict"
             )
 
 
@@ -123,9 +123,9 @@ def convert(
     refuse_converted(model, scheme)
     refuse_spread(
         scheme,
-        "a conversion changes a model that stands in one process",
-        "leave it out and spread the converted model, by torch's fully_shard or DistributedDataParallel or by "
-        "accelerate; or apply all of it to the step of a program that torchrun starts, by actbench.apply",
+        "a conversion changes the model of one process",
+        "leave that scheme out, and spread the converted model by torch's fully_shard or DistributedDataParallel, or "
+        "by accelerate; or use actbench.apply in a program that torchrun starts, which applies all schemes",
     )
     setup = TrainingSetup(model, loss=lambda module, batch: (loss or _own_loss)(module, batch[_EXAMPLE]))
 

@@ -71,7 +71,7 @@ def impossible(fitted: Fitted, *, knows_least: bool, least_profile: str | None, 
             f"{fastest.slowdown:.3g} times the exact step's time"
         )
     if not knows_least:
-        return "the time of --budget ended before what needs least was simulated: give a larger --budget"
+        return "the time of --budget ended before the plan that needs least was simulated: give a larger --budget"
     least = fitted.least
     remedies = [_smaller(least, limit)]
     card = f"--device-profile {least_profile}, the smallest card that would do"

@@ -27,7 +27,7 @@ BENCH: Final = "actbench.tools.script.bench"
 """The module that runs scripts, in processes of their own."""
 
 APPLIED: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters", "loss", "optimizer"))
-"""What schemes may change in a script: all else its own lines say."""
+"""What schemes may change in a script, whose own lines set everything else."""
 
 
 def plan(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:

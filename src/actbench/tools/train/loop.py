@@ -43,8 +43,8 @@ class TrainingLoop:
         refuse_spread(
             scheme,
             "a training run has as many processes as it was started with",
-            "leave it out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, or by "
-            "'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
+            "leave that scheme out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, "
+            "or by 'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
         )
         # what builds the model of a run; the optimizer is made below
         shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
