@@ -1,6 +1,6 @@
 """What runs in a process of its own, a case or a task (one call of a function), and its messages.
 
-Foreign code may have got hold of the socket, so that what is no message is recognised at its first byte.
+Foreign code may have got hold of the socket, so anything that is no message is recognised at its first byte.
 """
 
 from __future__ import annotations
