@@ -207,8 +207,8 @@ def test_a_file_whose_plug_in_is_broken_names_it(theirs: Any, tmp_path: Path) ->
 
     assert ended.returncode == 2
     assert (
-        "kettle.bad.jsonl: a file that ends in .bad.jsonl holds records of the kind 'bad', and the plug-in of theirs 1.0 "
-        "that reads it cannot be used: it cannot be imported: RuntimeError: broken at import"
+        "kettle.bad.jsonl: a file that ends in .bad.jsonl holds records of the kind 'bad', and the plug-in of theirs "
+        "1.0 that reads it cannot be used: it cannot be imported: RuntimeError: broken at import"
     ) in ended.stderr
 
 
