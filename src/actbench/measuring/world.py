@@ -29,7 +29,7 @@ _STRIDE: Final = 1_000_003
 
 
 class World:
-    """One process, with no other beside it; subclasses are one of several.
+    """One process, and no other; subclasses are one of several.
 
     Attributes:
         size: How many processes measure the case.

@@ -151,7 +151,7 @@ class CaseRequest(Data):
 class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, that of a plug-in, or one of a test.
 
-    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
+    It may have a ``Trial`` in addition to its ``Session``, for trials. Both take a case, and ``world`` where several
     processes measure it.
     """
 
@@ -235,7 +235,7 @@ class TaskRequest(Data):
     Attributes:
         function: Of the server's module, from text to text.
         text: Its argument.
-        memory_bytes: Memory that it may take beside what is there; None for all that is free.
+        memory_bytes: Memory that it may take in addition to what its process has; None for all that is free.
     """
 
     function: str

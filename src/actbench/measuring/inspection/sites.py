@@ -92,7 +92,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
 def refuse_idle(parts: Iterable[Part], after: Trace) -> list[Part]:
     """Raise an error if a scheme does nothing in a training step; else return the places where it does nothing.
 
-    A scheme with ``only=`` has changed several parts, of which some may have nothing to do: a frozen norm before which
+    A scheme with ``only=`` has changed several parts, some of which may have nothing to do: a frozen norm before which
     nothing is trained, say. Sites outside modules, such as the optimizer's state, are checked only if the part has
     ``acts``.
 
@@ -127,7 +127,7 @@ def _idleness(part: Part, after: Trace) -> NothingToConvertError | IdleError | N
 def _never_runs(spec: str, paths: Sequence[str]) -> NothingToConvertError:
     return NothingToConvertError(
         f"{spec}: nothing that was converted runs in a training step: {_named(paths)}; choose a scheme that works on "
-        "what the step calls, or call it"
+        "what the step calls, or call the converted modules"
     )
 
 

@@ -253,7 +253,7 @@ ESTIMATES: tuple[Column[Entry], ...] = (
 
 
 IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
-"""Columns that distinguish rows, beside settings in which rows differ."""
+"""Columns that distinguish rows, in addition to settings in which rows differ."""
 
 CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
 """The columns that a user can select, by name."""

@@ -1,4 +1,4 @@
-"""When the operators of a step are done: the host issues them, the device computes, copies and collectives beside."""
+"""When the operators of a step are done: the host issues, the device computes, copies and collectives run meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of collectives beside what a device computes: when each is over, and who waits for whom."""
+"""The queue of collectives, which run while a device computes: when each is over, and who waits for whom."""
 
 from __future__ import annotations
 

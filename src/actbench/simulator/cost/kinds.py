@@ -44,7 +44,7 @@ NOTHING = frozenset(
         "wait_tensors",
     )
 )
-"""Operators beside views that move no bytes of the device."""
+"""Operators other than views that move no bytes of the device."""
 
 IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "promote_types"))
 """Questions to tensors, which only fake ones answer through the dispatcher."""

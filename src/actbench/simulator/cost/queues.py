@@ -18,7 +18,7 @@ from actbench.model.records import Phase
 from actbench.simulator.cost.collectives import Collective
 
 COPIES_IN: Final = "all_gather_copy_in"
-"""What FSDP2 copies its shards together with, beside what is computed, before it gathers them."""
+"""The operator that copies the shards of FSDP2 together before they are gathered, while the device computes."""
 
 
 class Turn(NamedTuple):

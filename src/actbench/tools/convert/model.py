@@ -249,7 +249,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
         names, remedies = " and ".join(each.what for each in changed), "; ".join(each.remedy for each in changed)
         raise ConversionError(
             f"scheme {scheme.spec!r} also changes {names}, which a converted model cannot carry; leave that out and "
-            f"{remedies}. Your own loop can have all of it by actbench.apply, and 'actbench measure' measures it"
+            f"{remedies}. In your own loop actbench.apply applies the whole scheme, which 'actbench measure' measures"
         )
     return applied
 

@@ -90,6 +90,5 @@ def _smaller(least: Tried, limit: int) -> str:
     of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
     if of_model <= limit:
         return "take a smaller --batch-size or shorter samples"
-    return (
-        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
-    )
+    alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
+    return f"{alone}: take a smaller model or type"

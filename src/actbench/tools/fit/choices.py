@@ -124,7 +124,7 @@ def choices_for(
 def _kept(left_out: Iterable[Choice]) -> tuple[str, ...]:
     """Return what is said of choices that a script leaves none."""
     kinds = sorted({choice.kind for choice in left_out})
-    said = f"the script's own lines set what these change, so that no plan has them: {', '.join(kinds)}"
+    said = f"no plan has {', '.join(kinds)}: the script's own lines set what these change"
     return (said,) if kinds else ()
 
 

@@ -30,7 +30,7 @@ class Fit:
     """The result of a fit.
 
     Attributes:
-        found: The plans that were simulated whole, beside the exact step.
+        found: The plans that were simulated whole, and the exact step.
         records: Their records, with failures.
         simulated: How many were simulated now; the others were in the results file.
         is_over: Whether the time ended before all plans were simulated.

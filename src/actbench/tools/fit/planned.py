@@ -25,7 +25,7 @@ from actbench.units import parse_bytes
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A plan that was simulated whole, beside the exact step.
+    """A plan that was simulated whole, compared with the exact step.
 
     Attributes:
         spec: The specification of its schemes, for :func:`actbench.apply`, :func:`actbench.convert` and the commands;

@@ -57,7 +57,7 @@ class Training(Data):
 
 
 class Asked(Data):
-    """The request of a fit, beside the case of the exact step.
+    """The request of a fit, apart from the case of the exact step.
 
     Attributes:
         max_slowdown: Largest allowed ratio of a plan's estimated time to the exact step's.
@@ -142,7 +142,7 @@ MARGIN: Final = 1.1
 
 @dataclass(frozen=True)
 class Tried:
-    """A simulated plan, beside the exact step.
+    """A simulated plan, compared with the exact step.
 
     Attributes:
         exact_seconds: Estimated time of the exact step.

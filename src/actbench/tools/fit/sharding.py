@@ -61,7 +61,7 @@ class Sharded:
 
     Attributes:
         way: The specification of the way.
-        tried: The plan, beside the exact step of the same way.
+        tried: The plan, compared with the exact step of the same way.
     """
 
     way: str

@@ -71,7 +71,7 @@ class Survey:
         exact = self._measured({self.exact: Plan()}).get(self.exact)
         if exact is None:
             failure = self.outcomes.get(self.exact)
-            why = getattr(failure, "message", "the time was over before it was simulated: give a larger --budget")
+            why = getattr(failure, "message", "the time ended before that: give a larger --budget")
             raise MeasurementError(f"the exact step cannot be simulated: {why}")
         self.choices = self.choices.suited(self.exact, exact)
         self.space.blocks = Blocks.of(exact.blocks)

@@ -1,4 +1,4 @@
-"""A user's training script as an experiment: unchanged, and beside it with schemes."""
+"""A user's training script as an experiment: unchanged, and with schemes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
 
     Args:
         case: The unchanged script.
-        specs: The schemes beside it.
+        specs: The schemes to compare it with.
         output: As for :func:`actbench.run.sweep.run_sweep`.
         command: What the user can type to have the same, for the records.
         timeout_seconds: Time that each may take; None is without end.

@@ -150,7 +150,7 @@ def measurement(
         events: All events from the beginning of the script to the end of the step.
         origins: Who made each storage.
         memory_bytes: Memory that the step may use.
-        warnings: What has to be said beside the figures.
+        warnings: Remarks on the figures.
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
         workspace: Name of the workspace of matrix products; -1 for none.

@@ -1,4 +1,4 @@
-"""What has to be said beside the figures of a simulated script: what its steps were, and whether its batch changed."""
+"""Remarks on the figures of a simulated script: what its steps were, and whether its batch changed."""
 
 from __future__ import annotations
 

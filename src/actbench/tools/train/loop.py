@@ -136,7 +136,7 @@ class TrainingLoop:
             self._warnings += (f"{now}, {then}: the last bits of the curve may differ",)
 
     def result(self) -> Trained:
-        """Return what came of the finished run; takes two more steps to read the bytes of one."""
+        """Return the result of the finished run; takes two more steps to read the bytes of one."""
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._show(0)
         reading = self._reading()
