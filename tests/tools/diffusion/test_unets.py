@@ -102,11 +102,11 @@ def test_eager_attention_keeps_its_scores() -> None:
         ("sd-1.5-unet@block_out_channels=32/64", {}, "cannot be built: Must provide the same number"),
         ("sd-1.5-unet@layers_per_block=x", {}, "cannot be built"),
         (f"{SD},out_channels=8", {}, "out_channels=8: latents get .* and have 4: give 4 or less"),
-        (f"{SD},out_channels=0", {}, "out_channels=0: batches are made for one whole number"),
+        (f"{SD},out_channels=0", {}, "out_channels=0: batches need a whole number"),
         (
             "sd-1.5-unet@cross_attention_dim=32/32/32/32",
             {},
-            "cross_attention_dim=.*: batches are made for one whole number",
+            "cross_attention_dim=.*: batches need a whole number",
         ),
         (f"{SD},class_embed_type=timestep", {}, "class_embed_type=timestep: .* labels of classes, .*: leave"),
         (f"{SD},num_class_embeds=10", {}, "num_class_embeds=10: this needs labels of classes"),
