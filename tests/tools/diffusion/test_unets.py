@@ -101,7 +101,11 @@ def test_eager_attention_keeps_its_scores() -> None:
         ("sd-1.5-unet@block_out_chanels=32/64", {}, "did you mean block_out_channels"),
         ("sd-1.5-unet@block_out_channels=32/64", {}, "cannot be built: Must provide the same number"),
         ("sd-1.5-unet@layers_per_block=x", {}, "cannot be built"),
-        (f"{SD},out_channels=8", {}, "out_channels=8: latents get .* and have 4: give 4 or less"),
+        (
+            f"{SD},out_channels=8",
+            {},
+            "out_channels=8: noise is added to latents, which have 4 channels: give 4 or less",
+        ),
         (f"{SD},out_channels=0", {}, "out_channels=0: batches need a whole number"),
         (
             "sd-1.5-unet@cross_attention_dim=32/32/32/32",
