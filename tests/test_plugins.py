@@ -207,8 +207,8 @@ def test_a_file_whose_plug_in_is_broken_names_it(theirs: Any, tmp_path: Path) ->
 
     assert ended.returncode == 2
     assert (
-        "kettle.bad.jsonl: what ends in .bad.jsonl holds records of the kind 'bad', and the plug-in of theirs 1.0 that "
-        "reads it cannot be used: it cannot be imported: RuntimeError: broken at import"
+        "kettle.bad.jsonl: a file that ends in .bad.jsonl holds records of the kind 'bad', and the plug-in of theirs "
+        "1.0 that reads it cannot be used: it cannot be imported: RuntimeError: broken at import"
     ) in ended.stderr
 
 
@@ -218,7 +218,9 @@ def test_a_file_whose_plug_in_is_missing_names_it(cli: Any, tmp_path: Path, name
     """A comparison is of sweeps: it finds none in a folder."""
     file = file_of(tmp_path, "kettle.mine.jsonl")
     place = str(file if named == "file" else tmp_path)
-    missing = "kettle.mine.jsonl: what ends in .mine.jsonl holds records of the kind 'mine', and no installed package"
+    missing = (
+        "kettle.mine.jsonl: a file that ends in .mine.jsonl holds records of the kind 'mine', and no installed package"
+    )
     naming = "holds no results file" if (verb, named) == ("compare", "folder") else missing
     cli.refused(verb, *[place] * (1 + (verb == "compare")), naming=naming)
 

@@ -186,7 +186,7 @@ def test_a_layer_that_stands_inside_of_another_module_now_is_refused_until_it_is
     converted = model[3]  # type: ignore[index]
     model[3] = nn.Sequential(converted)  # type: ignore[index, operator]
     with pytest.raises(
-        ConversionError, match="cannot be taken off Sequential: another module was put around the scheme's"
+        ConversionError, match="cannot be removed from Sequential: another module has since wrapped the scheme's"
     ):
         undone(model)
     assert type(model[4]) is nn.GELU  # type: ignore[index]

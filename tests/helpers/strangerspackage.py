@@ -12,12 +12,12 @@ from pathlib import Path
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def installed_in(folder: Path, entries: str, modules: Mapping[str, str]) -> Run:
-    """Install a package ``theirs`` with entry points and modules; return what runs a command line beside it."""
+def installed_in(folder: Path, entries: str, modules: Mapping[str, str], metadata: str = "") -> Run:
+    """Install a package ``theirs`` with entry points and modules; return a function that runs actbench with it."""
     site = folder / "site"
     info = site / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n{metadata}")
     (info / "entry_points.txt").write_text(entries)
     for name, text in modules.items():
         (site / f"{name}.py").write_text(text)

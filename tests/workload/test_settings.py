@@ -64,7 +64,7 @@ def test_a_decoder_writes_as_many_tokens_as_it_is_told_to() -> None:
         "labels": (2, 5),
     }
     assert shapes(of("tiny-t5", sequence_length=24))["labels"] == (2, 24)
-    with pytest.raises(ModelError, match="--target-length: tiny-bert reads no text to write another from"):
+    with pytest.raises(ModelError, match="--target-length: tiny-bert does not read one text and write another"):
         workloads.load_workload(of("tiny-bert", target_length=5))
 
 

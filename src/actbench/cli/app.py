@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,15 +154,13 @@ def _built(verb: typer.Typer, name: str) -> Any:
     return found
 
 
-def command(**details: Any) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a verb of a function: what an entry point of ``actbench.commands`` names.
-
-    A plug-in may also name a :class:`typer.Typer` of its own.
-    """
+def command(*, extras: Mapping[str, str] | None = None, **details: Any) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a verb of a function for ``actbench.commands``; ``extras`` says what the verb needs each extra for."""
 
     def made(function: Callable[..., None]) -> typer.Typer:
         verb = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb.command(**details)(function)
+        vars(verb)["extras"] = extras or {}
         return verb
 
     return made

@@ -50,10 +50,16 @@ def described(scheme: type[Scheme]) -> SchemeText:
         (("key", "type", "default", "allowed", "meaning"), list(_keys(scheme))),
         (("published", "value", "setting", "source"), list(_published(scheme))),
     )
+    extras = {"Extras": "; ".join(f"{name}, for {purpose}" for name, purpose in scheme.card.extras.items())}
     return SchemeText(
         form=form_of(scheme),
         summary=sections.pop(""),
-        facts={**sections, "Changes": changes_of(scheme) or "nothing", **_claims(scheme)},
+        facts={
+            **sections,
+            "Changes": changes_of(scheme) or "nothing",
+            **_claims(scheme),
+            **(extras if scheme.card.extras else {}),
+        },
         tables=tuple((header, rows) for header, rows in tables if rows),
     )
 

@@ -15,7 +15,7 @@ from actbench import plugins
 from actbench.caches import user_cache
 from actbench.cli import clusters, defaults, together
 from actbench.cli.app import Exit, Typer, command
-from actbench.cli.extras import PURPOSES, extras
+from actbench.cli.extras import extras
 from actbench.cli.printing import console, plain_table
 from actbench.machine import available_memory_bytes, machine, version_of
 from actbench.units import counted, format_bytes
@@ -83,8 +83,9 @@ def _extras() -> Iterator[Check]:
     for extra in extras():
         found = ", ".join(f"{name} {version or 'is not installed'}" for name, version in extra.versions.items())
         verdict: Verdict = "ok" if extra.is_installed else "optional"
-        advice = "" if extra.is_installed else f'pip install "actbench[{extra.name}]"'
-        yield Check(f"Extra: {extra.name}", verdict, f"{found} ({PURPOSES[extra.name]})", advice)
+        advice = "" if extra.is_installed else f'pip install "{extra.requirement}"'
+        of = extra.name if extra.package == plugins.OURS else extra.requirement
+        yield Check(f"Extra: {of}", verdict, f"{found} ({extra.purpose})", advice)
 
 
 def _processor() -> Check:
@@ -194,7 +195,7 @@ def doctor() -> None:
     table = plain_table("", "what", "found", "what to do")
     marks = {"ok": "[green]ok[/]", "optional": "[yellow]–[/]", "missing": "[red]missing[/]"}
     for check in checks:
-        table.add_row(marks[check.verdict], check.name, escape(check.found), escape(check.advice))
+        table.add_row(marks[check.verdict], escape(check.name), escape(check.found), escape(check.advice))
     console().print(table)
     console().print(verdict(checks), markup=False, soft_wrap=True)
     if any(check.verdict == "missing" for check in checks):

@@ -38,8 +38,7 @@ schemes.scheme_names()  # imports all schemes before processes are forked, each 
 class Session:
     """One case measured in this process; ``timeline`` adds its memory over the step.
 
-    ``world`` is the processes that measure it together, of which this is one; unless given, those of the process group
-    that it belongs to.
+    ``world`` is the processes that measure it together, this one included; by default those of its process group.
 
     Attributes:
         tried: Told of each trial of a simulated search for the largest batch.
@@ -205,7 +204,7 @@ class Session:
             found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
             found = self._world.whole(found, self.setup.module)
         if exact is None or found is None:
-            return {}, ("gradient quality is unknown: the exact step does not fit in memory together with it",)
+            return {}, ("gradient quality is unknown: the exact step does not fit in memory with the scheme's",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
         del found, exact
         diagnostics = _if_it_fits(self._diagnostics)
@@ -218,7 +217,7 @@ class Session:
 
 
 class Trial(Session):
-    """A case of which only the memory is measured, to find out whether it fits."""
+    """A case whose memory alone is measured, to find out whether it fits."""
 
     _inspects = False
 

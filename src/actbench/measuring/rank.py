@@ -97,7 +97,7 @@ def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
 
 
 def sharing_asked(environment: Mapping[str, str]) -> str | None:
-    """Return what accelerate was asked to share a model out by, where that is no library of torch's own."""
+    """Return by which library, other than torch's own, accelerate was asked to shard a model; None for none."""
     return next((name for variable, name in _SHARING.items() if is_set(environment, variable)), None)
 
 
@@ -108,6 +108,6 @@ def precision_asked(environment: Mapping[str, str]) -> str | None:
 
 
 def compiler_asked(environment: Mapping[str, str]) -> str | None:
-    """Return what accelerate was asked to compile the model by; None where it was not."""
+    """Return the backend that accelerate was asked to compile the model with; None where it was not."""
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     return None if backend.lower() == "no" else backend

@@ -50,11 +50,11 @@ class Ranks(World):
         self.size = distributed.get_world_size()
 
     def settled(self) -> AbstractContextManager[None]:
-        """Return what is entered to read the memory of a step: see :func:`released_at_once`."""
+        """Return the context in which the memory of a step is read: see :func:`released_at_once`."""
         return released_at_once()
 
     def starts(self, mesh: DeviceMesh | None) -> Callable[[], object]:
-        """Return what makes the ranks begin a step together."""
+        """Return a function that makes the ranks begin a step together."""
         if mesh is None or mesh.device_type != "cuda":
             return distributed.barrier
         one = torch.zeros(1, device="cuda")
@@ -98,8 +98,8 @@ class Ranks(World):
 def world_of(scheme: Scheme, meter: Meter) -> World:
     """Return the processes that measure a scheme here: those of the process group that this process belongs to.
 
-    It is this process alone without one. It is so, too, in a simulation, and where a scheme needs one process: then the
-    others of the group need not take part.
+    That is this process alone without a group, in a simulation, and if the scheme needs one process: the others of the
+    group then need not take part.
     """
     together = meter.materialize and scheme.facet(Spread) is not None
     if together and distributed.is_initialized() and distributed.get_backend() != "fake":
@@ -112,8 +112,8 @@ def released_at_once() -> Iterator[None]:
     """Let torch's collectives inside the block be the last to hold what gloo's threads worked on.
 
     Such a thread holds the tensors of a collective, and the copies that gloo makes of them, a moment longer than the
-    caller. Then they are freed in a thread that no profiler watches, and would count as alive for ever. Of a collective
-    that is asynchronous nothing is known.
+    caller. Then they are freed in a thread that no profiler watches, and would count as alive for ever. Nothing is
+    known of asynchronous collectives.
     """
     with ExitStack() as patched:
         for name in _COLLECTIVES:

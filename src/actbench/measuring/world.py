@@ -29,7 +29,7 @@ _STRIDE: Final = 1_000_003
 
 
 class World:
-    """One process, with no other beside it; subclasses are one of several.
+    """One process, and no other; subclasses are one of several.
 
     Attributes:
         size: How many processes measure the case.
@@ -66,11 +66,11 @@ class World:
         return init_device_mesh(device, sizes, mesh_dim_names=names)
 
     def settled(self) -> AbstractContextManager[None]:
-        """Return what is entered to read the memory of a step in which processes talk to each other."""
+        """Return the context in which the memory of a step is read whose processes talk to each other."""
         return nullcontext()
 
     def starts(self, mesh: DeviceMesh | None) -> Callable[[], object]:
-        """Return what makes all processes begin a step together."""
+        """Return a function that makes all processes begin a step together."""
         return at_once
 
     def mean(
@@ -78,8 +78,8 @@ class World:
     ) -> Mapping[Any, Tensor] | None:
         """Return the mean of gradients over the processes with batches of their own: here, as they are.
 
-        That is the gradient of their batches together. None is what a process has whose memory was not enough: then all
-        return None.
+        That is the gradient of their batches together. A process that ran out of memory gives None, and then all return
+        None.
         """
         return gradients
 

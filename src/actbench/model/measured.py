@@ -139,6 +139,7 @@ class Measurement(OutcomeData):
         mesh: The processes that train together; bytes are those of one of them, of a rank with the largest peak
             where all were measured, and the first where it is simulated. None for one alone.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
+        autocast: The types in which a script's own autocast computes; None without one and in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
         timeline: The memory over the step, if requested.
@@ -179,6 +180,7 @@ class Measurement(OutcomeData):
     loss: float | None = None
     mesh: Mesh | None = None
     dtype: str | None = None
+    autocast: str | None = None
     optimizer: str | None = None
     weights_origin: str = "random"
     built: Built | None = None

@@ -16,7 +16,7 @@ PARTS = {
     "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }
-"""What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""
+"""Words for the fields of :class:`PeakParts` that come and go within a step."""
 
 _MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
@@ -135,7 +135,7 @@ def about_bounds(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     if reasons := list(dict.fromkeys(reason for measured in found for reason in measured.at_most)):
         more = f"; and {len(reasons) - _MOST_BOUNDS} more" if len(reasons) > _MOST_BOUNDS else ""
         told = "; ".join(reasons[:_MOST_BOUNDS])
-        yield f"at most: a peak that only a real run would know exactly, since {told}{more}."
+        yield f"at most: a peak that only a real run would know exactly, because {told}{more}."
 
 
 def needed_bytes(measured: Measurement) -> int:

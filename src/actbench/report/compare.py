@@ -118,7 +118,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each case of either file, and what came of holding the cases to limits."""
+    """A table with a row for each case of either file, and the checks of cases against limits."""
 
     table: Table
     checks: tuple[Check, ...]

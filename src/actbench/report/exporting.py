@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,9 +55,11 @@ class ExportFormat:
         text: From what is written to the text of the file, or its bytes.
         also: Another name of the flag, such as ``--pdf``.
         curves: How it draws the memory over a step; None if it does not.
+        extras: Extras of its package that some of it needs, each with what it is for.
     """
 
     about: str
     text: Callable[[Exported], Text]
     also: str = ""
     curves: Curves | None = None
+    extras: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What came of holding cases to limits, as services that run checks read it: JUnit's XML, and annotations of GitHub."""
+"""Checks of cases against limits in the forms that services read: JUnit's XML, and annotations of GitHub."""
 
 from __future__ import annotations
 

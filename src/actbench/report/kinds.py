@@ -108,7 +108,7 @@ def _kind(name: str, file: Path) -> Kind[Any]:
         if what is None:
             return cast("Kind[Any]", plugin.load())
         why = f"the plug-in of {plugin.package} that reads it cannot be used: {what}"
-    raise StoreError(f"{file}: what ends in {_suffix(name)} holds records of the kind {name!r}, and {why}")
+    raise StoreError(f"{file}: a file that ends in {_suffix(name)} holds records of the kind {name!r}, and {why}")
 
 
 def usable() -> list[Kind[Any]]:

@@ -10,7 +10,7 @@ from actbench.model.records import Case, Failure, Record, named
 from actbench.units import counted
 
 ALL = "All rows"
-"""Whose a sentence is that is true of each row."""
+"""How a sentence begins that is true of each row."""
 
 T = TypeVar("T")
 Names = Callable[[Sequence[T]], str]

@@ -103,7 +103,7 @@ class Store(Generic[RecordT]):
     def append(self, record: RecordT) -> None:
         """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written.
 
-        What it says of the files that its case names is what they held when the case was first looked for here.
+        The record has the content of the files that its case names as it was when the case was first looked for here.
         """
         if files := self._contents.of(record.case):
             record = record.model_copy(update={"files": files})

@@ -163,11 +163,11 @@ class LiveTable(Progress):
         self._bar.advance(self._task)
 
     def doing(self, text: str) -> None:
-        """Show it below the bar for as long as no case is at work."""
+        """Show the text below the bar for as long as no case is at work."""
         self._doing = text
 
     def said(self, case: Case, text: str) -> None:
-        """Write it above the table."""
+        """Write the text above the table."""
         self.message(f"{case.title}: {text}")
 
     def message(self, text: str) -> None:

@@ -26,16 +26,16 @@ PRELOAD = (
     "actbench.workload.huggingface",
     "actbench.workload.torchvision",
 )
-"""What takes seconds to import and most models need.
+"""Modules that take seconds to import and that most models need.
 
-It is imported before any memory is limited: some of it waits for ever where it meets a limit.
+They are imported before any memory is limited: some of them wait for ever where they meet a limit.
 """
 
 Cases = tuple[Case, ...]
 """A simulated case, or all cases that are timed against each other, the exact model first."""
 
 Told = tuple[Case, Outcome, Mapping[str, Any]]
-"""A case, what came of it, and the provenance fields of its record: machine, versions, command."""
+"""A case, its outcome, and the provenance fields of its record: machine, versions, command."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Work:
     """The settings that all cases of a plan share.
 
     Attributes:
-        progress: Told what happens; several threads may tell it.
+        progress: Receives what happens, from several threads.
         command: What the user can type to have the same, for the records.
         cases: Those that are known now, whose files an executor may have to send.
         jobs: How many simulated cases run at a time on one machine.
@@ -77,7 +77,7 @@ class Place:
 
     Attributes:
         name: Of the device in ``CUDA_VISIBLE_DEVICES``, or of a node; None where the executor chooses.
-        number: Tells places of one name apart.
+        number: Distinguishes places of one name.
     """
 
     name: str | None = None
@@ -93,7 +93,7 @@ class Handle:
     """Cases at work.
 
     Attributes:
-        future: Done when all of them have ended and were told, or with what ended the work.
+        future: Done when all cases have ended and were told, or with the error that ended the work.
         stop: Kills their processes, and does not wait for that; the future then fails, in a moment.
     """
 

@@ -35,7 +35,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ExperimentResult(Generic[RecordT]):
-    """What came of a recipe on this machine: a record for each of its cases, earlier experiments included.
+    """The result of a recipe on this machine: a record for each of its cases, earlier experiments included.
 
     ``path`` is the results file, if one is kept; ``notice`` is what a user must know of how it was read.
     """

@@ -33,8 +33,8 @@ _GRACE_SECONDS = 10.0
 class CaseSession:
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    Where one of several fails, so does the case, and the others are killed. Leaving the context by an error kills the
-    processes, and else lets them end.
+    If one of several processes fails, the case fails and the others are killed. Leaving the context by an error kills
+    the processes; otherwise they may end.
 
     Args:
         members: The processes, by rank.
@@ -228,7 +228,7 @@ class IsolatedSession(CaseSession):
 
 
 def merged(found: Sequence[Measurement]) -> Measurement:
-    """Return the measurement of the rank with the largest peak, with what all of them say of their own."""
+    """Return the measurement of the rank with the largest peak, with what all ranks report of themselves."""
     largest = max(found, key=lambda one: one.peak_bytes)
     if len(found) == 1:
         return largest

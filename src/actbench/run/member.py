@@ -43,7 +43,7 @@ class Question(Data):
 
 
 class Report(Data):
-    """What came of a question.
+    """The answer to a question.
 
     Attributes:
         reply: Of the process; a failure where it died or sent no reply.
@@ -67,15 +67,15 @@ class Member(Protocol):
         """Send a question.
 
         Raises:
-            NoAnswerError: It was not taken until the deadline.
-            MeasurementError: Who started the process is gone, and the process with it.
+            NoAnswerError: The process did not take the question until the deadline.
+            MeasurementError: The server that started the process is gone, and the process with it.
         """
 
     def read(self, deadline: float | None) -> Report | None:
-        """Return what came of the question once it is whole; to be called when one of ``sources`` is ready.
+        """Return the answer once it is whole; to be called when one of ``sources`` is ready.
 
         Raises:
-            MeasurementError: Who started the process is gone, and the process with it.
+            MeasurementError: The server that started the process is gone, and the process with it.
         """
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class LocalMember:
         self._process.send(question.text.encode(), deadline)
 
     def read(self, deadline: float | None) -> Report | None:
-        """Return what came of the question; see :class:`Member`."""
+        """Return the answer to the question; see :class:`Member`."""
         if self._question is None:
             raise RuntimeError("no question was asked")
         try:

@@ -16,7 +16,7 @@ class Progress:
     """
 
     def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
-        """These cases will be run, simulated ones up to ``jobs`` at a time; of others it is told no more.
+        """These cases will be run, simulated ones up to ``jobs`` at a time; no other case is reported from now on.
 
         ``more`` is whether nobody knows yet how many will follow, as in a search.
         """

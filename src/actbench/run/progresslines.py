@@ -93,7 +93,7 @@ class ProgressLines(Progress):
             self.message(f"{len(cases)} cases are timed in turns and end together: {names_of_cases(cases)}")
 
     def doing(self, text: str) -> None:
-        """Remember it for as long as no case is at work."""
+        """Remember the text for as long as no case is at work."""
         with self._lock:
             self._doing = text
             if self._verbose:
@@ -128,7 +128,7 @@ class ProgressLines(Progress):
             self._tell(f"{case.title}: batch {batch_size} {said(fits)}{self._times()}")
 
     def said(self, case: Case, text: str) -> None:
-        """Write it."""
+        """Write the text."""
         self.message(f"{case.title}: {text}")
 
     def message(self, text: str) -> None:

@@ -111,8 +111,8 @@ def outcomes(
 ) -> Generator[Told, None, None]:
     """Yield each case with its outcome as soon as it ends, and before its search without its largest batch.
 
-    None begins once ``may_begin()`` is false, and those at work are stopped, without an outcome, once ``may_go_on()``
-    is. Whoever takes no more of them, and any error, stops all that is at work.
+    No case begins once ``may_begin()`` is false. Running cases are stopped, without an outcome, once ``may_go_on()`` is
+    false. Closing the generator, and any error, stops all running cases.
     """
     told: SimpleQueue[Told | Handle] = SimpleQueue()
     at_work: dict[Handle, Place] = {}

@@ -155,9 +155,9 @@ class TimingGroup:
         """Measure cases that differ in the scheme only, and yield each with its outcome.
 
         Each reads its memory in turn and then waits while the next does; then all are timed in rounds. A case whose
-        peak is too much beside those that wait, or that may have failed for want of room, is put off: it starts afresh
-        when they have ended. ``exact`` is the exact model, if it has a record but is not among the cases: it is timed
-        again beside them if there is room, because only interleaved steps can be compared.
+        peak does not fit together with those that wait, or that may have failed for lack of room, is put off: it starts
+        afresh when they have ended. ``exact`` is the exact model, if it has a record but is not among the cases: it is
+        timed again with them if there is room, because only interleaved steps can be compared.
         """
         known, waiting = None if exact is None else _ExactModel(exact), list(cases)
         if len(waiting) > 1:

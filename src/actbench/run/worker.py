@@ -1,6 +1,6 @@
 """What runs in a process of its own, a case or a task (one call of a function), and its messages.
 
-Foreign code may have got hold of the socket, so that what is no message is recognised at its first byte.
+Foreign code may have got hold of the socket, so anything that is no message is recognised at its first byte.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class CaseRequest(Data):
 class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, that of a plug-in, or one of a test.
 
-    It may have a ``Trial`` beside its ``Session``, for trials. Both take a case, and ``world`` where several
+    It may have a ``Trial`` in addition to its ``Session``, for trials. Both take a case, and ``world`` where several
     processes measure it.
     """
 
@@ -242,7 +242,7 @@ class TaskRequest(Data):
     Attributes:
         function: Of the server's module, from text to text.
         text: Its argument.
-        memory_bytes: Memory that it may take beside what is there; None for all that is free.
+        memory_bytes: Memory that it may take in addition to what its process has; None for all that is free.
     """
 
     function: str

@@ -24,6 +24,7 @@ class Card:
         keeps_updates: Whether the same gradients give bit for bit the same updates as without the scheme; None if this
             follows from whether it changes the optimizer.
         draws_alike: Whether dropout draws the masks of the exact model; else gradients are compared without dropout.
+        extras: Extras of its package that some of the scheme needs, each with what it is for: "adapters of peft".
         trainer: Arguments of the Hugging Face Trainer that do the same, each with the field whose value it takes.
     """
 
@@ -35,6 +36,7 @@ class Card:
     libraries: tuple[str, ...] = ()
     keeps_updates: bool | None = None
     draws_alike: bool = True
+    extras: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
 
     def variants_for(self, batch_size: int) -> tuple[str, ...]:

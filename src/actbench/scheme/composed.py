@@ -126,7 +126,7 @@ def refuse_spread(scheme: Scheme, who: str, instead: str) -> None:
     if spread is not None:
         _, placing = at_placement(scheme)
         named = (placing or scheme).spec
-        raise ConversionError(f"{who}, and {named} spreads it over {math.prod(spread.axes.values())}: {instead}")
+        raise ConversionError(f"{who}, and {named} spreads a model over {math.prod(spread.axes.values())}: {instead}")
 
 
 def _refuse_apart(parts: Sequence[Scheme], text: str) -> None:

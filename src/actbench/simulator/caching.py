@@ -114,7 +114,7 @@ class CachingAllocator:
         self._blocks[name] = block
 
     def allocate_beyond(self, name: int, size: int) -> None:
-        """Serve a request that found no room, on a device that is as much larger as that takes."""
+        """Serve a request that found no room, as on a device that is larger by what the request needs."""
         self.limit_bytes = math.inf
         self.allocate(name, size)
         self.limit_bytes = self.reserved_bytes

@@ -1,4 +1,4 @@
-"""What cuDNN's convolutions need beside their operands: copies in the layout in which tensor cores read them.
+"""What cuDNN's convolutions need in addition to their operands: copies in the layout in which tensor cores read them.
 
 cuDNN tells nobody its choice of a kernel; these are the choices of cuDNN 9 on an H200, for ResNets and DenseNets in
 float32 (which it computes in TF32). Kernels for tensor cores read images with channels last. Images in another layout,

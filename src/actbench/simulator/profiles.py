@@ -46,7 +46,7 @@ class KindTable(Data):
 
 
 _TIMED = ("fp32", "bandwidth", "link", "launch", "peer", "network", "devices")
-"""What says something of times alone."""
+"""Fields that concern times alone."""
 
 Point = tuple[Amount, Microseconds] | tuple[Amount, Amount, Microseconds]
 

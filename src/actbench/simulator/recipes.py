@@ -37,7 +37,7 @@ def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
 
 
 def form(tensor: FakeTensor) -> tuple[Any, ...]:
-    """Return what decides what an operator makes of a tensor, but its place in its storage."""
+    """Return all that an operator's result depends on of a tensor, except its place in its storage."""
     return (
         tensor.dtype,
         tensor.shape,
@@ -131,7 +131,7 @@ def twin(leaf: FakeTensor, source: int | None, first: int) -> Make:
 
 
 def is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
-    """Return whether nothing tells two tensors apart but their storages."""
+    """Return whether two tensors differ in nothing but their storages."""
     keys = _internals._dispatch_key_set
     return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
 

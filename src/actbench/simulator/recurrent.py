@@ -58,7 +58,7 @@ class Recurrence:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that wait for the backward pass, beside input, output, hidden states and weights."""
+        """Bytes that wait for the backward pass, in addition to input, output, hidden states and weights."""
         between = (self.layers - 1) * (2 if self.drops_out else 1)
         vectors = self.layers * _KEPT[self.mode] + between
         return vectors * self.directions * self.steps * self.rows * self.hidden * self.itemsize

@@ -17,8 +17,8 @@ def reserved_bytes(
 ) -> int:
     """Return the most bytes that torch's allocator reserves in a run of ``parts``, which may repeat.
 
-    More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
-    small: the device then becomes as much larger as each such allocation takes.
+    The result exceeds ``limit_bytes`` if an allocation would fail, even if enough bytes are free in pieces that are too
+    small: the device then counts as larger by each such allocation.
 
     Segments may grow if ``expandable``. ``streams`` says which storages are allocated on which stream; all others are
     on the one that computes.
@@ -72,7 +72,7 @@ class Pools:
             each.give_back()
 
     def of(self, stream: str) -> CachingAllocator:
-        """Return what is cut for a stream."""
+        """Return the blocks of a stream."""
         if stream not in self._of:
             self._of[stream] = self._make(self._limit_bytes)
         return self._of[stream]

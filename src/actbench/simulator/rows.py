@@ -24,7 +24,7 @@ RELATIVE = frozenset(
     for overload in (getattr(packet, name) for name in packet.overloads())  # type: ignore[no-untyped-call]
     if overload is not _aten.view.dtype
 )
-"""Views that begin as far from the beginning of their argument, wherever that begins in its storage."""
+"""Views whose distance from the beginning of their argument does not depend on where that begins in its storage."""
 
 
 def is_row(func: Any, args: Sequence[Any]) -> bool:

@@ -1,6 +1,7 @@
-"""What a simulated step of any batch needs, foretold by the steps of two: each storage is nearly affine in the batch.
+"""What a simulated step of any batch needs, predicted from the steps of two: each storage is nearly affine in the
+batch.
 
-Following an allocator takes a hundredth of the time of a simulated step. What is foretold is then proved by steps.
+Following an allocator takes a hundredth of the time of a simulated step. The prediction is then proved by steps.
 """
 
 from __future__ import annotations

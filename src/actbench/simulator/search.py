@@ -1,4 +1,4 @@
-"""The largest batch of a simulated case: foretold from the steps of two batches, then proved by simulated steps."""
+"""The largest batch of a simulated case: predicted from the steps of two batches, then proved by simulated steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def largest_batch(
 
 
 _FORETELLINGS = 3
-"""How often the largest batch is foretold, each time from steps nearer to it, before steps alone find it."""
+"""How often the largest batch is predicted, each time from steps nearer to it, before steps alone find it."""
 
 
 class _Search:
@@ -60,7 +60,7 @@ class _Search:
     def _foretell(self) -> bool:
         """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.
 
-        Returns whether the neighbours prove what was foretold.
+        Returns whether the neighbours prove the prediction.
         """
         one, other = ((batch, self._ran[batch]) for batch, _ in self._nearest())
         needed = needed_bytes(one, other, limit_bytes=self._limit)
@@ -71,9 +71,9 @@ class _Search:
             amount = needed(batch)
             return BatchTrial(amount <= self._limit, amount)
 
-        foretold = search.largest(fits, memory_limit_bytes=self._limit, known=self._trials).batch_size
-        at = foretold == 0 or self._try(foretold).fits
-        neighbour = foretold + 1 if at else foretold - 1
+        predicted = search.largest(fits, memory_limit_bytes=self._limit, known=self._trials).batch_size
+        at = predicted == 0 or self._try(predicted).fits
+        neighbour = predicted + 1 if at else predicted - 1
         above = neighbour <= 0 or (neighbour <= LARGEST_TRIED and self._try(neighbour).fits)
         return at is not above
 

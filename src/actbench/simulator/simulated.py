@@ -50,8 +50,8 @@ class SimulatedMeter(Meter):
     Without a memory limit a step may use all memory of the device.
 
     Attributes:
-        done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
-            device is.
+        done: What the operators did of the step that was read last; only collectives if the rates of the device are
+            unknown.
         ran: The step that was read last.
         mode: Makes tensors fake, and recalls operators; another meter's may be taken before a module is adopted.
         blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.

@@ -1,4 +1,4 @@
-"""What libraries compute in ways whose memory is not known, or estimated, the reasons why a peak is an estimate."""
+"""Operators of libraries whose memory is unknown or estimated: the reasons why a peak is an estimate."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class Network(Protocol):
     Attributes:
         task: What it is trained to do.
         note: One line for ``actbench models``.
+
+    One that needs an extra of its package has an attribute ``extras``: the name of each, with what it is for.
     """
 
     task: Task
@@ -47,9 +49,9 @@ class Network(Protocol):
         ...
 
 
-_SEES = "reads no text to write another from"
+_SEES = "does not read one text and write another"
 _WITHOUT_DECODER = {"torchvision": _SEES, "smallnet": _SEES, "function": "makes batches of its own lengths"}
-"""Why models that are not from Hugging Face have no target length, by their kind; a plug-in says it of its own."""
+"""Why models that are not from Hugging Face have no target length, by their kind; a plug-in has its own reason."""
 
 
 def load_workload(case: Case) -> Workload:

@@ -71,7 +71,7 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
     target = length if task == "seq2seq-lm" else None
     if case.target_length is not None:
         if target is None:
-            raise ModelError(f"--target-length: {case.model} reads no text to write another from; leave it out")
+            raise ModelError(f"--target-length: {case.model} does not read one text and write another; leave it out")
         target = text.sequence_length(config, case.target_length, case.model, flag="--target-length")
     image = image_size(config, case.image_size) if sees else None
     if image is not None and min(image) < 1:

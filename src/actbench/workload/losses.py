@@ -124,7 +124,7 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
 
 _SHIFTED: tuple[Task, ...] = ("causal-lm", "image-text-to-text")
 _UNCUTTABLE: dict[Task, str] = {
-    "image-text-contrastive": "the loss tells the rows of a batch apart, here those of a micro-batch",
+    "image-text-contrastive": "the loss compares the rows of a batch with each other, here only those of a micro-batch",
     "pretraining": "the loss adds means over labels to means over rows, here both weighted by labels",
 }
 

@@ -452,5 +452,5 @@ def test_a_program_of_one_process_is_told_how_to_start_several(spec: str) -> Non
 
 @pytest.mark.parametrize("spec", ["fsdp:4", "fsdp1:4", "checkpoint,blocks=Block+ddp:4", "zero1:4"])
 def test_a_model_alone_is_not_converted(spec: str) -> None:
-    with pytest.raises(ConversionError, match="leave it out and spread the converted model"):
+    with pytest.raises(ConversionError, match="leave that scheme out, and spread the converted model"):
         actbench.convert(even(), spec)

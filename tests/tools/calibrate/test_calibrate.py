@@ -73,7 +73,7 @@ def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off() -> N
     assert bench.run(Subject("copies", lambda size: lambda: torch.zeros(size).add(1), (1, 2)), None)
     assert bench.samples
     assert _notes(bench) == (
-        "Not measured, for it failed: adamfp8 on resnet18: NotImplementedError: no kernel image is available.",
+        "Not measured, because they failed: adamfp8 on resnet18: NotImplementedError: no kernel image is available.",
     )
     with pytest.raises(NotImplementedError):
         bench.run(broken, None)

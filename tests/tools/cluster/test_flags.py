@@ -117,9 +117,9 @@ def test_what_names_no_executor_is_an_address_of_ray(address: str) -> None:
 @pytest.mark.parametrize(
     ("amounts", "naming"),
     [
-        ({"CPU": 1.0, "GPU": 2.0}, "no node has CPU=1, GPU=2, as a case asks for; nodes: first CPU=4, GPU=1"),
-        ({"CPU": 1.0, "a10": 1.0}, "no node has CPU=1, a10=1"),
-        ({"CPU": 9.0}, "no node has CPU=9"),
+        ({"CPU": 1.0, "GPU": 2.0}, "a case needs CPU=1, GPU=2, and no node has that; nodes: first CPU=4, GPU=1"),
+        ({"CPU": 1.0, "a10": 1.0}, "a case needs CPU=1, a10=1"),
+        ({"CPU": 9.0}, "a case needs CPU=9"),
     ],
 )
 def test_what_no_node_has_is_refused(amounts: dict[str, float], naming: str) -> None:

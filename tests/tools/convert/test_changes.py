@@ -92,7 +92,7 @@ def test_a_forward_that_others_put_in_front_is_refused_until_it_is_gone(is_plain
     changes = converted(model, "gact:L1+fewbit:3")
     bound = model.forward
     model.forward = lambda x: bound(x)  # type: ignore[method-assign]
-    with pytest.raises(ConversionError, match="take that one off first"):
+    with pytest.raises(ConversionError, match="remove that one first"):
         changes.undo()
     assert type(model[0][1]) is nn.GELU  # type: ignore[index]
 

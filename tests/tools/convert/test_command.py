@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,13 @@ def test_a_file_that_ends_its_process_is_an_error(tmp_path):
 def test_a_conversion_is_shown_and_written_under_the_schemes_own_name(tmp_path):
     ended = convert("tiny-roberta", "-s", "fewbit:03", *SMALL[2:], "--export-json", "told.json")
 
-    assert "size on disk: " in ended.stderr
+    assert re.search(
+        r"^built RobertaForSequenceClassification for sequence-classification; "
+        r"written to tiny-roberta-fewbit-3 \([\d.]+ [KM]iB\) in .*s; "
+        r"load it with actbench\.load_converted\('tiny-roberta-fewbit-3'\)$",
+        ended.stderr,
+        re.MULTILINE,
+    )
     assert ended.returncode == 0, ended.stderr
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["case"]["scheme"] == "fewbit:3"

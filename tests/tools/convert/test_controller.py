@@ -191,7 +191,7 @@ def test_a_forward_that_others_put_in_front_is_refused_until_it_is_gone() -> Non
     controller = actbench.Controller(model, "gact:L2+checkpoint,blocks=Block")
     bound = model.forward
     model.forward = lambda x: bound(x)  # type: ignore[method-assign]
-    with pytest.raises(ConversionError, match="take that one off first"):
+    with pytest.raises(ConversionError, match="remove that one first"):
         controller.close()
     assert "forward" not in vars(model[0])
 

@@ -90,4 +90,7 @@ def test_convert_warns_by_records_and_probes_on_request(cli: Any) -> None:
     (line,) = [line for line in by_records.err.splitlines() if line.startswith("warning: actnn:L3 ")]
     assert "relative error 1.6 (measured at batch 8, results/mine/box.jsonl)" in line
     assert "the gradient" not in exact.err
+    (said,) = exact.err.splitlines()[-1:]
+    assert said.startswith("built RobertaFor")
+    assert said.endswith("; nothing was written (--dry-run)")
     assert "relative error of the gradient: 0." in measured.err

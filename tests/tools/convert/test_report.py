@@ -23,7 +23,10 @@ def test_sites_that_lose_more_than_the_model_have_a_note() -> None:
 
     assert converted.sites_table(sites, saved_bytes=3072).notes == ()
     (note,) = converted.sites_table(sites, saved_bytes=64).notes
-    assert note == "3.00 KiB leave these places, 64 B the model: other layers keep some of the same tensors."
+    assert (
+        note
+        == "These places keep 3.00 KiB less, the whole model 64 B less: other layers keep some of the same tensors."
+    )
 
 
 def test_sites_whose_bytes_are_not_known_have_no_total() -> None:

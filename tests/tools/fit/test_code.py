@@ -192,9 +192,9 @@ def test_what_trainer_cannot_do_is_said() -> None:
     code = code_for(Case(**LLAMA, scheme="checkpoint+release"))
 
     assert code.trainer is None
-    assert code.why_no_trainer == "release changes gradients, which Trainer sees to itself"
+    assert code.why_no_trainer == "release changes gradients, which Trainer does itself"
     maps = code_for(Case(**LLAMA, scheme="smaq,on=maps"))
-    assert maps.why_no_trainer == "smaq,on=maps changes gradients, which Trainer sees to itself"
+    assert maps.why_no_trainer == "smaq,on=maps changes gradients, which Trainer does itself"
 
 
 def test_the_command_measures_the_same_case() -> None:

@@ -101,7 +101,7 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, mon
 
     told = " ".join(ended.err.split())
     assert ended.status == 1
-    assert "the time of --budget ended before what needs least was simulated: give a larger --budget" in told
+    assert "the time of --budget ended before the plan that needs least was simulated: give a larger --budget" in told
     assert "nothing fits" not in (told + ended.out).lower()
     assert "smaller" not in told
     assert "--device-profile" not in told

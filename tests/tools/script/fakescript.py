@@ -1,6 +1,6 @@
 """Stands in for ``actbench.tools.script.bench``: it runs the script as python does, and makes up what a step needs.
 
-A script may set the peak, as ``PEAK_GIB = 30``, and may end by an error.
+A script may set the peak, as ``PEAK_GIB = 30``, and the type of its autocast, and may end by an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Session:
         self.said("step 2: peak 12.4 GiB")
         if "REFUSED" in ran:
             raise MeasurementError(ran["REFUSED"])
-        return measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))
+        found = measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))
+        return found.model_copy(update={"autocast": ran.get("AUTOCAST")})
 
     def time(self, steps: int) -> None:
         pass

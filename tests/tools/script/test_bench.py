@@ -72,6 +72,30 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
     }
 
 
+CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=torch.bfloat16):\n     hidden").replace(
+    "    loss = ", "     loss = "
+)
+EVALUATION = "    with torch.no_grad(), torch.autocast('cuda', dtype=torch.float16):\n     model(x.cuda())\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "autocast"),
+    [
+        (TRAINING, None),
+        (CAST, "bfloat16"),
+        (f"{CAST}{EVALUATION}", "bfloat16"),
+        (f"{TRAINING}{EVALUATION}", None),
+    ],
+)
+def test_a_measurement_names_the_type_of_the_autocast_that_trains(
+    run: RunScript, text: str, autocast: str | None
+) -> None:
+    found = run(text)
+
+    assert isinstance(found, Measurement)
+    assert (found.dtype, found.autocast) == ("float32", autocast)
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
@@ -115,7 +139,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
 
     assert isinstance(found, Measurement)
     assert found.weights_bytes == WEIGHTS
-    assert any("no step ran that began with the optimizer's state" in text for text in found.warnings)
+    assert any("no step began with the optimizer's state" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,16 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
     assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
 
 
+def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
+    plain = cli("run", "train.py").out
+    train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
+    command = ("run", "-s", "exact", "-s", "checkpoint", "train.py")
+    cast = cli(*command).out
+
+    assert "type float32, optimizer AdamW" in " ".join(plain.split())
+    assert "type float32, autocast bfloat16, optimizer AdamW" in " ".join(cast.split())
+
+
 def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
     ended = cli("run", "-s", "checkpoint", "-s", "exact", "train.py")
 

@@ -183,5 +183,5 @@ def test_reasons_for_a_bound_are_told_once_and_not_all_of_many(make_record: Make
     reasons = tuple(f"why {place}" for place in range(7))
     (note,) = about_bounds([make_record(at_most=reasons), make_record("checkpoint", at_most=reasons[:1])])
 
-    assert note.endswith("since why 0; why 1; why 2; why 3; why 4; and 2 more.")
+    assert note.endswith("because why 0; why 1; why 2; why 3; why 4; and 2 more.")
     assert list(about_bounds([make_record(), make_record(failure="no")])) == []

@@ -60,7 +60,7 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
-    """Return the sites of a setup with saved bytes before and after, in the model's order, and apart those never run.
+    """Return the sites of a setup with bytes before and after, in the model's order; separately those that never run.
 
     Raises:
         NothingToConvertError: Nothing that a scheme converted runs; the scheme may be a part of a composition.
@@ -90,9 +90,9 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
 
 
 def refuse_idle(parts: Iterable[Part], after: Trace) -> list[Part]:
-    """Raise an error if a scheme does nothing in a training step; return where one that does something does not.
+    """Raise an error if a scheme does nothing in a training step; else return the places where it does nothing.
 
-    A scheme with ``only=`` has changed several parts, of which some may have nothing to do: a frozen norm before which
+    A scheme with ``only=`` has changed several parts, some of which may have nothing to do: a frozen norm before which
     nothing is trained, say. Sites outside modules, such as the optimizer's state, are checked only if the part has
     ``acts``.
 
@@ -127,7 +127,7 @@ def _idleness(part: Part, after: Trace) -> NothingToConvertError | IdleError | N
 def _never_runs(spec: str, paths: Sequence[str]) -> NothingToConvertError:
     return NothingToConvertError(
         f"{spec}: nothing that was converted runs in a training step: {_named(paths)}; choose a scheme that works on "
-        "what the step calls, or call it"
+        "what the step calls, or call the converted modules"
     )
 
 
@@ -153,7 +153,7 @@ def _read(site: Site, before: Trace, after: Trace) -> Site:
 
 def _why_idle(site: Site, after: Trace) -> str:
     if after.calls.get(site.path):
-        return "its code names them, and a training step calls none on what needs a gradient"
+        return "its code names them, and a training step calls none of them on a tensor that needs a gradient"
     parent = site.path.rpartition(".")[0]
     if after.calls.get(parent):
         return "never called in a training step (its weight is read by its parent)"

@@ -277,7 +277,7 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
     if found.peak_bytes != reading.peak_bytes or any(amount < 0 for _, amount in found.events):
         raise MeasurementError(
             f"--timeline: torch's allocator counts a peak of {reading.peak_bytes:,} bytes, and its events in the "
-            f"profiler add up to {found.peak_bytes:,}: its holders are unknown here; measure without --timeline"
+            f"profiler add up to {found.peak_bytes:,}: the holders of the peak are unknown; measure without --timeline"
         )
     shift = len(found.events) - trace.events_until("end")
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tensor.is_cuda]

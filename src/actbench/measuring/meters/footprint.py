@@ -68,9 +68,9 @@ def model_bytes(step: TrainStep) -> int:
 
 
 def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights that a model shared out over processes has of the others just now, after its forward pass.
+    """Return the weights of other processes that a sharded model holds right after its forward pass.
 
-    ``before`` are its :func:`own_weights` from before that.
+    ``before`` are its :func:`own_weights` from before the pass.
     """
     known = {id(storage) for storage in map(Tensor.untyped_storage, before)}
     held = own_weights(module)

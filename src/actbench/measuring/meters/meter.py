@@ -60,14 +60,14 @@ class MemoryReading:
 
 
 def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read] | None:
-    """Run a forward pass during which the loop goes on holding what it holds over, and drop it.
+    """Run a forward pass while the loop goes on holding what it holds between steps, and drop the results.
 
-    What is alive more at its end are activations alone: in the pass of a step, the loop frees what it held, and holds
-    outputs that may be saved for the backward pass or not.
+    All that is alive in addition at its end is activations: in the forward pass of a step, the loop frees what it held,
+    and then holds outputs that may be saved for the backward pass or not.
 
     Returns:
-        What ``read`` returned before the pass and at its end; None if the loop holds nothing over, or the weights are
-        shared out over processes, and a pass without its backward pass would leave them gathered.
+        What ``read`` returned before the pass and at its end; None if the loop holds nothing between steps, or the
+        weights are shared out over processes, and a pass without its backward pass would leave them gathered.
     """
     held = step.setup.held_over
     if held is None or footprint.own_weights(step.setup.module):
@@ -84,7 +84,7 @@ def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read
 
 
 _SHARE = 100
-"""Memory that reference cycles hold is told from a hundredth of the peak."""
+"""Memory in reference cycles is a warning from a hundredth of the peak."""
 
 
 def held_by_cycles(held_bytes: int, peak_bytes: int) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def held_by_cycles(held_bytes: int, peak_bytes: int) -> tuple[str, ...]:
         return ()
     warning = (
         f"reference cycles hold {format_bytes(held_bytes)} after each step until Python's collector runs, which may be "
-        "steps later, and a peak until then is as much higher: let torch.autograd.Function keep tensors by "
+        "steps later; until then peaks are higher by as much: let torch.autograd.Function keep tensors by "
         "ctx.save_for_backward, and not as attributes of ctx"
     )
     return (warning,)

@@ -43,7 +43,7 @@ class Communicated:
     """Names of storages that collectives read or write.
 
     Attributes:
-        buffers: Of all of them: a tensor that is saved, say, may be one.
+        buffers: Buffers of all collectives; a saved tensor may be one of them.
         gathered: Gathered parameters, of which other processes hold shares, and their buffers.
         streams: Streams of a device beside the one that computes, by the names of what is allocated on them.
     """
@@ -55,7 +55,7 @@ class Communicated:
     def note(
         self, names: Callable[[Sequence[Tensor]], set[int]], func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]
     ) -> None:
-        """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered.
+        """Note what a collective reads and writes; for the operators of FSDP2, what they write and what they gather.
 
         ``names`` returns the names of the storages of tensors, ``found`` are the tensors that the operator returned.
         """

@@ -44,6 +44,7 @@ class Liger(Scheme):
         paper="Hsu et al. 2024, arXiv 2410.10989",
         variants=(),  # torch computes in a simulation, and is slower than the kernels
         rank=8,
+        extras={"liger": "kernels of Liger on a GPU"},
     )
     gradient: ClassVar[Gradient] = "exact"
 

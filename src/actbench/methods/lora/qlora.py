@@ -68,6 +68,7 @@ class QLora(Lora):
         rank=3,
         variants=(":16",),  # the usual rank
         libraries=("peft", "actbench.methods.lora.adaptercaches"),
+        extras={"peft": "adapters of peft"},
     )
 
     weights: Literal["nf4", "nf4_single", "int8", "gptq", "awq"] = "nf4"

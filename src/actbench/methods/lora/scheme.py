@@ -64,6 +64,7 @@ class Lora(Scheme):
         rank=3,
         variants=(":16",),  # the usual rank
         libraries=("peft", "actbench.methods.lora.adaptercaches"),
+        extras={"peft": "adapters of peft"},
     )
     claims: ClassVar[tuple[str, ...]] = ("freeze a model and put adapters on it",)
     changes: ClassVar[tuple[Change, ...]] = ("parameters",)

@@ -30,6 +30,7 @@ _UNSHARDED = (
     "or smaq,on=state"
 )
 _SOURCE = "README of torchao.optim"
+_TORCHAO = {"torchao": "optimizers of torchao"}
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
 
 
@@ -129,6 +130,7 @@ class Adam8bit(_LowBitAdam):
         paper="Dettmers et al. 2021, arXiv 2110.02861",
         published=(Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),),
         rank=50,
+        extras=_TORCHAO | {"bitsandbytes": "optimizers of bitsandbytes, for adam8bit:bnb"},
     )
 
     suffix: ClassVar[str] = "8bit"
@@ -196,6 +198,7 @@ class Adam4bit(_LowBitAdam):
         paper="Li et al. 2023, arXiv 2309.01507",
         published=(Published(quantity="peak_saving", value=1 - 7.72 / 12.23, setting=_SETTING, source=_SOURCE),),
         rank=50,
+        extras=_TORCHAO,
     )
     suffix: ClassVar[str] = "4bit"
     becomes: ClassVar[str] = "4 bits, a scale for each 128 elements"
@@ -215,6 +218,7 @@ class AdamFp8(_LowBitAdam):
     card: ClassVar[Card] = Card(
         summary="Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact",
         rank=50,
+        extras=_TORCHAO,
     )
     suffix: ClassVar[str] = "Fp8"
     becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"

@@ -117,7 +117,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),
     Column("dtype", "Type", "text", lambda entry: entry.own("dtype")),
-    setting("autocast", "Autocast"),
+    Column("autocast", "Autocast", "text", computed.autocast),
     Column("optimizer", "Optimizer", "text", lambda entry: entry.own("optimizer")),
     setting("weights", "Weights"),
     setting("device_profile", "Device profile"),
@@ -253,7 +253,7 @@ ESTIMATES: tuple[Column[Entry], ...] = (
 
 
 IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
-"""Columns that distinguish rows, beside settings in which rows differ."""
+"""Columns that distinguish rows, in addition to settings in which rows differ."""
 
 CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
 """The columns that a user can select, by name."""

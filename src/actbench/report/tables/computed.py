@@ -136,3 +136,8 @@ def sent_bytes(entry: Entry) -> Value:
     """Return the bytes that one process of several sends in a simulated step."""
     found = entry.measured.communication if entry.measured else None
     return sum(each.sent_bytes for each in found) if found else None
+
+
+def autocast(entry: Entry) -> str | None:
+    """Return the type in which autocast of a case computes, or of a script itself; None without autocast."""
+    return entry.record.case.autocast or getattr(entry.same_model, "autocast", None)

@@ -47,7 +47,7 @@ def group_of(record: MeasuredRecord) -> Group:
 
 
 def varying_settings(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Return, of each case, its settings that not all have, by field; model, scheme, batch and meter are none."""
+    """Return, for each case by field, the settings that differ; model, scheme, batch and meter are not among them."""
     fields = [name for name in _WORKLOAD if len({getattr(case, name) for case in cases}) > 1]
     return [{name: value for name in fields if (value := getattr(case, name)) is not None} for case in cases]
 

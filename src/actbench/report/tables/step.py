@@ -172,7 +172,7 @@ def _notes(timeline: Timeline) -> list[str]:
     when = f"after {timeline.peak_event:,} of {timeline.events:,} allocations and frees"
     lines = [f"The peak is in the {PHASES[timeline.peak_phase]}, {when}: {made_of}."]
     if host:
-        lines.append(f"In host memory, which is no part of it, lie {format_bytes(host)} then.")
+        lines.append(f"Host memory, which is no part of the peak, holds {format_bytes(host)} then.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""When the operators of a step are done: the host issues them, the device computes, copies and collectives beside."""
+"""When the operators of a step are done: the host issues, the device computes, copies and collectives run meanwhile."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _measured(work: OperatorWork, efficiencies: Efficiencies) -> Curve | Surface
 
 
 def replaced(work: OperatorWork, rates: Rates) -> str:
-    """Return the type that an operator multiplies in if the device has no units for it, so that float32 counts."""
+    """Return the type that an operator multiplies in if the device has no units for it; float32's rate counts then."""
     if not work.flops or work.precision not in ("half", "fp8"):
         return ""
     if work.precision == "half" and work.has_bfloat16 and not rates.has_bfloat16:

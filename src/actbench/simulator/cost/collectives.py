@@ -58,7 +58,8 @@ class Collective:
     """What processes exchange at once.
 
     Attributes:
-        total_bytes: Of what is gathered, before it is scattered or exchanged, or of what all add up.
+        total_bytes: Bytes of what is gathered, of what is there before it is scattered or exchanged, or of what all
+            processes add up.
         ranks: The processes, numbered over all machines.
     """
 

@@ -1,4 +1,4 @@
-"""The queue of collectives beside what a device computes: when each is over, and who waits for whom."""
+"""The queue of collectives, which run while a device computes: when each is over, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Exchanges:
 
     Parameters are gathered ahead, but no further than FSDP2 lets them: in the forward pass when the last block but one
     has been copied out of its buffer, in the backward pass when the last one has. Gradients are scattered while the
-    next block computes, whose own wait until these are done.
+    next block computes; the gradients of that block wait until these are done.
 
     Attributes:
         time: When all that was given is done.

@@ -44,7 +44,7 @@ NOTHING = frozenset(
         "wait_tensors",
     )
 )
-"""Operators beside views that move no bytes of the device."""
+"""Operators other than views that move no bytes of the device."""
 
 IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "promote_types"))
 """Questions to tensors, which only fake ones answer through the dispatcher."""
@@ -58,7 +58,7 @@ _OF_OPTIMIZERS = ("_foreach_", "_fused_ad", "_fused_sgd", "_amp_", "optimizer_up
 
 
 def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
-    """Return the kind of an operator that moves bytes; None for one that nobody has said anything of."""
+    """Return the kind of an operator that moves bytes; None for an operator of unknown kind."""
     if func.namespace == "actbench":
         return _OURS.get(name, "packing")
     if name.startswith(_OF_OPTIMIZERS):

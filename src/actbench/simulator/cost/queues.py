@@ -18,7 +18,7 @@ from actbench.model.records import Phase
 from actbench.simulator.cost.collectives import Collective
 
 COPIES_IN: Final = "all_gather_copy_in"
-"""What FSDP2 copies its shards together with, beside what is computed, before it gathers them."""
+"""The operator that copies the shards of FSDP2 together before they are gathered, while the device computes."""
 
 
 class Turn(NamedTuple):
@@ -60,13 +60,13 @@ class Queues:
         self._collectives = 0
 
     def concern(self, name: str) -> bool:
-        """Return whether it has to be asked when an operator of this name runs."""
+        """Return whether :meth:`other` has to be asked when an operator of this name runs."""
         return bool(self._written) or name == COPIES_IN
 
     def collective(self, found: Collective, used: Iterable[Tensor], phase: Phase, *, is_waited_for: bool) -> Turn:
         """Enter a collective, which uses tensors, and return when it runs.
 
-        ``is_waited_for`` tells that the program itself asks when it is over; else who uses the result waits.
+        With ``is_waited_for`` the program itself waits for its end; else an operator that uses the result waits.
         """
         tensors = list(used)
         is_free = all(self._find(tensor) is not None for tensor in tensors)

@@ -31,8 +31,8 @@ class Rates:
         bandwidth: Bytes a second of the device's memory.
         link: Bytes a second between it and host memory, in one direction.
         launch: Seconds of a kernel that does nothing.
-        links: To other devices.
-        source: Who says so.
+        links: The links to other devices.
+        source: Who publishes these rates.
         has_bfloat16: Whether it has units for bfloat16; without them cuBLAS computes in float32.
     """
 
@@ -45,7 +45,7 @@ class Rates:
     has_bfloat16: bool = True
 
     def of(self, precision: Precision) -> float:
-        """Return the operations a second of a precision; where the device has it not, those of float32."""
+        """Return the operations a second of a precision; those of float32 if the device has no units for it."""
         return self.flops.get(precision) or self.flops["fp32"]
 
 
@@ -73,8 +73,8 @@ class Curve:
     def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
         """Return the seconds of any size: on a line between logarithms.
 
-        Above what was measured it is the last rate, or ``rate`` for what is more, in bytes a second, if that is faster;
-        below the first rate, but for what is so small that it takes ``least`` seconds whatever its size.
+        Beyond the largest measured size, further bytes take the rate of that size, or ``rate`` in bytes a second if
+        that is faster. Below the smallest, the rate of that size holds, but nothing takes less than ``least`` seconds.
         """
         place = bisect(self.sizes, size)
         if place == 0:
@@ -99,10 +99,11 @@ class Surface:
     seconds: tuple[float, ...]
 
     def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
-        """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count.
+        """Return the seconds of any shape, at the mean rate of the measured shapes, of which near ones count more.
 
-        None takes less than the shortest that was measured, or than ``least`` seconds if these are fewer. What has no
-        operations, as the gradient of a bias alone, only moves its bytes: at ``rate`` bytes a second, if that is known.
+        No shape takes less than the shortest measured time, or than ``least`` seconds if that is less. An operator
+        without floating-point operations, such as the gradient of a bias alone, only moves its bytes: at ``rate`` bytes
+        a second, if that is known.
         """
         shortest = min(least, *self.seconds)
         if not flops:

@@ -71,7 +71,7 @@ class Recorder:
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
-        """Note what is done inside as often as said."""
+        """Note what runs inside the block ``times`` times."""
         first = len(self.done)
         yield
         self.repeat(first, len(self.done), times - 1)

@@ -105,7 +105,7 @@ def idle(func: Any) -> bool:
 
 
 def idle_work(func: Any) -> OperatorWork | None:
-    """Return what is counted of an operator that moves nothing; None for one that is none of a device."""
+    """Return what is counted of an operator that moves nothing; None for one that no device runs."""
     name = func._schema.name.partition("::")[2]
     return None if name in IGNORED else OperatorWork(name)
 

@@ -173,8 +173,8 @@ def calibrate(
 
 def _notes(bench: _Bench) -> tuple[str, ...]:
     left_out, failed = ", ".join(bench.left_out), "; ".join(bench.failed)
-    notes = [f"Not measured, or not at every size, for the time was over: {left_out}."] if left_out else []
-    return (*notes, f"Not measured, for it failed: {failed}.") if failed else tuple(notes)
+    notes = [f"The time ended before these were measured at every size: {left_out}."] if left_out else []
+    return (*notes, f"Not measured, because they failed: {failed}.") if failed else tuple(notes)
 
 
 def _check(found: dict[Key, Found], budget_seconds: float) -> None:

@@ -25,7 +25,7 @@ _WIDTH = 3.0
 _SUSTAINED = 2**18
 """Operators that move fewer bytes say nothing about the bandwidth."""
 _FILLING = 4
-"""So many times the seconds of the smallest kernel an operator takes from which its rate says something."""
+"""The rate of an operator counts only if it takes this many times the seconds of the smallest kernel."""
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 _HIGHEST, _LEAST = 1.5, 0.001
 """Largest and smallest share in a profile."""

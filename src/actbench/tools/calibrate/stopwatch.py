@@ -33,9 +33,9 @@ class Stopwatch(TorchDispatchMode):
 
     Attributes:
         samples: Operators that move bytes; known after leaving.
-        is_late: Whether the device had waited to its end before the host had issued everything, so that times are the
-            host's. The device waits longer in the next block; where it waits as long as it may, this is false.
-        views: Number of other operators.
+        is_late: Whether the device's wait ended before the host had issued all operators, so that the times are the
+            host's. The device waits longer in the next block; False if the wait is already the longest allowed.
+        views: Number of operators that move no bytes.
     """
 
     def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:

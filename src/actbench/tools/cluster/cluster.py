@@ -16,7 +16,7 @@ Amounts = Mapping[str, float]
 """How much of each resource, by Ray's names: ``CPU``, ``GPU``, ``memory`` and others."""
 
 _LOOK_SECONDS: Final = 5.0
-"""After which the cluster is asked again which nodes it has: they may come and go."""
+"""Seconds after which the cluster is asked again for its nodes, which may come and go."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ class Node:
         return self.resources.get("CPU", 0.0)
 
     def fit(self, amounts: Amounts) -> int:
-        """Return how many tasks that ask for so much it can do at a time."""
+        """Return how many tasks with these amounts the node can run at a time."""
         return int(min(self.resources.get(name, 0.0) / amount for name, amount in amounts.items()))
 
     def __str__(self) -> str:
@@ -65,14 +65,14 @@ class Node:
 
 @dataclass
 class Nodes:
-    """The nodes of the cluster that ``ray`` is connected to, looked at every few seconds and after a loss."""
+    """The nodes of the cluster that ``ray`` is connected to, read again every few seconds and after a loss."""
 
     ray: Any
     _alive: list[Node] = field(default_factory=list)
     _looked: float | None = None
 
     def look_again(self) -> None:
-        """Ask the cluster at the next occasion."""
+        """Read the nodes from the cluster when they are next needed."""
         self._looked = None
 
     @property
@@ -86,10 +86,10 @@ class Nodes:
         return self._alive
 
     def able(self, what: str, amounts: Amounts) -> list[Node]:
-        """Return the nodes that have what a task asks for; a UsageError if there is none, in which ``what`` asks."""
+        """Return the nodes that have the amounts of a task; a UsageError, which names ``what``, if there is none."""
         able = [node for node in self.alive if node.fit(amounts)]
         if not able:
             asked = ", ".join(f"{name}={amount:g}" for name, amount in amounts.items())
             found = "; ".join(map(str, self.alive)) or "none is alive"
-            raise UsageError(f"--cluster: no node has {asked}, as {what} asks for; nodes: {found}")
+            raise UsageError(f"--cluster: {what} needs {asked}, and no node has that; nodes: {found}")
         return able

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from actbench.errors import MeasurementError, first_line
 from actbench.machine import provenance
@@ -21,7 +21,7 @@ from actbench.tools.cluster.cluster import Amounts, Nodes, connected
 
 _OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _PARTS_OF_NODES: Final = ("simulated", "cuda")
-"""The meters whose cases share a node: of a meter of one's own it is not known what would disturb it."""
+"""The meters whose cases may share a node. It is unknown what disturbs the meter of another package."""
 
 _RETRIES: Final = 1
 _ENDING_SECONDS: Final = 20.0
@@ -33,7 +33,7 @@ class Cluster:
 
     Attributes:
         address: ``auto``, ``ray://HOST:PORT`` or ``HOST:PORT``.
-        gpus: Of what runs on a GPU, which may be a part of one.
+        gpus: GPUs of a case that runs on one; a fraction shares a GPU.
         resources: Further resources of every case, by Ray's names.
     """
 
@@ -41,6 +41,7 @@ class Cluster:
     gpus: float = 1.0
     resources: Amounts = field(default_factory=dict)
     elsewhere: bool = True
+    extras: ClassVar[Mapping[str, str]] = {"cluster": "nodes of a Ray cluster, by --cluster"}
 
     def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
         """Refuse nothing: what nodes have is seen when they are asked."""
@@ -59,9 +60,9 @@ class Cluster:
 class RayExecutor:
     """Measures cases on the nodes of the cluster that ``ray`` is connected to, each in a process of its own there.
 
-    A simulated case is a task of one core. Cases that are timed against each other are one task, of a GPU or of all
-    cores of a node. A task whose worker or node is lost, or in which a process ended without an answer, is tried once
-    more, where Ray chooses.
+    A simulated case is a task of one core. Cases that are timed against each other are one task, which gets a GPU or
+    all cores of a node. A task whose worker or node is lost, or in which a process ended without an answer, is tried
+    once more, where Ray chooses.
     """
 
     def __init__(self, ray: Any, cluster: Cluster, work: Work) -> None:
@@ -75,7 +76,7 @@ class RayExecutor:
         self._stopped: set[Any] = set()
 
     def close(self) -> None:
-        """Stop what is at work, and wait until its processes are gone: workers of Ray's end with the connection."""
+        """Stop what is at work, and wait until its processes are gone: Ray's workers end with the connection."""
         tasks = list(self._at_work)
         for task in tasks:
             self._stop(task)

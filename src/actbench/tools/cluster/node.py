@@ -1,4 +1,4 @@
-"""What nodes are asked and what they do: measure cases as a sweep there would, each in a process of its own."""
+"""The requests that nodes receive: they measure cases as a sweep there would, each case in its own process."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Shared(Data):
     """What requests have in common.
 
     Attributes:
-        files: The text of each file that cases name, by its path from the current folder of who asks.
-        sources: What :func:`~actbench.model.sources.sources` returns where it is asked.
+        files: The text of each file that cases name, by its path from the current folder of the command.
+        sources: What :func:`~actbench.model.sources.sources` returns on the machine of the command.
     """
 
     files: dict[str, str]
@@ -45,7 +45,8 @@ class Request(Data):
     """Cases that are measured together.
 
     Attributes:
-        known_exact: Whether their exact model, which is not among them, has a record: it is timed again beside them.
+        known_exact: Whether the exact model has a record already and is not among the cases: it is timed again with
+            them.
         timeout_seconds: As of :func:`actbench.run.runner.run_plan`; likewise ``bench`` and ``preload``.
     """
 
@@ -64,7 +65,7 @@ class Here(Data):
 
 
 class CasesReply(Here):
-    """What came of each case, in any order, and where."""
+    """The outcome of each case, in any order, and the node that measured it."""
 
     outcomes: tuple[tuple[Case, Outcome], ...]
 
@@ -160,7 +161,7 @@ class _Serving:
 
 @contextmanager
 def serving(bench: str, preload: tuple[str, ...] = PRELOAD) -> Iterator[ForkServer]:
-    """Give this worker's server; after a MeasurementError, such as that it is gone, the next is another."""
+    """Give this worker's server; after a MeasurementError, such as a server that is gone, the next call starts one."""
     held = _held()
     try:
         yield held.server(bench, preload)

@@ -99,8 +99,8 @@ class Changes:
         if covered:
             what = "module" if isinstance(covered[0].after, nn.Module) else "forward"
             raise ConversionError(
-                f"the scheme cannot be taken off {type(covered[0].module()).__name__}: another {what} was put around "
-                "the scheme's since; take that one off first, then undo (a callback or controller: close) again"
+                f"the scheme cannot be removed from {type(covered[0].module()).__name__}: another {what} has since "
+                "wrapped the scheme's; remove that one first, then undo (a callback or controller: close) again"
             )
         if self._replaced is None:
             return model

@@ -99,18 +99,22 @@ def _print_totals(report: ConversionReport, to: TextIO) -> None:
         f"({before / after:.2f} times less), batch {report.case.batch_size}",
         file=to,
     )
-    if report.built is not None:
-        remark(f"built {report.built.model_class} for {report.built.task}")
     for warning in report.warnings:
         remark(f"warning: {warning}")
+    remark(_what_was_done(report))
+
+
+def _what_was_done(report: ConversionReport) -> str:
+    """Return one sentence: what was built, where it was written, how large it is there, and how to load it."""
+    built = "" if report.built is None else f"built {report.built.model_class} for {report.built.task}; "
     if report.folder is None:
-        remark("nothing was written (--dry-run)")
-    else:
-        own = ", model=..." if ".py:" in report.case.model else ""
-        loading = f"load it with actbench.load_converted({str(report.folder)!r}{own})"
-        size = sum(file.stat().st_size for file in report.folder.rglob("*") if file.is_file())
-        remark(f"written to {report.folder} in {format_seconds(report.seconds)}; {loading}")
-        remark(f"size on disk: {format_bytes(size)}")
+        return f"{built}nothing was written (--dry-run)"
+    own = ", model=..." if ".py:" in report.case.model else ""
+    size = format_bytes(sum(file.stat().st_size for file in report.folder.rglob("*") if file.is_file()))
+    return (
+        f"{built}written to {report.folder} ({size}) in {format_seconds(report.seconds)}; "
+        f"load it with actbench.load_converted({str(report.folder)!r}{own})"
+    )
 
 
 def _tell_error(report: ConversionReport) -> None:

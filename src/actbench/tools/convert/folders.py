@@ -133,9 +133,9 @@ def refuse_other_parameters(scheme: Scheme) -> None:
     if "parameters" in scheme.changes:
         raise ConversionError(
             f"a folder of a converted model holds the plain model's parameters, and {scheme.spec!r} changes these; "
-            f"convert in your own loop, model = actbench.convert(model, {scheme.spec!r}), and save what is trained, "
-            "model.save_pretrained(folder) of a Hugging Face model or {name: p for name, p in "
-            "model.named_parameters() if p.requires_grad} of any; 'actbench convert --dry-run' lists what changes"
+            f"convert in your own loop, model = actbench.convert(model, {scheme.spec!r}), and save the trained "
+            "parameters: by model.save_pretrained(folder) those of a Hugging Face model, or {name: p for name, p in "
+            "model.named_parameters() if p.requires_grad} of any model; 'actbench convert --dry-run' lists what changes"
         )
 
 

@@ -14,14 +14,14 @@ from actbench.model.records import Case
 from actbench.report import kinds
 
 LARGE: Final = 0.5
-"""A relative L2 error of the gradient from which on a user is warned."""
+"""The relative L2 error of the gradient above which a user is warned."""
 
 RESULTS: Final = Path("results")
-"""Where ``sweep`` writes records unless told otherwise."""
+"""Where ``sweep`` writes records by default."""
 
 
 class Known(NamedTuple):
-    """A relative L2 error of a gradient, and where it is known from."""
+    """A relative L2 error of a gradient, and its source."""
 
     error: float
     place: str

@@ -75,7 +75,7 @@ class Conversion:
         if lost:
             raise ConversionError(
                 f"{self.scheme!r} cannot be undone: it stores {lost[0]} ({len(lost)} in all) in fewer bits, and the "
-                "values before are gone; build the model again, or take these values with actbench.base_state_dict"
+                "original values are gone; build the model again, or take these values with actbench.base_state_dict"
             )
 
 
@@ -123,9 +123,9 @@ def convert(
     refuse_converted(model, scheme)
     refuse_spread(
         scheme,
-        "a conversion changes a model that stands in one process",
-        "leave it out and spread the converted model, by torch's fully_shard or DistributedDataParallel or by "
-        "accelerate; or apply all of it to the step of a program that torchrun starts, by actbench.apply",
+        "a conversion changes the model of one process",
+        "leave that scheme out, and spread the converted model by torch's fully_shard or DistributedDataParallel, or "
+        "by accelerate; or use actbench.apply in a program that torchrun starts, which applies all schemes",
     )
     setup = TrainingSetup(model, loss=lambda module, batch: (loss or _own_loss)(module, batch[_EXAMPLE]))
 
@@ -249,7 +249,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
         names, remedies = " and ".join(each.what for each in changed), "; ".join(each.remedy for each in changed)
         raise ConversionError(
             f"scheme {scheme.spec!r} also changes {names}, which a converted model cannot carry; leave that out and "
-            f"{remedies}. Your own loop can have all of it by actbench.apply, and 'actbench measure' measures it"
+            f"{remedies}. In your own loop actbench.apply applies the whole scheme, which 'actbench measure' measures"
         )
     return applied
 

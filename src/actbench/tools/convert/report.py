@@ -1,6 +1,6 @@
 """A conversion: the messages between the command and the process that converts, and the tables of what changed.
 
-Places of a model that are alike but for numbers in their paths are told as one.
+Places of a model whose paths differ only in numbers, and that are otherwise equal, are shown as one row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Folded(NamedTuple):
 def folded(places: Sequence[T]) -> list[tuple[T, int]]:
     """Return places, those alike as one with ``[first-last]`` in its path, as ``only=`` takes it, and how many it is.
 
-    Places are alike if all but their paths is equal, and the paths differ in names that are consecutive numbers. Each
+    Places are alike if they are equal except for their paths, and the paths differ only in consecutive numbers. A row
     stands where the first of its places stood.
     """
     rows = [
@@ -137,17 +137,19 @@ def sites_table(
             f"Not counted, since the step never ran them: {len(sites) - len(ran)} of {counted(len(sites), 'site')}."
         )
     if any(site.bytes_before == 0 for site in ran):
-        notes.append("A tensor that several places keep is counted at the first: 0 B before means that another has it.")
+        notes.append(
+            "A tensor that several places keep is counted once, at the first: 0 B before means that another row has it."
+        )
     total = _total(ran)
     lost = (total.bytes_before or 0) - (total.bytes_after or 0)
     if saved_bytes is not None and lost > saved_bytes:
         notes.append(
-            f"{format_bytes(lost)} leave these places, {format_bytes(saved_bytes)} the model: "
+            f"These places keep {format_bytes(lost)} less, the whole model {format_bytes(saved_bytes)} less: "
             "other layers keep some of the same tensors."
         )
     shown = [_times(site, times) for site, times in folded(sites)] if fold else sites
     if len(shown) < len(sites):
-        notes.append("A row with [first-last] is of places that are alike, counted together; exports list each.")
+        notes.append("A row with [first-last] stands for several equal places, counted together; exports list each.")
     return fill(title, SITES, [*shown, total], notes)
 
 

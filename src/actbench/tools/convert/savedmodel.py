@@ -105,7 +105,7 @@ class SavedModel(WorkloadSettings):
             by the specification of one of actbench's own, or not at all: the reader gives the module.
         architecture: Name of the model's class.
         model: The model specification it was built from, if there was one.
-        dtype: The dtype of its parameters; None for several, which the tensors in the folder tell.
+        dtype: The dtype of its parameters; None if they have several, which the tensors in the folder show.
         weights_origin: Where the weights came from before they were saved.
     """
 

@@ -38,7 +38,7 @@ _ABSENT: Final = {
     "encoder_hid_dim_type": "prompts of another width than cross_attention_dim, or images",
     "num_class_embeds": _CLASSES,
 }
-"""What batches lack that a U-Net with other values than the defaults for these keys computes with."""
+"""Inputs that batches lack, and that a U-Net needs if a key has another value than its default."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class UNet:
     size: int
     note: str
     task: ClassVar[Task] = TASK
+    extras: ClassVar[Mapping[str, str]] = {"diffusers": "U-Nets of diffusers"}
 
     def __call__(self, changes: Mapping[str, Any], case: Case) -> DiffusionWorkload:
         """Return the workload of a case; ``changes`` follow the ``@`` of its model."""
@@ -210,9 +211,9 @@ def _unserved(config: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator
     """Yield keys of a config that batches do not serve, and why. What comes after the first may be wrong."""
     for key in ("in_channels", "out_channels", "cross_attention_dim"):
         if not isinstance(config[key], int) or config[key] < 1:
-            yield key, "batches are made for one whole number of at least 1"
+            yield key, "batches need a whole number of at least 1 here"
     if config["out_channels"] > (channels := config["in_channels"]):
-        yield "out_channels", f"latents get as many channels of noise, and have {channels}: give {channels} or less"
+        yield "out_channels", f"noise is added to latents, which have {channels} channels: give {channels} or less"
     for key, lacking in _ABSENT.items():
         if config[key] != default[key]:
             yield key, f"this needs {lacking}, which batches do not have: leave {key} out"

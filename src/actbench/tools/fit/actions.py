@@ -29,7 +29,7 @@ def near(way: Effects) -> list[Action]:
 def promising(way: Effects) -> list[Action]:
     """Return actions that do several things with a block, where their sum is near the hull.
 
-    Of a block that is recomputed only its input is left: what packs saved tensors stands with that.
+    A recomputed block saves only its input, so recomputation is combined with actions that pack saved tensors.
     """
     points = _points(way)
     again = [action for action in near(way) if recomputes(action)]

@@ -71,7 +71,7 @@ def impossible(fitted: Fitted, *, knows_least: bool, least_profile: str | None, 
             f"{fastest.slowdown:.3g} times the exact step's time"
         )
     if not knows_least:
-        return "the time of --budget ended before what needs least was simulated: give a larger --budget"
+        return "the time of --budget ended before the plan that needs least was simulated: give a larger --budget"
     least = fitted.least
     remedies = [_smaller(least, limit)]
     card = f"--device-profile {least_profile}, the smallest card that would do"
@@ -90,6 +90,5 @@ def _smaller(least: Tried, limit: int) -> str:
     of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
     if of_model <= limit:
         return "take a smaller --batch-size or shorter samples"
-    return (
-        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
-    )
+    alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
+    return f"{alone}: take a smaller model or type"

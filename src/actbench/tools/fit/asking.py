@@ -65,8 +65,8 @@ class QuestionFlags:
         """Raise a UsageError if no card is named and none is looked for."""
         if device_profile is None and not self.which_card:
             raise UsageError(
-                "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists "
-                "them, and --which-card finds one"
+                "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
+                "lists them, and --which-card finds one"
             )
 
     def answer(self, case: Case, asked: Asked, means: Means) -> Answer | None:

@@ -25,8 +25,8 @@ from actbench.simulator.simulated import SimulatedMeter
 class Session(bench.Session):
     """A case whose measurement also has ``blocks``, if its model has any and its meter simulates.
 
-    What does nothing is refused. Sites have no bytes: what the exact model saves there is not looked into, unless
-    several processes train together.
+    A scheme that changes nothing is refused. Sites have no bytes, because what the exact model saves there is traced
+    only if several processes train together.
     """
 
     def __init__(self, case: Case) -> None:
@@ -34,7 +34,7 @@ class Session(bench.Session):
         super().__init__(case)
 
     def memory(self) -> Measurement:
-        """Read the step; an error where a scheme does nothing in it, which is heard while it runs."""
+        """Read the step; an error if the scheme turns out to change nothing while the step runs."""
         if not self.scheme.changes or self._inspects:
             return super().memory()
         paths = {site.path for site in self.setup.sites}
@@ -46,7 +46,7 @@ class Session(bench.Session):
         return measured.model_copy(update={"unreached": unreached})
 
     def time(self, steps: int) -> None:
-        """Nothing is timed: what is measured for real here is the error of the gradient."""
+        """Time nothing: only the error of the gradient is measured for real here."""
 
     def _exact(self) -> TrainingSetup:
         if isinstance(self.meter, SimulatedMeter):

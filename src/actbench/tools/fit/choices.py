@@ -70,7 +70,7 @@ class Choices:
         if exact.optimizer is None and not _steps_as_adamw(measured):
             around = [choice for choice in around if choice.optimizer is None or not choice.same_updates]
             optimizer = f"the model's own optimizer, {measured.optimizer}"
-            kept.append(f"of {optimizer}, no other implementation was tried; --optimizer names another")
+            kept.append(f"no other implementation of {optimizer}, was tried; --optimizer names another")
         return replace(self, computing=computing, around=around, kept=tuple(kept))
 
 
@@ -124,7 +124,7 @@ def choices_for(
 def _kept(left_out: Iterable[Choice]) -> tuple[str, ...]:
     """Return what is said of choices that a script leaves none."""
     kinds = sorted({choice.kind for choice in left_out})
-    said = f"the script's own lines set what these change, so that no plan has them: {', '.join(kinds)}"
+    said = f"no plan has {', '.join(kinds)}: the script's own lines set what these change"
     return (said,) if kinds else ()
 
 
@@ -142,8 +142,8 @@ def _refuse_spread(choices: Sequence[Choice]) -> None:
             if choice.scheme is not None:
                 refuse_spread(
                     choice.scheme,
-                    f"--scheme {choice.name}: a fit is of one process",
-                    "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates stacks of it",
+                    f"--scheme {choice.name}: fit plans for one process",
+                    "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates it with other schemes",
                 )
     except ConversionError as error:
         raise UsageError(str(error)) from None

@@ -111,12 +111,12 @@ def _rounded(kept: Remedy) -> list[str]:
         f"{100 * NEAREST:.0f} % change in ten steps (float32: all; stochastic rounding: {100 * BY_CHANCE:.0f} %).",
     ]
     if kept.optimizer or kept.scheme:
-        lines.append("What stands behind 'instead' rounds stochastically, in the same bytes; it needs torchao.")
+        lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
     if kept.float32 is not None:
         needs = f"at most about {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
         lines += [f"Float32 weights under autocast fit, too ({needs}); to measure them:", f"  {_command(kept.float32)}"]
     elif not (kept.optimizer or kept.scheme):
-        lines.append("Float32 weights under autocast keep them, and need about twice the memory.")
+        lines.append("Float32 weights under autocast keep small updates, and need about twice the memory.")
     return [f"# {line}" for line in lines]
 
 

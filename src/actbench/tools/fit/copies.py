@@ -19,7 +19,7 @@ COPIES = (COPIED, COPIED + 2)
 
 @dataclass
 class FromCopies(Planner):
-    """A planner that learns from two copies of a deep model what changes around the blocks do, not from the whole."""
+    """A planner that learns what changes around the blocks do from two copies of a deep model, not from the whole."""
 
     def _change_cases(self, around: Around, changes: Sequence[Around]) -> dict[Case, Plan]:
         if self.space.blocks.copy is None:

@@ -54,8 +54,8 @@ class Costs:
         """Return the costs of a simulated step of so many micro-batches; None if it has no estimated time.
 
         A script's own micro-batches come on top of these. Bytes are those of the last one. A step whose blocks were not
-        read has none: all is around them. Where ``like`` is given, the step has its gradients: what else is there
-        between two backward passes is of the blocks.
+        read has none: all is around them. Where ``like`` is given, the step has the gradients of ``like``: all other
+        bytes between two backward passes are those of the blocks.
         """
         seconds, peaks, read = step_seconds_of(measured), measured.phase_peaks, measured.blocks
         if seconds is None or peaks is None:
@@ -127,7 +127,7 @@ class Costs:
         return max(self.base + float(self.held.sum()) + self.top, self.update)
 
     def cut(self, parts: int, slower: float) -> Costs:
-        """Return about the costs of the step in so many micro-batches, which takes so many times as long.
+        """Estimate the costs of the step in so many micro-batches, which takes so many times as long.
 
         All gradients are there from the second micro-batch on.
         """
@@ -145,11 +145,11 @@ class Costs:
         )
 
     def of_blocks(self) -> Costs:
-        """Return what is of blocks alone."""
+        """Return the costs of the blocks alone."""
         return replace(self, base=0.0, stem=0.0, top=0.0, end=0.0, update=0.0, top_gradients=0.0, around_seconds=0.0)
 
     def of_rest(self) -> Costs:
-        """Return what is of no block."""
+        """Return the costs outside of the blocks."""
         return replace(self, **{name: np.zeros_like(getattr(self, name)) for name in _OF_BLOCKS})
 
     def in_parts(self, parts: int) -> Costs:

@@ -19,7 +19,7 @@ COPIED = 3
 """Blocks of a copy: the first, one for all in the middle, and the last."""
 
 LEAST_SHARE = 0.02
-"""Of a step's bytes or seconds: what is smaller is not worth a change."""
+"""The smallest share of a step's bytes or seconds that is worth a change."""
 
 _LONG = 8  # blocks; fewer of them take hardly longer than a copy
 
@@ -68,7 +68,7 @@ class Blocks:
 
     @property
     def part(self) -> Places:
-        """Where choices act in what tells of them: the copy, or the model itself."""
+        """Where choices act in the model from which their effects are learned: the copy, or the model itself."""
         return Places(self.copied, self.rest) if self.copy else self.whole
 
     @property
@@ -163,8 +163,9 @@ def matters(choice: Choice, exact: Measurement) -> bool:
 def change_in_parts(costs: Costs, parts: int, cut: tuple[int, Costs] | None = None) -> Costs:
     """Return the effect of a change around the blocks in so many micro-batches, from that in a whole batch.
 
-    ``cut`` is a number of micro-batches with the effect in them: what does not grow with the batch, such as a gradient
-    that a loss in pieces holds, is told by both. Without it all bytes between the passes are taken to grow.
+    ``cut`` is a number of micro-batches with the effect in that many: the two effects show which bytes do not grow with
+    the batch, such as a gradient that a loss in pieces holds. Without ``cut`` all bytes between the passes count as
+    growing.
     """
     if cut is None:
         return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)

@@ -23,7 +23,7 @@ _SMALL_BYTES = 256 * 2**20  # of weights, which need no narrower model
 _COPIES = 8  # of weights that a step with its exact gradient may need, in a larger type
 
 Simulate = Callable[[Mapping[Case, Plan]], Iterable[tuple[Case, Outcome]]]
-"""Simulates or measures the cases of plans and yields each with its outcome, but those for which there is no time."""
+"""Simulates or measures the cases of plans and yields each with its outcome, except cases for which no time is left."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Errors:
     def remarks(self) -> list[str]:
         """Return sentences about where the errors come from, and which are unknown."""
         found = [f"errors of the gradient are of {self.measured_on}"] if self.measured_on else []
-        why = [f"the error of {name} is unknown, and no plan has it: {each}" for name, each in self.unknown.items()]
+        why = [f"the error of {name} is unknown, so no plan has {name}: {each}" for name, each in self.unknown.items()]
         return found + why
 
 

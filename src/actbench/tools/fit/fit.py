@@ -22,7 +22,7 @@ from actbench.tools.fit.scripts import name_of
 from actbench.tools.fit.shortlist import Fitted, fitted
 
 _OF_SINGLE_CHANGES = 0.6
-"""Share of the time after which plans are made of those changes that were simulated."""
+"""Share of the time after which plans are made from the changes that were simulated by then."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fit:
     """The result of a fit.
 
     Attributes:
-        found: The plans that were simulated whole, beside the exact step.
+        found: The plans that were simulated whole, and the exact step.
         records: Their records, with failures.
         simulated: How many were simulated now; the others were in the results file.
         is_over: Whether the time ended before all plans were simulated.
@@ -55,7 +55,7 @@ class Fit:
     has_more: bool
 
     def about_refused(self, *, each: bool) -> list[str]:
-        """Return which choices were refused: why of ``each``, or else those with nothing to do in one sentence."""
+        """Return the refused choices: with ``each`` every reason, else one sentence on those with nothing to do."""
         idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
         told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
         lines = [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
@@ -100,10 +100,10 @@ def fit(
         measure: Whether the first three plans are measured, too, on the device of this machine: the GPU for a profile
             of one, or else the CPU.
         jobs: How many cases are simulated at a time on this machine; one a core of it unless given.
-        budget_seconds: After which nothing new is simulated; None is without end.
-        timeout_seconds: That one simulation may take.
-        progress: Told what happens.
-        machines: Those that simulate, in place of this one.
+        budget_seconds: Seconds after which nothing new is simulated; None sets no limit.
+        timeout_seconds: Seconds that one simulation may take.
+        progress: Receives what happens.
+        machines: The machines that simulate, in place of this one.
 
     Raises:
         UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.

@@ -44,10 +44,10 @@ class Means:
         command: What the user can type to have the same, for the records.
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
         jobs: How many cases are simulated at a time on this machine; one a core of it unless given.
-        budget_seconds: Of one planner, after which it simulates nothing new; None is without end.
-        timeout_seconds: That one simulation may take.
-        progress: Told what happens.
-        machines: Those that simulate, in place of this one.
+        budget_seconds: Seconds after which one planner simulates nothing new; None sets no limit.
+        timeout_seconds: Seconds that one simulation may take.
+        progress: Receives what happens.
+        machines: The machines that simulate, in place of this one.
     """
 
     output: Path | None = None
@@ -94,11 +94,11 @@ class Fitting:
         return choices_of(case, asked, profiles.get(case.device_profile or ""), self.means.schemes)
 
     def simulated(self, case: Case, exact: Case, asked: Asked) -> Outcome | None:
-        """Return the outcome of a case without a plan, such as that of an exact step; None if time is over."""
+        """Return the outcome of a case without a plan, such as that of an exact step; None if the time is over."""
         return next((outcome for _, outcome in self.simulations(exact, asked)({case: Plan()})), None)
 
     def simulations(self, case: Case, asked: Asked) -> Simulations:
-        """Return what gives outcomes of cases that differ from that of an exact step by their plans."""
+        """Return an object that gives outcomes of cases which differ only by their plans from that of an exact step."""
         asked = asked.model_copy(
             update={"optimizer": case.optimizer, "scheme": case.scheme, "limit_bytes": case.memory_limit_bytes}
         )

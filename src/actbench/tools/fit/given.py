@@ -20,7 +20,9 @@ def of_all(base: str) -> str:
     with schemes_from("--base"):
         scheme = build(base)
     try:
-        refuse_spread(scheme, f"--base {base}: a fit is of one process", "'actbench sweep' simulates stacks of it")
+        refuse_spread(
+            scheme, f"--base {base}: fit plans for one process", "'actbench sweep' simulates it with other schemes"
+        )
     except ConversionError as error:
         raise UsageError(str(error)) from None
     refuse_untimed(scheme, f"--base {base}")

@@ -42,7 +42,7 @@ class Largest:
         exact_seconds: Estimated time of the exact step at this size.
         beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there, or if
             it is too slow there.
-        why_no_more: Why it cannot be, or how slow it is.
+        why_no_more: Why one more cannot be simulated, or how slow the step is there.
     """
 
     level: Level

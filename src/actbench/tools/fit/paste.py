@@ -19,7 +19,7 @@ def literal(spec: str, indent: str = "") -> str:
 
 
 def lines_for(spec: str, optimizer: str | None) -> list[str]:
-    """Return lines of Python to paste: one where a script makes its model, and one behind that of its optimizer.
+    """Return lines of Python to paste: one where a script makes its model, and one after its optimizer is made.
 
     Args:
         spec: A scheme, or several.

@@ -1,4 +1,4 @@
-"""What of a scheme stands in a program that uses the Hugging Face Trainer."""
+"""The lines that a scheme needs in a program that uses the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pasted(part: Scheme, batch_size: int) -> Pasted:
     can |= {"batch"} if part.card.trainer else set()
     if not can.issuperset(part.changes):
         beyond = " and ".join(sorted(set(part.changes) - _OF_MODEL))
-        return Pasted(why_not=f"{part.spec} changes {beyond}, which Trainer sees to itself")
+        return Pasted(why_not=f"{part.spec} changes {beyond}, which Trainer does itself")
     changes_model = not _OF_MODEL.isdisjoint(part.changes)
     spec = own.of_model if own else part.spec if changes_model else ""
     is_early = "parameters" in part.changes  # Trainer makes its optimizer before it calls callbacks

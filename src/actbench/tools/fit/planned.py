@@ -25,7 +25,7 @@ from actbench.units import parse_bytes
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A plan that was simulated whole, beside the exact step.
+    """A plan that was simulated whole, compared with the exact step.
 
     Attributes:
         spec: The specification of its schemes, for :func:`actbench.apply`, :func:`actbench.convert` and the commands;
@@ -151,7 +151,7 @@ def fit(
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
         output: A folder or ``.jsonl`` file for the simulations, from which a later call goes on; None keeps none.
         jobs: How many cases are simulated at a time; one a core unless given.
-        budget_seconds: After which nothing new is simulated; None is without end.
+        budget_seconds: Seconds after which nothing new is simulated; None sets no limit.
         case: Other fields of :class:`actbench.Case`: ``dtype``, ``autocast``, ``image_size``, ``attention``, ``task``,
             ``scheme`` (what every plan has, such as ``"lora:16"``), ``seed`` and so on.
 

@@ -1,4 +1,4 @@
-"""Makes plans: solves for the fastest, simulates it whole, and solves again if the survey had told otherwise."""
+"""Makes plans: solves for the fastest, simulates it whole, and solves again if the survey had predicted less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from actbench.tools.fit.survey import Survey, is_refusal
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
 BUDGETS = 20
-"""Of a frontier."""
+"""How many limits of memory a frontier has a plan for."""
 
 _ROOM = 0.01  # share of the least peak that the smallest budget of a frontier has more: the allocator loses some
 _MOST_SIMPLE = 2  # plans that do one thing with some blocks, simulated for a goal

@@ -186,12 +186,12 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     numbers = ", ".join(map(str, few))
     nothing = f"nothing fits on {numbers} processes: {spec} needs {format_bytes(need)}, the least that was found"
     if not shardings.knows_least:
-        nothing = f"on {numbers} processes the time ended before what needs least was simulated: give a larger --budget"
+        nothing = f"on {numbers} processes the time ended before the least need was known: give a larger --budget"
     remarks = [nothing] if few else []
     remarks += [f"cannot be: {way}: {why}" for way, why in shardings.refused.items()]
     if shardings.left_out:
         left = ", ".join(shardings.left_out)
-        remarks.append(f"tried with all blocks alike alone, since others promise more: {left}")
+        remarks.append(f"estimated only with all blocks alike, because other ways promise more: {left}")
     return _answer(made, (table,), [each.tried for each in rows], remarks)
 
 

@@ -57,7 +57,7 @@ class Training(Data):
 
 
 class Asked(Data):
-    """The request of a fit, beside the case of the exact step.
+    """The request of a fit, apart from the case of the exact step.
 
     Attributes:
         max_slowdown: Largest allowed ratio of a plan's estimated time to the exact step's.
@@ -79,15 +79,15 @@ class Asked(Data):
 
     @property
     def exact_step(self) -> tuple[str, Optimizer | None, int | None]:
-        """What tells exact steps apart whose plans may share a simulation."""
+        """The fields that distinguish exact steps: plans of equal ones share a simulation."""
         return self.scheme, self.optimizer, self.limit_bytes
 
 
 class Request(Data):
-    """A request that a simulation served, and what holds for its plan beside that request's exact step.
+    """A request that a simulation served, and what the plan is in comparison with that request's exact step.
 
     Attributes:
-        gradient_error: As of a record.
+        gradient_error: As in a record.
     """
 
     asked: Asked = Asked()
@@ -137,12 +137,12 @@ def step_seconds_of(outcome: Measurement | Failure | None) -> float | None:
 
 
 MARGIN: Final = 1.1
-"""Times the root of the sum of squares that the error of a plan's gradient may be: they add up to within 10 %."""
+"""The error of a plan's gradient may be this many times the root of the sum of squares, which is right to 10 %."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A simulated plan, beside the exact step.
+    """A simulated plan, compared with the exact step.
 
     Attributes:
         exact_seconds: Estimated time of the exact step.
@@ -157,7 +157,7 @@ class Tried:
 
     @property
     def case(self) -> Case:
-        """Its case with all memory that was asked for; it may have been simulated with the less of a frontier."""
+        """Its case with the memory limit of the request; for a frontier it may have been simulated with less."""
         limit = self.record.asked.limit_bytes or self.record.case.memory_limit_bytes
         return self.record.case.model_copy(update={"memory_limit_bytes": limit})
 

@@ -1,4 +1,4 @@
-"""What weights of bfloat16 lose of small updates, and what keeps them: told in the code of a plan."""
+"""How many small updates bfloat16 weights lose, and what keeps them: for comments in the code of a plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Remedy(NamedTuple):
         scheme: The scheme of the case with stochastic rounding; empty if it cannot round so.
         optimizer: The optimizer in place of the case's, as code with ``{}`` for the parameters; empty if there is none.
         float32: The case with weights of float32 under autocast, if there is room for them, or None.
-        float32_bytes: At most about what that needs.
+        float32_bytes: About the most bytes that this case needs.
         limit: The bytes that it may use.
     """
 

@@ -84,7 +84,7 @@ class Setting:
     def of_some(self, slowest: float) -> Iterator[Solved]:
         """Yield the plans that do one thing with some of the blocks, and take at most so many seconds.
 
-        These are the first k, the last k, or each second or fourth.
+        These are the first k, the last k, or every second or fourth.
         """
         nothing = next((place for place, each in enumerate(self.actions) if not each), None)
         if nothing is None:

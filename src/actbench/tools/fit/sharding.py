@@ -31,7 +31,8 @@ _PLANNED = 1  # ways with which plans are made, beside the fastest that trains e
 def ways(processes: int, devices: int) -> list[str]:
     """Return the specifications of all ways to spread a model over processes, ``devices`` of them in a machine.
 
-    Layers are cut into powers of two, within a machine; what shares the model out over batches stands around that.
+    Layers are cut into a power of two of parts, within a machine; schemes that give each process its own batch come
+    around that.
     """
     found = {name: spread for name in schemes.find_schemes() if (spread := _spread(name)) is not None}
     over_batches = [(name, end) for name, spread in found.items() if not spread.of_layers for end in spread.variants]
@@ -60,7 +61,7 @@ class Sharded:
 
     Attributes:
         way: The specification of the way.
-        tried: The plan, beside the exact step of the same way.
+        tried: The plan, compared with the exact step of the same way.
     """
 
     way: str
@@ -69,7 +70,7 @@ class Sharded:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all processes."""
+        """Samples a second of all processes."""
         return _batches(self.way) * self.tried.record.case.batch_size / self.tried.seconds
 
 

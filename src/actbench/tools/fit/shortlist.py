@@ -74,7 +74,8 @@ class Fitted:
     def shortlist(self, *, adapters: bool = False) -> list[Tried]:
         """Return the rows of a shortlist: the fastest plan that fits for each way of training.
 
-        A plan that trains further from the exact step is left out unless it is faster than estimates may be wrong.
+        A plan that trains further from the exact step is left out unless it is faster by more than estimates may be
+        off.
         """
         kept: list[Tried] = []
         fitting = self.fitting(adapters=adapters)

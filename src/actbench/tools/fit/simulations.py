@@ -27,11 +27,11 @@ MakeRecord = Callable[[Case, Plan, Outcome, Origin], FitRecord]
 Simulator = Callable[[Sequence[Case], Callable[[], bool], Callable[[], bool]], Generator[Told, None, None]]
 """Simulates cases, several at a time, and yields each as it ends.
 
-It leaves out those that may not begin any more, by the first function, and those that may not go on, by the second.
+It leaves out cases that may not begin any more, as the first function says, or not go on, as the second says.
 """
 
 _GRACE, _LEAST_GRACE = 0.25, 10.0
-"""Share of the budget, and seconds at the least, that a case at work may take after the budget's end."""
+"""Share of the budget, and at least these seconds, that a running case may take after the budget's end."""
 
 
 class Simulations:
@@ -143,7 +143,7 @@ def simulator(
     bench: str | None = None,
     reuses: bool = False,
 ) -> Iterator[Simulator]:
-    """Hold what simulates cases for as long as plans are made: ``machines``, or processes of this one.
+    """Hold the processes that simulate cases while plans are made: those of ``machines``, or of this machine.
 
     ``bench`` is the module that simulates; None for that of models. ``preload`` and ``reuses`` are as of
     :class:`~actbench.run.executor.Work`.

@@ -128,9 +128,10 @@ class Space:
         return not self._training(choices).has_exact_gradient
 
     def leave_out(self, plan: Plan, known: Iterable[Plan]) -> None:
-        """Make no more plans like one that is refused, with the same around its blocks.
+        """Make no more plans like a refused one, with the same changes around the blocks.
 
-        Its actions are left out there, but for those that other plans have there; or the setting, if it has none.
+        With these changes, its actions are left out, except those that known plans have; or no action at all, if it has
+        none.
         """
         setting = plan.around, plan.rest
         used = set(itertools.chain.from_iterable(each.actions for each in known if (each.around, each.rest) == setting))

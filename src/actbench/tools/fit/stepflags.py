@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from actbench.tools.fit.records import Asked
 
 ROWS = 8
-"""Of a batch, unless it is given."""
+"""Rows of a batch by default."""
 
 
 def _optimizer(text: str) -> str:

@@ -22,14 +22,14 @@ from actbench.tools.fit.space import Space
 from actbench.tools.fit.ways import is_beaten, other_ways
 
 _BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
-"""Failures that the same case may not have another time."""
+"""Failures that the same case may not have when it is simulated again."""
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
 
 
 def is_refusal(outcome: Outcome | None) -> bool:
-    """Return whether a case cannot be simulated, and not only was not in time."""
+    """Return whether a case cannot be simulated; a case that ran out of time may be."""
     return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
 
 
@@ -67,7 +67,7 @@ class Survey:
         exact = self._measured({self.exact: Plan()}).get(self.exact)
         if exact is None:
             failure = self.outcomes.get(self.exact)
-            why = getattr(failure, "message", "the time was over before it was simulated: give a larger --budget")
+            why = getattr(failure, "message", "the time ended before that: give a larger --budget")
             raise MeasurementError(f"the exact step cannot be simulated: {why}")
         self.choices = self.choices.suited(self.exact, exact)
         self.space.blocks = Blocks.of(exact.blocks)

@@ -1,4 +1,4 @@
-"""Ways of computing beside the model's own: precisions, memory formats, adapters, and combinations of them."""
+"""Ways of computing other than the model's own: precisions, memory formats, adapters, and combinations of them."""
 
 from __future__ import annotations
 

@@ -63,4 +63,5 @@ HTML: Final = ExportFormat(
     _text,
     also="--html",
     curves=Curves((*_PICTURES, ".html"), _check, _curves),
+    extras={"html": "charts of pages, and files of --export-timeline"},
 )

@@ -133,7 +133,7 @@ def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
     if len(records) > MOST_BARS:
         lines.append(f"The bars are those of the first {MOST_BARS} of {len(records)} rows.")
     if (timelines := len(list(with_timelines(records)))) > MOST_TIMELINES:
-        lines.append(f"The memory over a step is that of the first {MOST_TIMELINES} of {timelines} rows that tell it.")
+        lines.append(f"The memory over a step is that of the first {MOST_TIMELINES} of {timelines} rows that have it.")
     if not any(step_time_of(record) for record in records):
         lines.append("No step was timed here, so there is no frontier of memory against time.")
     if not any(isinstance(record.outcome, Measurement) and record.outcome.peak_parts for record in records):

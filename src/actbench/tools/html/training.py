@@ -78,7 +78,7 @@ def _picture(chart: Chart) -> Picture:
             "tooltip": tooltip(scheme="scheme", step="step", text=plain(chart.y)),
         },
     }
-    several = "Mean over the seeds; the pointer tells their standard deviation."
+    several = "Mean over the seeds; the pointer shows their standard deviation."
     about = several if any(curve.spread for curve in chart.curves) else "One seed."
     title = plain(chart.title.rpartition(": ")[2])
     layers = [band, line, points] if len(names) <= _FEW else [line, points]

@@ -1,1 +1,1 @@
-"""Cases measured by processes that were launched together: the first one asks, the others do as they are told."""
+"""Cases measured by processes that were launched together: the first one leads, and the others follow its orders."""

@@ -1,6 +1,6 @@
-"""One of the launched processes but the first: the orders that it takes, and how it does them, in JSON over a socket.
+"""A launched process other than the first: the orders that it takes and carries out, in JSON over a socket.
 
-It starts the processes of cases here, and passes on what they say.
+It starts the processes of cases here, and passes on their answers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class End(Data):
 
 
 class Told(Data):
-    """What came of a question."""
+    """The answer to a question."""
 
     kind: Literal["told"] = "told"
     number: int
@@ -85,10 +85,10 @@ NEWS: TypeAdapter[News] = TypeAdapter(Annotated[News, Field(discriminator="kind"
 
 
 class Follower:
-    """Does what the first process asks for, until that one ends; then no process of a case is left here.
+    """Carries out the orders of the first process until that process ends; no process of a case is left here then.
 
     Raises:
-        MeasurementError: The processes of cases cannot be started at all, or who starts them is gone.
+        MeasurementError: The processes of cases cannot be started at all, or the fork server is gone.
     """
 
     def __init__(self, frames: Frames) -> None:

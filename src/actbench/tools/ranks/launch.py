@@ -30,8 +30,8 @@ class Meeting(Data):
     """Where the processes of one case meet, one of each launched process, and the place of this one.
 
     Attributes:
-        host: Of torch's store where the launched processes met, at ``port``.
-        name: Under which they meet there, and no others.
+        host: The host of torch's store where the launched processes met, at ``port``.
+        name: The name under which only these processes meet there.
     """
 
     host: str

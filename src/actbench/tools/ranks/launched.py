@@ -25,7 +25,7 @@ def lead(place: Rank) -> Iterator[Team]:
     """Have the other processes inside the block; see :func:`actbench.tools.ranks.rendezvous.leading`.
 
     Raises:
-        UsageError: The launcher was asked for what schemes and flags say.
+        UsageError: The launcher was given an option that schemes or flags set.
     """
     from actbench.tools.ranks.rendezvous import leading
 

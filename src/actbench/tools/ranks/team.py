@@ -37,7 +37,7 @@ class Link:
 
     @property
     def socket(self) -> socket.socket:
-        """What becomes ready where there is something to :meth:`read`."""
+        """The socket, which is ready when there is something to :meth:`read`."""
         return self._frames.socket
 
     def order(self, order: Order) -> None:
@@ -48,7 +48,7 @@ class Link:
             raise self._gone() from None
 
     def read(self) -> News | None:
-        """Return what the process tells, once it is whole; a MeasurementError if the process is gone."""
+        """Return an answer of the process, once it has come whole; a MeasurementError if the process is gone."""
         try:
             message = self._frames.read()
         except (EOFError, OSError, GarbledError):
@@ -87,7 +87,7 @@ class RemoteMember:
         self._link.order(Ask(number=self._number, question=question))
 
     def read(self, deadline: float | None) -> Report | None:
-        """Return what came of the question; see :class:`~actbench.run.member.Member`."""
+        """Return the answer to the question; see :class:`~actbench.run.member.Member`."""
         news = self._link.read()
         return news.report if isinstance(news, Told) and news.number == self._number else None
 

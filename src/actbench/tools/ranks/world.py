@@ -39,7 +39,7 @@ def join(text: str, meter: str) -> Ranks:
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Return whether an error is that the process of another rank ended or does not answer."""
+    """Return whether an error means that the process of another rank ended or does not answer."""
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)

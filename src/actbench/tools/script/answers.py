@@ -1,4 +1,4 @@
-"""What libraries remember of the answers to their questions about a card: forgotten when it comes and when it goes."""
+"""Answers about a card that libraries cache: forgotten when a simulated card comes, and when it goes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 from actbench.simulator.overrides import attribute
 
 Change = Callable[[ModuleType], AbstractContextManager[object]]
-"""From a module that was just imported to the change of it, which holds while it is entered."""
+"""Returns, for a module that was just imported, a context in which it is changed."""
 
 Make = Callable[[], ModuleType]
 """Makes a module that stands in for another one."""

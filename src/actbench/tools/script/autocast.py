@@ -51,7 +51,7 @@ class _Autocast(threading.local):
 
 
 def believe_in_autocast(patches: Patches) -> None:
-    """Let questions and commands about autocast on CUDA meet the CPU's autocast."""
+    """Let torch's functions about autocast on CUDA read and set the CPU's autocast."""
     state = _Autocast()
     patches.callback(state.enable_host, "cpu", state.is_host_enabled("cpu"))
     patches.callback(state.set_host_dtype, "cpu", state.host_dtype_of("cpu"))

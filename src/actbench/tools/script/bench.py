@@ -34,7 +34,7 @@ _NO_STEP = (
 
 _ONLY_PASSES = (
     "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing? 'actbench "
-    "run' reads training steps, which end with it"
+    "run' reads training steps, which end with that call"
 )
 
 

@@ -88,7 +88,7 @@ class StepBlocks:
         steps.turned = self._turned
 
     def find(self, models: Sequence[nn.Module]) -> None:
-        """Find the blocks of what is trained of some models, before schemes replace parts; do nothing if it was done.
+        """Find the blocks of the model that is trained, before schemes replace parts; a second call does nothing.
 
         The next step is the first whose blocks are marked.
         """

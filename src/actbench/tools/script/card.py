@@ -1,4 +1,4 @@
-"""A script's belief in a CUDA card that is not there: what torch is asked about it, and by whom it is answered."""
+"""A script's belief in a CUDA card that is not there: how torch's questions about the card are answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from actbench.tools.script.properties import Counters, DeviceProperties
 __all__ = ["Counters", "believed"]
 
 _CUDA_VERSION = "12.8"
-"""What a build of torch without CUDA names as its version of CUDA."""
+"""The version of CUDA that a build of torch without CUDA reports."""
 
 
 @contextmanager

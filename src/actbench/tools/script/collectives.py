@@ -109,4 +109,4 @@ CHANGES: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]]
     "reduce_scatter_tensor": _writing,
     "scatter_object_list": _instead(_scatter_object_list),
 }
-"""From the name of a function of ``torch.distributed`` to what makes another of it for a fake group."""
+"""For functions of ``torch.distributed``, by name, what makes from each the one for a fake group."""

@@ -26,7 +26,7 @@ _AFTER_OPTIONS = (
 
 
 def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
-    """Check that a script can be run; nothing of it is.
+    """Check that a script can be run, without running it.
 
     ``usage`` says where it is named.
 
@@ -92,7 +92,7 @@ def with_options(
 def _why_no_module(name: str) -> str:
     if spec_of(name) is not None:
         return (
-            f"'python -m {name}' runs nothing, since there is no {name}.__main__: name the module that is run, as by "
+            f"'python -m {name}' runs nothing, since there is no {name}.__main__: name the module to run, as by "
             "python -m"
         )
     return (

@@ -1,4 +1,4 @@
-"""A user's training script as an experiment: unchanged, and beside it with schemes."""
+"""A user's training script as an experiment: unchanged, and with schemes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BENCH: Final = "actbench.tools.script.bench"
 """The module that runs scripts, in processes of their own."""
 
 APPLIED: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters", "loss", "optimizer"))
-"""What schemes may change in a script: all else its own lines say."""
+"""What schemes may change in a script, whose own lines set everything else."""
 
 
 def plan(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:
@@ -77,7 +77,7 @@ def run(
 
     Args:
         case: The unchanged script.
-        specs: The schemes beside it.
+        specs: The schemes to compare it with.
         output: As for :func:`actbench.run.sweep.run_sweep`.
         command: What the user can type to have the same, for the records.
         timeout_seconds: Time that each may take; None is without end.

@@ -3,7 +3,7 @@
 Code that asks a tensor for its device is told ``cuda:0`` if the tensor is on the card. Torch's own operators, which run
 below the dispatch modes of a simulation, are told ``cpu``: fake CUDA tensors have no backward pass without a driver.
 Functions are replaced one by one, in the whole process, and not by a ``TorchFunctionMode``: such a mode does not see
-what Python functions of torch call inside, so not what a backward pass runs again.
+what Python functions of torch call inside, so it would miss what a backward pass recomputes.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ _XFORMERS = (memory_efficient_attention, LowerTriangularMask)
 
 
 def stand_ins() -> dict[str, Make]:
-    """Return what makes the modules of ``flash_attn`` and ``xformers`` that a script imports."""
+    """Return functions that make the modules of ``flash_attn`` and ``xformers`` which a script imports."""
     return {
         "flash_attn": lambda: _module("2.8.3", _FLASH),
         "flash_attn_interface": lambda: _module("3.0.0", _FLASH),
@@ -146,7 +146,7 @@ _SIMULATED = "torch's attention, whose flash kernel saves the same tensors; padd
 
 
 def told(note: Note) -> Callable[[str], None]:
-    """Return what notes a package that something stands in for."""
+    """Return a function that notes a package which is simulated."""
     return lambda package: note(f"{package} is simulated by {_SIMULATED}.")
 
 

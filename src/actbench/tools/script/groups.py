@@ -31,9 +31,12 @@ _MOST_A_MACHINE = 8
 _BACKENDS = ("gloo", "nccl", "ucc")
 _OTHER_SIZE = (
     "the script makes a group of {0} processes, and it runs as the first of {1}: give --gpus {0}, or let it take the "
-    "number from the environment variable WORLD_SIZE, as torchrun says it"
+    "number from the environment variable WORLD_SIZE, which torchrun sets"
 )
-_OTHER_RANK = "the script takes rank {} of its process group, and only the first process is simulated: take RANK"
+_OTHER_RANK = (
+    "the script takes rank {} of its process group, and only the first process is simulated: take the rank from the "
+    "environment variable RANK"
+)
 _OTHER_GROUP = (
     "this process belongs to a process group ({}) already: simulate the script in a process of its own, or after "
     "torch.distributed.destroy_process_group()"
@@ -41,12 +44,12 @@ _OTHER_GROUP = (
 _ENGINES = {"deepspeed": "DeepSpeed", "megatron": "Megatron"}
 _REFUSED = (
     "{} is not simulated: it trains by kernels, buffers and processes of its own; run the script with --meter cuda, or "
-    "let it share the model out by torch: fully_shard does what ZeRO-3 does, parallelize_module is tensor parallel"
+    "let torch share the model out: fully_shard does what ZeRO-3 does, parallelize_module is tensor parallel"
 )
 
 
 def cards_of_machine(processes: int, profile: DeviceProfile) -> int:
-    """Return how many processes, each with a card, are on one machine: equally many on each, as many as it takes."""
+    """Return how many processes, each with a card, are on one machine: equally many, and as many as a machine takes."""
     most = profile.rates.links.devices if profile.rates else _MOST_A_MACHINE
     return max(count for count in range(1, min(processes, most) + 1) if processes % count == 0)
 

@@ -63,7 +63,7 @@ def uncompiled(note: Note) -> Iterator[None]:
 def unnested() -> Iterator[None]:
     """Inside the block, let ``nn.TransformerEncoder`` keep padded rows: no fake tensor holds rows of several lengths.
 
-    It makes nested tensors in evaluation only, which then holds more here than on a card.
+    It makes nested tensors only in evaluation, which therefore holds more here than on a card.
     """
     with replaced(torch, "_nested_tensor_from_mask_left_aligned", lambda _: lambda *args: False):
         yield
@@ -71,7 +71,7 @@ def unnested() -> Iterator[None]:
 
 @contextmanager
 def recurrent_refused() -> Iterator[None]:
-    """Inside the block, refuse to run recurrent layers on fake tensors, for a CPU: it keeps what no operator shows."""
+    """Inside the block, refuse recurrent layers on fake tensors for a CPU, which saves more than its operators show."""
 
     def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from actbench.tools.script.groups import environment, refused_package
 
 _CHILDREN = (
     "the script starts other processes ({}), which would not see the simulated card: actbench run --gpus N gives it "
-    "the place of the first of N processes, as torchrun does; run what each of them does"
+    "the place of the first of N processes, as torchrun does; run the script of one process"
 )
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"

@@ -1,7 +1,7 @@
-"""What libraries around torch do that a run on a simulated card answers otherwise.
+"""The parts of libraries around torch that a run on a simulated card replaces.
 
-Each file beside this one has one part of it; :func:`prepared` enters them all. A library that a script does not import
-is not imported.
+Each file of this folder has one part; :func:`prepared` enters all of them. A library that a script does not import is
+not imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prepared(
     in this process, and compilers and kernels leave their work to torch's operators.
 
     Args:
-        note: Receives one sentence about each thing that is done otherwise, each once.
+        note: Receives, once, a sentence about each thing that is done in another way.
         batch_size: Rows of a batch, in place of the script's own (see :mod:`actbench.tools.script.data`).
         real: Makes the context in which data is loaded, where no tensor is fake.
         fetched: Is told the samples of each batch that is fetched while gradients are recorded.
@@ -64,7 +64,7 @@ def prepared(
 
 @contextmanager
 def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
-    """Inside the block, change only what makes a run on real tensors comparable, or would reach out of this machine.
+    """Inside the block, change only what a comparable run on real tensors needs, and what would leave this machine.
 
     Data is loaded in this process, nothing is compiled, logged or uploaded. Weights are read, and what a script saves
     before it ends is written. Arguments are those of :func:`prepared`.

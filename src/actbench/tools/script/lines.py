@@ -36,6 +36,7 @@ class Lines:
     Attributes:
         origins: The origin of each storage, by its name in the tracker's events.
         roots: The modules that ran and were part of no other that did.
+        autocast: The types in which autocast computes where gradients are needed.
     """
 
     def __init__(self, folder: Path, script: Path | None = None) -> None:
@@ -47,6 +48,7 @@ class Lines:
         self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]
         self.origins: dict[int, Origin] = {}
         self.roots: list[nn.Module] = []
+        self.autocast: dict[str, None] = {}
         self.is_on = False
         self.is_updating: Callable[[], bool] = lambda: False
 
@@ -109,6 +111,11 @@ class Lines:
         if not self._active and torch._C._current_autograd_node() is None and id(module) not in self._paths:
             self._add_root(module)
         self._active.append(module)
+        if torch.is_grad_enabled():  # an evaluation may have an autocast of its own
+            # of a simulated card the CPU's autocast computes, whose type is then that of CUDA
+            device = next((each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)), None)
+            if device is not None:
+                self.autocast[str(torch.get_autocast_dtype(device)).removeprefix("torch.")] = None
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._active.pop()

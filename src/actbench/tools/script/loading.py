@@ -114,7 +114,7 @@ def _prepares_data() -> bool:
 
 
 _OF_DATA = ("tokenization_", "processing_", "feature_extraction_", "image_processing_", "video_processing_")
-"""How transformers' files about the preparation of data begin."""
+"""How the names of transformers' files that prepare data begin."""
 
 
 def _generation(module: ModuleType) -> AbstractContextManager[object]:

@@ -80,7 +80,7 @@ def _silent_module() -> ModuleType:
 
 
 def stand_ins() -> dict[str, Make]:
-    """Return what makes the modules of loggers that a script imports: each of them does nothing.
+    """Return functions that make the modules of loggers which a script imports: each module does nothing.
 
     wandb itself does nothing if it is told so, and keeps the settings of a run, which scripts read.
     """
@@ -89,7 +89,7 @@ def stand_ins() -> dict[str, Make]:
 
 
 def told(note: Note) -> Callable[[str], None]:
-    """Return what notes a logger that a script imports."""
+    """Return a function that notes a logger which a script imports."""
     return lambda package: note(f"{package} is off: a simulated run logs nothing.")
 
 

@@ -113,7 +113,7 @@ class CardMemory:
             self._pools.is_exceeded, self._has_failed = False, True
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Simulated: {self.name} has a total capacity of "
-                f"{format_bytes(self.total_bytes)}, of which {format_bytes(self._live_bytes)} are asked for at once"
+                f"{format_bytes(self.total_bytes)}, and {format_bytes(self._live_bytes)} are asked for at once"
             )
 
     def _play(self) -> None:

@@ -95,6 +95,7 @@ class CudaRun(TimedRun):
         return Measurement(
             **vars(read),
             dtype=held.dtype,
+            autocast=held.autocast,
             optimizer=held.optimizers,
             built=Built(model_class=held.models),
             warnings=held_by_cycles(step.cyclic_bytes, step.peak_bytes),

@@ -41,6 +41,7 @@ class Held:
     Attributes:
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
+        autocast: The types in which autocast computes where gradients are needed; None without autocast.
         models: Classes of the models that ran; ``optimizers`` those of the optimizers.
         head: As of :class:`actbench.model.records.Built`.
         tensor_parallel: How many processes share the layers of one batch.
@@ -52,6 +53,7 @@ class Held:
     state_bytes: int
     owners: dict[int, Origin]
     dtype: str | None
+    autocast: str | None
     models: str
     optimizers: str
     head: str | None
@@ -73,6 +75,7 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         state_bytes=footprint.stored_bytes(state),
         owners=dict(_owners(tracker, lines, optimizers)),
         dtype=footprint.types(nn.ModuleList(lines.roots)),
+        autocast="+".join(lines.autocast) or None,
         models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
         head=head_of([root for root, _ in trained(lines.roots, optimizers)]),
@@ -147,7 +150,7 @@ def measurement(
         events: All events from the beginning of the script to the end of the step.
         origins: Who made each storage.
         memory_bytes: Memory that the step may use.
-        warnings: What has to be said beside the figures.
+        warnings: Remarks on the figures.
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
         workspace: Name of the workspace of matrix products; -1 for none.
@@ -194,6 +197,7 @@ def measurement(
     return Measurement(
         **vars(read),
         dtype=found.dtype,
+        autocast=found.autocast,
         optimizer=found.optimizers,
         built=(built or Built(model_class=found.models)).model_copy(update={"head": found.head}),
         warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),

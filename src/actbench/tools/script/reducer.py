@@ -259,11 +259,11 @@ class Reducer:
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None: ...
 
     def set_logger(self, logger: Any) -> None:
-        """Take what tells of this object: nobody asks it."""
+        """Take a logger of this object, which nobody reads."""
 
 
 class Logger:
-    """Stands in for ``torch.distributed.Logger``, which tells of a reducer in C++."""
+    """Stands in for ``torch.distributed.Logger``, which describes a reducer in C++."""
 
     def __init__(self, reducer: Reducer) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What has to be said beside the figures of a simulated script: what its steps were, and whether its batch changed."""
+"""Remarks on the figures of a simulated script: what its steps were, and whether its batch changed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def about_steps(steps: Steps, began: int) -> Iterator[str]:
     peaks = [each.peak_bytes for each in steady]
     if max(peaks) > 1.01 * min(peaks) and not steady[-1].is_like(steady[-2]):
         yield (
-            f"no step is like another: their peaks lie between {format_bytes(min(peaks))} and "
-            f"{format_bytes(max(peaks))}; shown is the largest of {len(peaks)}, and --steps runs more"
+            f"no two steps in a row were alike: their peaks lie between {format_bytes(min(peaks))} and "
+            f"{format_bytes(max(peaks))}; the largest of {len(peaks)} is shown, and --steps runs more"
         )
     if len(steps.done) <= began:
         yield (
-            "no step ran that began with the optimizer's state: a later one holds it from its beginning, and its peak "
+            "no step began with the optimizer's state: a later step holds the state from its beginning, so its peak "
             "may be larger; let the script take three steps"
         )
 
@@ -32,8 +32,8 @@ def about_outside(most_bytes: int, peak_bytes: int) -> Iterator[str]:
     """Yield a remark on memory that is needed outside of the step with this peak: ``most_bytes`` over the whole run."""
     if most_bytes > 1.01 * peak_bytes:
         yield (
-            f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown, as it begins or between "
-            "others; memory that is reserved counts it"
+            f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown: as it begins, or "
+            "between steps; reserved memory includes it"
         )
 
 

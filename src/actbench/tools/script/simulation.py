@@ -123,7 +123,7 @@ class Simulation:
         self._stack = ExitStack()
 
     def note(self, text: str) -> None:
-        """Note what has to be said beside the figures, once."""
+        """Note a remark on the figures, once."""
         self.notes[text] = None
 
     def __enter__(self) -> Self:

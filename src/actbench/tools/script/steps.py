@@ -115,7 +115,7 @@ class Tracked(Counting):
         return len(self._tracker.events)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in host memory beside a card."""
+        """Return whether a tensor is in host memory, and not on a card."""
         return self._tracker.leaves_out(tensor)
 
     def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What code outside of torch's operators is told by the attributes of tensors: where they are, and their values."""
+"""What the attributes of tensors say to code outside of torch's operators: where tensors are, and their values."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ from actbench.report.tables.values import step_time
 from actbench.units import GIB, counted, format_bytes, format_seconds
 
 CONTEXT_BYTES: Final = GIB // 2
-"""What a CUDA context takes beside a step: its own memory and the code of the kernels of torch, cuBLAS and cuDNN that
-the driver loads. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and libraries; no record can know."""
+"""What a CUDA context takes in addition to a step: its memory, and the code of kernels that the driver loads.
+
+The kernels are those of torch, cuBLAS and cuDNN. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and
+libraries; no record can know."""
 
 
 def verdict(record: MeasuredRecord) -> list[str]:
@@ -77,5 +79,5 @@ def _context(record: MeasuredRecord, measured: Measurement) -> str:
     limit, needed = measured.memory_limit_bytes, needed_bytes(measured)
     is_whole_card = limit is not None and record.case.memory_limit_bytes is None and record.case.meter == "simulated"
     if limit is not None and is_whole_card and measured.fits and needed + CONTEXT_BYTES > limit:
-        return f"{told}: together they are more than the card has, so expect it to run out of memory."
+        return f"{told}: the step and the context need more than the card has, so expect it to run out of memory."
     return f"{told}."

@@ -67,8 +67,8 @@ class Feed:
     def validation(self) -> Iterator[tuple[Batch, int]]:
         """Yield this process's share of the validation set in order, and how many rows of each batch count.
 
-        All processes get as many batches, because under FSDP2 a forward pass takes all of them: one that has no rows
-        left gets one that does not count.
+        All processes get equally many batches, because under FSDP2 a forward pass needs all processes: a process
+        without rows left gets a batch that does not count.
         """
         held_back = self.data.validation
         for start in range(0, len(held_back), self.batch_size):

@@ -103,10 +103,10 @@ def state_of(step: LearningStep, group: ProcessGroup) -> tuple[dict[str, Any], d
 
 @runtime_checkable
 class HoldsLocalState(Protocol):
-    """An optimizer that can tell what this process holds of its state, where parameters are spread over several."""
+    """An optimizer that can return this process's part of its state, where parameters are spread over several."""
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return that as it lies; in as many processes ``load_state_dict`` takes it."""
+        """Return this part as it is stored; ``load_state_dict`` takes it in equally many processes."""
         ...
 
 

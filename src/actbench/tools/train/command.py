@@ -38,7 +38,7 @@ ForceOption = Annotated[
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
-@command()
+@command(extras={"train": "metrics and charts", "datasets": "data sets of the hub"})
 @expanded
 def train(
     *,

@@ -1,4 +1,4 @@
-"""How the processes of a training run share its model, as whoever started them asks for."""
+"""How the processes of a training run share its model, as their launcher asks."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class TrainingLoop:
         refuse_spread(
             scheme,
             "a training run has as many processes as it was started with",
-            "leave it out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, or by "
-            "'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
+            "leave that scheme out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, "
+            "or by 'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
         )
         # what builds the model of a run; the optimizer is made below
         shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
@@ -136,7 +136,7 @@ class TrainingLoop:
             self._warnings += (f"{now}, {then}: the last bits of the curve may differ",)
 
     def result(self) -> Trained:
-        """Return what came of the finished run; takes two more steps to read the bytes of one."""
+        """Return the result of the finished run; takes two more steps to read the bytes of one."""
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._show(0)
         reading = self._reading()

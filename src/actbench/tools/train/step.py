@@ -44,14 +44,14 @@ class Parallel:
         """Give all processes the buffers of the first."""
 
     def reshard(self) -> None:
-        """Free the shares of the others, which a pass without a backward one leaves gathered."""
+        """Free the other processes' shares, which stay gathered after a forward pass without a backward pass."""
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the whole of a tensor, if this process holds a share; all processes must call this."""
         return tensor
 
     def is_own(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of the optimizer's state may be another one in each process, and no known share."""
+        """Return whether a tensor of the optimizer's state may differ in each process, and is no known share."""
         return False
 
     def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:

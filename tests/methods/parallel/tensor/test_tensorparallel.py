@@ -142,7 +142,7 @@ def test_a_model_of_nobody_is_refused() -> None:
 def test_a_model_alone_is_not_converted() -> None:
     model = workloads.load_workload(case("tp:2", "tiny-llama")).setup(materialize=True, seed=0).module
 
-    with pytest.raises(ConversionError, match="tp:2 spreads it over 2"):
+    with pytest.raises(ConversionError, match="tp:2 spreads a model over 2"):
         conversion.convert(model, "tp:2")
     with pytest.raises(
         ConversionError, match="tp:2 spreads the model over 2 processes, and this process belongs to no"
