@@ -13,7 +13,7 @@ import pytest
 from fitcommand import AMONG, DEEP, HERE, STEP, TRAINED_ALL, records_below
 
 from actbench.model.records import Case
-from actbench.tools.fit import fitting, simulations
+from actbench.tools.fit import simulations
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
 
