@@ -251,7 +251,7 @@ def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: i
             "tooltip": tooltip(name="scheme", kind="kind", text="bytes", peak_text="peak"),
         },
     }
-    about = f"What is allocated at the moment when the most is, by kind.{about_limit(limit, most)}"
+    about = f"What is allocated at the peak, by kind.{about_limit(limit, most)}"
     return Picture("The peak by kind", about, spec(parts, [bars, *rules], _STEP * len(names)), is_wide=True)
 
 
