@@ -16,10 +16,11 @@ from actbench.tools.script.card import believed
 def run(code: str, before: str = "") -> None:
     """Run code inside the block, in a process of its own: libraries keep for ever what they once asked."""
     script = (
-        "import torch\nfrom cards import Card, product\nfrom actbench.tools.script.card import believed\n"
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport torch\n"
+        "from cards import Card, product\nfrom actbench.tools.script.card import believed\n"
         f"{textwrap.dedent(before)}\nwith believed(Card()):\n" + textwrap.indent(textwrap.dedent(code), "    ")
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
