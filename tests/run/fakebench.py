@@ -134,9 +134,6 @@ class Session:
     def hog(self, value: str) -> None:
         bytearray(2**50)
 
-    def pid(self, value: str) -> None:
-        self._write(f"process {os.getpid()}")
-
     def bug(self, value: str) -> None:
         raise ValueError("a bug")
 

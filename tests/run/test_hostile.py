@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import deque
 
 import pytest
 
@@ -141,20 +140,6 @@ def test_a_message_without_measure_is_refused_before_it_is_read(both_ends):
 
     with pytest.raises(GarbledError, match=f"{worker.MOST_BYTES + 1} bytes"):
         read_all(end)
-
-
-def test_a_process_goes_on_to_another_case_unless_it_may_be_broken(log):
-    idle = deque()
-    with ForkServer("fakebench") as server:
-        for case in cases(log, "pid+exact", "pid+missing", "pid+bug", "pid+name", "pid+exit:3", "pid+strict"):
-            with IsolatedSession(server, case, 60.0, idle=idle) as session:
-                session.memory()
-        for member in idle:
-            member.close()
-
-    first, refused, broken, *others = (line.split()[-1] for line in log.read_text().splitlines() if "process" in line)
-    assert first == refused == broken  # it refused a case before anything ran, and could go on
-    assert len({broken, *others}) == 3  # neither after an error of its own nor after an end
 
 
 def test_programs_that_a_case_starts_inherit_no_descriptor_of_its_own(log):

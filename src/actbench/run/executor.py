@@ -50,7 +50,6 @@ class Work:
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         bench: Module that measures a case; see :class:`actbench.run.worker.Bench`.
         preload: Modules that cases need, imported once.
-        reuses: Whether processes do one simulated case after the other; not where foreign code runs in them.
         printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
         done: Whether a case has a record.
         measured: The measurement of a case whose largest batch alone is still to be found.
@@ -64,7 +63,6 @@ class Work:
     timeout_seconds: float | None = None
     bench: str = BENCH
     preload: Sequence[str] = PRELOAD
-    reuses: bool = False
     printed: str | None = None
     done: Callable[[Case], bool] = lambda case: False
     measured: Callable[[Case], Outcome | None] = lambda case: None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure, FailureReason
+from actbench.model.records import Case, Failure
 from actbench.run.member import LocalMember, Member, Question, Report
 from actbench.run.processes import ForkServer, NoAnswerError, deadline_after, left_until
 from actbench.run.replies import AnyReply, Lost, Said, Seconds, Tried
@@ -22,9 +21,6 @@ from actbench.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, what the processes of failed cases wrote: their tracebacks."""
-
-REFUSALS: Final[frozenset[FailureReason]] = frozenset(("nothing-converted", "unsupported", "unavailable"))
-"""Why a model or a device refuses a case, before anything runs."""
 
 _GRACE_SECONDS = 10.0
 """How long the rank that others lost may take to say why it ended."""
@@ -190,8 +186,7 @@ class Open(Protocol):
 class IsolatedSession(CaseSession):
     """A case of one process, on this machine.
 
-    ``is_trial``, ``gpu`` and ``printed`` are as in :class:`~actbench.run.worker.CaseRequest`. The process is one of
-    ``idle``, if there is any; it is put there after a case that it measured or refused. None for one that ends.
+    ``is_trial``, ``gpu`` and ``printed`` are as in :class:`~actbench.run.worker.CaseRequest`.
     """
 
     def __init__(
@@ -203,28 +198,9 @@ class IsolatedSession(CaseSession):
         is_trial: bool = False,
         gpu: str | None = None,
         printed: str | None = None,
-        idle: deque[LocalMember] | None = None,
     ) -> None:
-        request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu, printed=printed, goes_on=idle is not None)
-        try:
-            self._member = (idle or deque()).pop()  # another thread may take the last one
-        except IndexError:
-            self._member = LocalMember(server)
-        self._idle, self._is_sound = idle, False
-        super().__init__([self._member], [request], timeout_seconds)
-
-    def memory(self) -> Measurement | Failure:
-        """Build the case and read everything but time."""
-        found = super().memory()
-        self._is_sound = isinstance(found, Measurement) or found.reason in REFUSALS
-        return found
-
-    def close(self) -> None:
-        """Let the process end, or wait for another case."""
-        if self._idle is None or not self._is_sound:
-            super().close()
-        else:
-            self._idle.append(self._member)
+        request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu, printed=printed)
+        super().__init__([LocalMember(server)], [request], timeout_seconds)
 
 
 def merged(found: Sequence[Measurement]) -> Measurement:

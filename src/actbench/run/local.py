@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
 from actbench.run.executor import Cases, Handle, Place, Told, Work
 from actbench.run.isolated import CaseSession, IsolatedSession
-from actbench.run.member import LocalMember
 from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.timinggroup import TimingGroup, exact_of, needs_search
@@ -62,8 +60,6 @@ class LocalExecutor:
         # Threads end once the server is closed, which makes all that they wait for raise.
         self._pool = self._held.enter_context(ThreadPoolExecutor(max(work.jobs, len(gpus))))
         self.server = server or self._held.enter_context(ForkServer(work.bench, work.preload))
-        self._idle = deque[LocalMember]()
-        self._held.callback(self._end_idle)
 
     def __enter__(self) -> Self:
         return self
@@ -84,16 +80,11 @@ class LocalExecutor:
 
     def open(self, case: Case, gpu: str | None, *, is_trial: bool) -> CaseSession:
         """Start what measures a case; a MeasurementError if the fork server is gone."""
-        idle = self._idle if self.work.reuses and case.meter == "simulated" else None
         is_shown = case.script is not None and case.scheme == "exact" and not is_trial
         printed = self.work.printed if is_shown else None
         return IsolatedSession(
-            self.server, case, self.work.timeout_seconds, is_trial=is_trial, gpu=gpu, printed=printed, idle=idle
+            self.server, case, self.work.timeout_seconds, is_trial=is_trial, gpu=gpu, printed=printed
         )
-
-    def _end_idle(self) -> None:
-        for member in self._idle:
-            member.close()
 
     def spreads(self, case: Case) -> bool:
         """Whether several processes measure a case; a simulation of several cards needs only one."""

@@ -13,8 +13,8 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -137,7 +137,6 @@ class CaseRequest(Data):
         is_trial: Whether it is a trial of a search for the largest batch, whose peak alone is read.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
         joining: How it joins the other processes that measure the case; None for a case of one process.
-        goes_on: Whether the process waits for another case after one that failed.
         printed: The folder for what a script prints; see :mod:`actbench.run.printed`. None for none.
     """
 
@@ -145,7 +144,6 @@ class CaseRequest(Data):
     is_trial: bool = False
     gpu: str | None = None
     joining: Joining | None = None
-    goes_on: bool = False
     printed: str | None = None
 
 
@@ -162,54 +160,49 @@ class Bench(Protocol):
 
 
 def work(frames: Frames, bench: Bench) -> None:
-    """Measure each case that comes, and answer until the other end closes the connection.
+    """Measure the case that comes, and answer until the other end closes the connection.
 
     A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` for each
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
     asked = CaseRequest.model_validate_json(frames.receive())
+    case = asked.case
     if asked.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
     volunteer_for_the_oom_killer()
-    if asked.case.meter != "cuda":
+    if case.meter != "cuda":
         limit_memory()
-    while (request := _measure(asked, frames, bench)) is not None:
-        asked = CaseRequest.model_validate_json(request)
-
-
-def _measure(asked: CaseRequest, frames: Frames, bench: Bench) -> bytes | None:
-    """Answer what is asked about a case, and return the request for another one; None if there is none."""
     ranks: Any = None if asked.joining is None else importlib.import_module(asked.joining.module)
     try:
-        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, asked.case.meter)}
+        beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, case.meter)}
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
         with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
-            session = open_session(asked.case, **beside)
+            session = open_session(case, **beside)
             session.said = say
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
         _answer(frames, found)
-        while (request := _next_request(frames)) is not None and request.isdigit():  # of steps
-            _answer(frames, Seconds(steps=session.time(int(request))))
-        return request
+        for steps in _requests(frames):
+            _answer(frames, Seconds(steps=session.time(steps)))
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
         traceback.print_exc()
         failure = bench.failure_of(error)
         lost = ranks is not None and ranks.is_of_others(error)
         _answer(frames, Lost(message=failure.message) if lost else failure)
-    return _next_request(frames) if asked.goes_on else None
 
 
 def _answer(frames: Frames, reply: AnyReply) -> None:
     frames.send(reply.model_dump_json().encode())
 
 
-def _next_request(frames: Frames) -> bytes | None:
-    with suppress(EOFError):
-        return frames.receive()
-    return None
+def _requests(frames: Frames) -> Iterator[int]:
+    while True:
+        try:
+            yield int(frames.receive())
+        except EOFError:
+            return
 
 
 def limit_memory(most_bytes: int | None = None) -> None:

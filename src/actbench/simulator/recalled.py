@@ -7,7 +7,7 @@ of a simulated step goes into the keys of this cache and the attributes of the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from actbench import longsteps
 from actbench.ops import hostmemory, noise
 from actbench.simulator import foreach, known, products, rows
-from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared, twin
+from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
 
 _internals: Any = torch._C
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
@@ -25,10 +25,10 @@ _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 _OF_VALUES = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 """Tags of operators that look at values."""
 
-_aten = torch.ops.aten
-_LIFTS = frozenset((_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default))
+_LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
 """Operators that may return a tensor whose value torch's mode knows."""
 
+_aten = torch.ops.aten
 _OF_METADATA = frozenset(
     getattr(torch.ops.actbench, operator.__name__).default
     for operator in (hostmemory.to_host, hostmemory.from_host, noise.fresh_seed)
@@ -109,8 +109,6 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return known.followed(func, args, kwargs, make(tensors, rows.before_row(func, args)), tensors)
         if func in products.PRODUCTS:
             products.check_one_type(func, args)
-        if key is None and func in _LIFTS and _is_one_value(args[0]):
-            return known.followed(func, args, kwargs, self._lifted(func, types, args), tensors)
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
@@ -123,24 +121,6 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _lifted(self, func: Any, types: Any, args: Sequence[Any]) -> FakeTensor:
-        """Return a fake tensor of a real value; an optimizer makes such a counter for each parameter."""
-        (value,) = args
-        key = (func, value.dtype, value.shape)
-        make: Any = self._known.get(key)
-        if make is None:
-            result: Any = super().__torch_dispatch__(func, types, args, {})
-            constant: Any = result.constant
-            result.constant = None
-            self._known[key] = twin(result, None, 0)
-            result.constant = constant
-            return cast("FakeTensor", result)
-        made: FakeTensor = make((), 0)
-        with _internals._DisableTorchDispatch():
-            made.constant = value.clone()
-        self.fake_tensor_converter.add_constant_storage_mapping(made)  # forgotten once the tensor is written to
-        return made
 
     def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
@@ -193,14 +173,9 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
 
-def _is_one_value(value: Any) -> bool:
-    is_bare = type(value) is Tensor and value.numel() == 1 and value.is_cpu and not value.requires_grad
-    return is_bare and value.untyped_storage().nbytes() == value.itemsize
-
-
 def _is_eligible(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload) or not _NEVER.isdisjoint(func.tags):
         return False
     if func.namespace == "actbench":
         return torch.Tag.pt2_compliant_tag in func.tags or func in _OF_METADATA
-    return func.namespace in ("aten", "prims") and func not in _LIFTS
+    return func.namespace in ("aten", "prims") and func._schema.name not in _LIFTS

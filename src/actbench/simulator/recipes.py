@@ -64,13 +64,12 @@ def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | No
     """Return a function that makes the result again from alike arguments, or None if there is none."""
     kind = type(result)
     given = _Given(tensors)
-    several = list if kind is list else tuple if issubclass(kind, tuple) else None  # decompositions name their results
-    parts = [_part(leaf, given, before) for leaf in (result if several else [result])]
+    parts = [_part(leaf, given, before) for leaf in (result if kind in (list, tuple) else [result])]
     makes = [make for make in parts if make is not None]
     if len(makes) < len(parts) or _share_storages(result, tensors):
         return None
-    if several:
-        return lambda given, before: several([make(given, before) for make in makes])
+    if kind in (list, tuple):
+        return lambda given, before: kind([make(given, before) for make in makes])
     return makes[0]
 
 

@@ -53,7 +53,6 @@ class SimulatedMeter(Meter):
         done: What the operators did of the step that was read last; only collectives if the rates of the device are
             unknown.
         ran: The step that was read last.
-        mode: Makes tensors fake, and recalls operators; another meter's may be taken before a module is adopted.
         blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.
     """
 
@@ -63,7 +62,7 @@ class SimulatedMeter(Meter):
     def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
         self.profile = profile
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
-        self.mode = fake_mode()
+        self._mode = fake_mode()
         self._is_active = False
         self.done: Sequence[Done] = ()
         self.ran: Ran | None = None
@@ -77,7 +76,7 @@ class SimulatedMeter(Meter):
             return
         self._is_active = True
         try:
-            with warnings.catch_warnings(), self.mode, self.operators():
+            with warnings.catch_warnings(), self._mode, self.operators():
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # FSDP1 does
                 yield
         finally:
@@ -101,8 +100,8 @@ class SimulatedMeter(Meter):
                 f"--meter simulated: the model holds a {recurrent}, and fake tensors do not show what a CPU saves for "
                 "each of its time steps; measure it with --meter cpu, or simulate a card"
             )
-        self.mode = mode_of(setup.module) or self.mode
-        to_fake(setup.module, self.mode)
+        self._mode = mode_of(setup.module) or self._mode
+        to_fake(setup.module, self._mode)
         return replace(setup, keeps_gradients=self.profile.keeps_gradients)
 
     def place(self, batch: Batch) -> Batch:
@@ -156,7 +155,7 @@ class SimulatedMeter(Meter):
         return
 
     def _fake(self, value: object) -> object:
-        return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
 def _read(

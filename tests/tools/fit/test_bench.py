@@ -11,7 +11,6 @@ from actbench.measuring import bench as plain
 from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.simulator.fake import fake_mode
 from actbench.tools.fit import bench
 
 LLAMA = "tiny-llama@num_hidden_layers=6"
@@ -134,12 +133,3 @@ def test_schemes_that_do_nothing_are_refused() -> None:
         measured("msln", "resnet18")
     with pytest.raises(IdleError):
         measured("randomized:0.2,dim=512")  # as many as the batch has tokens, or more
-
-
-@pytest.mark.parametrize("model", [LLAMA, "resnet18"])
-def test_cases_after_others_in_a_process_are_what_they_are_alone(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = ("checkpoint", "gact:L2", "adam8bit:torchao", "offload", "autocast:bfloat16", "accumulate:2")
-    schemes = ("exact", *changes, "exact")
-    after = [measured(scheme, model).model_dump_json() for scheme in schemes]
-    monkeypatch.setattr(bench, "_mode", fake_mode)
-    assert [measured(scheme, model).model_dump_json() for scheme in schemes] == after

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable
-
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench import scheme as schemes
 from actbench.measuring import bench
@@ -18,7 +15,6 @@ from actbench.packing import savedtensors
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import blockmarks
-from actbench.simulator.fake import fake_mode
 from actbench.simulator.simulated import SimulatedMeter
 
 
@@ -49,15 +45,7 @@ class Session(bench.Session):
         """Time nothing: only the error of the gradient is measured for real here."""
 
     def _exact(self) -> TrainingSetup:
-        if isinstance(self.meter, SimulatedMeter):
-            self.meter.mode = _mode()
         exact = super()._exact()
         if isinstance(self.meter, SimulatedMeter):
             self.meter.blocks = blockmarks.found(exact.module)  # before schemes, which replace parts of blocks
         return exact
-
-
-@functools.cache
-def _mode() -> FakeTensorMode:
-    """Return the mode of all cases of this process: in one, it recalls what operators did in those before."""
-    return fake_mode()

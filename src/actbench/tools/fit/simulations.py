@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -12,8 +12,7 @@ from actbench.model.data import LEFT_OUT, OutcomeData
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.store import Store
-from actbench.run.executor import Machines, Told, Work
-from actbench.run.isolated import REFUSALS
+from actbench.run.executor import PRELOAD, Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
@@ -21,6 +20,7 @@ from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
 
 _BENCH = "actbench.tools.fit.bench"
+_REFUSALS = ("nothing-converted", "unsupported", "unavailable")
 
 Origin = Mapping[str, Any]
 MakeRecord = Callable[[Case, Plan, Outcome, Origin], FitRecord]
@@ -126,7 +126,7 @@ def _told(record: FitRecord) -> OutcomeData:
     """Return what progress tells of a simulation: whether it is over its limit only if that is the user's own limit."""
     outcome = record.outcome
     if isinstance(outcome, Failure):
-        return _Refused() if outcome.reason in REFUSALS else outcome
+        return _Refused() if outcome.reason in _REFUSALS else outcome
     is_users = record.case.memory_limit_bytes == record.asked.limit_bytes
     return outcome if is_users else outcome.model_copy(update={"over_limit_bytes": None})
 
@@ -139,19 +139,19 @@ def simulator(
     timeout_seconds: float | None,
     command: str,
     progress: Progress,
-    preload: Sequence[str] = (),
+    libraries: Iterable[str] = (),
     bench: str | None = None,
-    reuses: bool = False,
 ) -> Iterator[Simulator]:
     """Hold the processes that simulate cases while plans are made: those of ``machines``, or of this machine.
 
-    ``bench`` is the module that simulates; None for that of models. ``preload`` and ``reuses`` are as of
-    :class:`~actbench.run.executor.Work`.
+    ``libraries`` are imported once, if they can be, and not in the process of each case. ``bench`` is the module that
+    simulates; None for that of models.
 
     Raises:
         UsageError: The machines cannot be reached.
     """
-    given: Mapping[str, Any] = {"bench": bench or _BENCH, "preload": preload, "reuses": reuses}
+    preload = () if bench else (*PRELOAD, *sorted(libraries))  # a script imports what it needs itself
+    given: Mapping[str, Any] = {"bench": bench or _BENCH, "preload": preload}
     work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, **given)
     with (machines or ThisMachine()).start(work) as executor:
         yield partial(outcomes, executor, work)
