@@ -50,7 +50,7 @@ def described(scheme: type[Scheme]) -> SchemeText:
         (("key", "type", "default", "allowed", "meaning"), list(_keys(scheme))),
         (("published", "value", "setting", "source"), list(_published(scheme))),
     )
-    extras = {"Extras": "; ".join(f"{name}, for {purpose}" for name, purpose in scheme.card.extras.items())}
+    extras = "; ".join(f"{name}, for {purpose}" for name, purpose in scheme.card.extras.items())
     return SchemeText(
         form=form_of(scheme),
         summary=sections.pop(""),
@@ -58,7 +58,7 @@ def described(scheme: type[Scheme]) -> SchemeText:
             **sections,
             "Changes": changes_of(scheme) or "nothing",
             **_claims(scheme),
-            **(extras if scheme.card.extras else {}),
+            **({"Extras": extras} if extras else {}),
         },
         tables=tuple((header, rows) for header, rows in tables if rows),
     )

@@ -3,83 +3,18 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
+from rankednets import BLOCKS, FLOAT, RANKS, WIDTH, Block, even, prepared, read, rows_of, uneven
 from torch import Tensor, nn
 
 import actbench
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring import bench, world
 from actbench.measuring.meters import MemoryReading, Watch
-from actbench.model.records import Case
-from actbench.scheme.conditions import Processes
-from actbench.scheme.setup import TrainingSetup, TrainStep
-from actbench.simulator import profiles
-from actbench.simulator.simulated import SimulatedMeter
-
-FLOAT = 4
-WIDTH, BLOCKS = 128, 4
-RANKS = [2, 8, 64]
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH, bias: bool = True) -> None:
-        super().__init__()
-        self.linear, self.activation = nn.Linear(width, width, bias=bias), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.activation(self.linear(x))
-        return result
-
-
-def uneven() -> nn.Module:
-    """Parameters of 33, 128 and 7 rows: more and fewer than there are processes, and no multiples of them."""
-    torch.manual_seed(0)
-    first, last = (nn.Linear(5, 33), nn.LayerNorm(33), nn.Linear(33, WIDTH)), nn.Linear(WIDTH, 7)
-    return nn.Sequential(*first, Block(), Block(), last)
-
-
-def even(bias: bool = False) -> nn.Module:
-    return nn.Sequential(*(Block(bias=bias) for _ in range(BLOCKS)))
-
-
-@pytest.fixture(autouse=True)
-def _left() -> Iterator[None]:
-    with world.left_after():
-        yield
-
-
-def read(
-    net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
-) -> MemoryReading:
-    meter, step = prepared(net, spec, inputs, optimizer, rows)
-    return meter.memory(step)
-
-
-def prepared(
-    net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
-) -> tuple[SimulatedMeter, TrainStep]:
-    meter = SimulatedMeter(profiles.get("h100-80gb"))
-    setup = TrainingSetup(
-        net,
-        loss=lambda model, batch: model(batch["x"]).square().mean(),
-        make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
-    )
-    scheme = schemes.build(spec)
-    setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
-    setup = scheme.apply(setup)
-    with meter.active():
-        return meter, TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
-
-
-def rows_of(parameter: Tensor, ranks: int) -> int:
-    """Return the elements of the share of the first process: rows, rounded up."""
-    return math.ceil(parameter.shape[0] / ranks) * math.prod(parameter.shape[1:])
+from actbench.scheme.setup import TrainingSetup
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -134,100 +69,6 @@ def test_what_is_gathered_from_host_memory_is_copied_to_the_device_first() -> No
     assert moved.phase_peaks is not None
     assert moved.phase_peaks.forward_bytes <= kept.phase_peaks.forward_bytes
     assert kept.phase_peaks.backward_bytes - moved.phase_peaks.backward_bytes == share
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_parts_of_flat_parameters_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
-    aligned = 16 // FLOAT  # elements
-    net = uneven()
-    ends = [[*net[3].parameters()], [*net[4].parameters()], [p for i in (0, 1, 2, 5) for p in net[i].parameters()]]
-    sizes = [sum(aligned * math.ceil(each.numel() / aligned) for each in unit) for unit in ends]
-    share = FLOAT * sum(math.ceil(size / ranks) for size in sizes)
-
-    reading = read(net, f"fsdp1:{ranks}", 5, torch.optim.AdamW)
-
-    assert share - 3 * 16 <= reading.weights_bytes <= share + 3 * 16  # after the last parameter nothing is aligned
-    assert reading.gradients_bytes == reading.weights_bytes
-    assert share - 9 * 16 <= reading.optimizer_bytes / 2 <= share + 3 * 16  # none of what lies between parameters
-
-
-def test_what_is_gathered_at_the_peak_is_what_fsdp1_has_under_way() -> None:
-    """The parameters of the block that runs, the gradients that go, and the parameters that come."""
-    block = FLOAT * WIDTH * WIDTH
-
-    pre, none = (read(even(), f"fsdp1:8,prefetch={order}", WIDTH, torch.optim.SGD) for order in ("pre", "none"))
-
-    assert pre.peak_parts is not None
-    assert none.peak_parts is not None
-    assert pre.peak_parts.communication_bytes == 3 * block
-    assert none.peak_parts.communication_bytes == 2 * block
-    assert pre.activation_bytes == read(even(), "fsdp:8", WIDTH, torch.optim.SGD).activation_bytes
-
-
-def test_frozen_parameters_of_a_flat_one_have_gradients() -> None:
-    class Adapted(Block):
-        def __init__(self) -> None:
-            super().__init__(bias=False)
-            self.base = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.base(x))
-
-    def net() -> nn.Module:
-        return nn.Sequential(Adapted(), Adapted(), Adapted())
-
-    matrix = FLOAT * WIDTH * WIDTH
-    flat, separate = (read(net(), f"{name}:8", WIDTH, torch.optim.SGD) for name in ("fsdp1", "fsdp"))
-
-    assert separate.gradients_bytes == 3 * matrix // 8
-    assert flat.gradients_bytes == 6 * matrix // 8
-    assert flat.peak_bytes >= separate.peak_bytes + matrix
-
-
-def test_a_flat_parameter_has_one_type() -> None:
-    net = even()
-    net[1].linear.bias = nn.Parameter(torch.zeros(WIDTH, dtype=torch.bfloat16))
-
-    with pytest.raises(ConversionError, match=r"FSDP1 cannot flatten parameters of Sequential: .*uniform dtype"):
-        read(net, "fsdp1:2", WIDTH, torch.optim.SGD)
-
-
-@pytest.mark.parametrize(
-    ("spec", "optimizer", "reason"),
-    [
-        ("fsdp1:2", torch.optim.Adafactor, "fsdp1:2: Adafactor updates a parameter as a whole"),
-        ("gact+fsdp1:2", torch.optim.SGD, "which FSDP1 does not gather the parameters for"),
-    ],
-)
-def test_what_flat_parameters_cannot_be_is_refused(
-    spec: str, optimizer: Callable[..., torch.optim.Optimizer], reason: str
-) -> None:
-    with pytest.raises(ConversionError, match=reason):
-        read(even(), spec, WIDTH, optimizer)
-
-
-@pytest.mark.parametrize("spec", ["fsdp:2", "fsdp1:2"])
-def test_a_block_may_have_names_that_torch_has(spec: str) -> None:
-    net = even()
-    net[0]._handle = 3
-
-    assert read(net, spec, WIDTH, torch.optim.SGD) == read(even(), spec, WIDTH, torch.optim.SGD)
-
-
-def test_warnings_of_the_process_stay_as_they_were() -> None:
-    with warnings.catch_warnings(record=True) as shown:
-        before = list(warnings.filters)
-        read(even(), "fsdp1:2", WIDTH, torch.optim.SGD)
-
-        assert warnings.filters == before
-    assert [str(each.message) for each in shown if "FakeTensor" in str(each.message)] == []
-
-
-def test_parts_of_layers_are_not_flattened() -> None:
-    case = Case(model="tiny-llama", batch_size=1, sequence_length=8, meter="simulated", scheme="tp:2+fsdp1:2")
-
-    with pytest.raises(ConversionError, match="does not go with tensor parallelism"):
-        bench.measure(case)
 
 
 @pytest.mark.parametrize("spec", ["release+fsdp:2,cpu_offload=true", "muon+fsdp:2,cpu_offload=true"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GIB = 2**30
+from actbench.units import GIB
 
 
 class Card:

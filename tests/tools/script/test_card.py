@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from cards import GIB, Card, product
+from cards import Card, product
 
 from actbench.errors import MeasurementError
 from actbench.tools.script.card import believed
+from actbench.units import GIB
 
 OWNERS = (
     torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.graphs, torch.cuda.nvtx,

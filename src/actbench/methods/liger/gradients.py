@@ -24,7 +24,7 @@ def is_ours(gradient: Tensor) -> bool:
     Called by that function itself. A gradient that another node, a hook or ``retain_grad`` also holds has more uses
     than one that torch made for this function. So has the tensor that it is a view of.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # asked before anything is counted: there torch.compile breaks its graph
         return False
     held = _held(object())
     if held > _HELD and _runs_compiled():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
-from actbench.measuring import bench, world
+from actbench.measuring import bench
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.scheme.facets import Spread
@@ -23,12 +22,6 @@ WIDE = (
     f"tiny-llama@num_attention_heads={HEADS},num_key_value_heads={HEADS},hidden_size={WIDTH},"
     f"intermediate_size={INNER},vocab_size={WORDS}"
 )
-
-
-@pytest.fixture(autouse=True)
-def _left() -> Iterator[None]:
-    with world.left_after():
-        yield
 
 
 def case(spec: str, model: str = WIDE, tokens: int = 64) -> Case:

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from actbench.measuring import world
+
+
+@pytest.fixture(autouse=True)
+def _left() -> Iterator[None]:
+    with world.left_after():
+        yield
