@@ -37,6 +37,7 @@ PLAN = "checkpoint+offload,only=model.layers.[0-1]+msln,only=model.norm/model.la
 slow = pytest.mark.slow
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags below, whatever they are
 @pytest.mark.parametrize(
     ("settings", "scheme", "others"),
     [
@@ -60,7 +61,8 @@ def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str,
     taken = {int(state["step"]) for state in run(code.loop, case)["step"].optimizer.state.values() if "step" in state}
     step = run(code.loop, case, steps=0)["step"]  # what is made in steps that the meter does not see cannot be counted
     step.batch = workloads.load_workload(case).batch(case.batch_size, seed=0)
-    found = open_meter(case.model_copy(update={"meter": "cpu"})).memory(step).peak_bytes
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's products in bfloat16 take workspaces on some processors
+        found = open_meter(case.model_copy(update={"meter": "cpu"})).memory(step).peak_bytes
 
     assert found == pytest.approx(said.peak_bytes, rel=0.02)
     assert taken <= {2}  # each batch is trained on; SGD counts no steps
