@@ -66,7 +66,7 @@ def test_what_has_no_twin_is_refused_with_the_reason() -> None:
         pass
 
     for optimizer, message in [
-        (torch.optim.RMSprop([matrix()]), r"no packed torch.optim.rmsprop.RMSprop; packed are SGD, Adam, AdamW"),
+        (torch.optim.RMSprop([matrix()]), r"no packed torch.optim.rmsprop.RMSprop; there are packed SGD, Adam, AdamW"),
         (Mine([matrix()]), "no packed .*Mine"),
         (torch.optim.AdamW([matrix()], amsgrad=True), "amsgrad=True is not supported"),
         (torch.optim.AdamW([matrix()], capturable=True), "capturable=True is not supported"),
