@@ -185,7 +185,7 @@ def test_records_and_exports_of_a_package(theirs: Any, tmp_path: Path) -> None:
     [
         (("--export-fails", "out"), "actbench: --export-fails, which theirs 1.0 brings, failed: ZeroDivisionError"),
         (("--export-late", "out"), "actbench: --export-late, which theirs 1.0 brings, failed: KeyError: 'late'"),
-        (("--export-picture", "-"), "actbench: -: this export is no text, which standard output takes; name a file"),
+        (("--export-picture", "-"), "actbench: -: standard output takes text, and this export is none; name a file"),
         (("--export-nothing", "out"), "No such option: --export-nothing"),
     ],
 )

@@ -163,7 +163,7 @@ def test_another_project_has_no_defaults() -> None:
 def test_a_variable_that_is_no_options_is_told_and_does_not_matter() -> None:
     assert put_before(["measure", "gpt2"], {"ACTBENCH_SEDE": "1", "ACTBENCH_DATA": "/data"}) == (
         ["measure", "gpt2"],
-        ["ACTBENCH_SEDE is no option's; did you mean ACTBENCH_SEED?"],
+        ["ACTBENCH_SEDE sets no option; did you mean ACTBENCH_SEED?"],
     )
     with pytest.raises(UsageError, match=r"^ACTBENCH_SEED: 'x' is not a whole number"):
         put("measure", "gpt2", ACTBENCH_SEED="x")

@@ -75,7 +75,7 @@ def test_what_a_scheme_packed_has_no_reason_why_it_was_left(cli, tmp_path, schem
 def test_any_meter_will_do(cli):
     out = cli("measure", "tiny-gpt2", "-s", "offload", "--ledger", "-m", "cpu", *SIZES).out
 
-    assert "host memory is where it is" in out
+    assert "it is in host memory already" in out
 
 
 def test_what_measures_or_stores_is_refused_beside_it(cli, tmp_path):

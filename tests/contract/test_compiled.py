@@ -283,5 +283,5 @@ def test_the_others_refuse_with_the_reason(spec: str, in_place: bool, networks: 
         model.compile(backend="eager")
     run = model if in_place else torch.compile(model, backend="eager")
 
-    with pytest.raises(ConversionError, match=r"cannot be compiled: .*; use it without torch.compile"):
+    with pytest.raises(ConversionError, match=r"cannot be compiled: .*; leave torch.compile out"):
         run(network.inputs)

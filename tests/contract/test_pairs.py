@@ -163,7 +163,7 @@ def test_compile_takes_what_can_be_compiled_on_the_same_block_and_refuses_the_re
         assert CompiledForward.of(both.module[2])  # type: ignore[index]
         return
     with pytest.raises(
-        ConversionError, match=r"^compile:0.5,only=2: .* cannot be compiled: .*leave one of the two out"
+        ConversionError, match=r"^compile:0.5,only=2: .* cannot be compiled: .*leave out compile or the other scheme"
     ):
         setup_of(spec, (activation, activation))
 

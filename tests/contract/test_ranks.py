@@ -30,8 +30,8 @@ REFUSED = {
     ("release", "zero1:8"): "does not go with parameters that are stepped within the backward pass",
     ("compile", "fsdp:8"): "does not go with compile of the whole model",
     ("ema", "fsdp:8"): "ema: averages of shares are not kept",
-    ("late_zero_grad", "fsdp:8"): "late_zero_grad: gradients of shares are not followed",
-    ("master", "fsdp:8"): "master: float32 copies of shares are not made",
+    ("late_zero_grad", "fsdp:8"): "late_zero_grad: it does not follow the gradients of shards",
+    ("master", "fsdp:8"): "master: it makes no float32 copies of shards",
     ("master", "ddp:8"): "does not go with gradients that are added up in float32",
     ("master", "zero1:8"): "does not go with gradients that are added up in float32",
     ("optimizer_offload", "fsdp1:8"): "optimizer_offload: its copies in host memory are plain tensors",
@@ -42,7 +42,7 @@ REFUSED = {
     ("schedule_free", "fsdp1:8"): "puts averaged weights into the parameters to evaluate",
     ("schedule_free", "zero1:8"): "puts averaged weights into the parameters to evaluate",
     **{
-        (name, "fsdp:8"): f"{name}: it looks at whole matrices"
+        (name, "fsdp:8"): f"{name}: it needs whole matrices"
         for name in ("adam_mini", "apollo", "fira", "galore", "muon8bit")
     },
 }

@@ -64,7 +64,7 @@ def test_dropout_does_not_count_as_an_error_of_the_gradient() -> None:
 def test_batch_norms_are_told_and_their_error_is_seen() -> None:
     found = measured("accumulate:4", model="resnet-cifar", image_size=16)
 
-    assert any("batch statistics are of the micro-batch" in warning for warning in found.warnings)
+    assert any("takes its statistics from the micro-batch" in warning for warning in found.warnings)
     assert found.gradient_error > 0.01
 
 

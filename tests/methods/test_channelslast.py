@@ -183,7 +183,9 @@ def test_a_converted_model_cannot_carry_it() -> None:
 
 def test_fsdp_shares_out_no_parameters_of_it() -> None:
     case = CASE.model_copy(update={"scheme": "channels_last+fsdp:8", "meter": "simulated"})
-    with pytest.raises(ConversionError, match="channels_last: it shares out parameters in the default memory format"):
+    with pytest.raises(
+        ConversionError, match="channels_last: FSDP shards parameters only in the default memory format"
+    ):
         measure(case)  # which leaves the made-up process group that it joins
 
 

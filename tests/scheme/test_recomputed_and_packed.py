@@ -237,7 +237,7 @@ def test_hooks_on_a_recomputed_block_whose_input_has_no_graph_are_not_idle(hooks
 
 def test_a_refused_pair_leaves_the_model_as_it_was() -> None:
     exact = model()
-    with pytest.raises(ConversionError, match="give what packs the whole block in only="):
+    with pytest.raises(ConversionError, match="let only= of the scheme that packs name the whole block"):
         convert(exact, "checkpoint,blocks=Block,only=0.1+gact:L1,only=0.1.1")
 
     assert not any("forward" in vars(module) for module in exact.modules())

@@ -44,8 +44,8 @@ def test_what_no_specification_can_say_is_refused(name):
         _ = Checkpoint(blocks=(name,)).spec
 
     assert str(caught.value) == (
-        f"checkpoint: no specification can say blocks={name!r}; "
-        "rename it, without , and + and without space at its ends"
+        f"checkpoint: blocks={name!r} cannot be written in a specification; "
+        "rename it without commas, + and spaces at its ends"
     )
 
 

@@ -21,7 +21,7 @@ class Rule:
 
     Attributes:
         option: The option.
-        others: What does not go with it.
+        others: The options that do not go with ``option``.
         why: The end of the message.
     """
 
@@ -52,7 +52,7 @@ RULES: Final = (
             *("model", "task", "sequence_length", "target_length", "image_size", "attention", "dtype", "autocast"),
             *("packed", "optimizer", "weights", "trust_remote_code"),
         ),
-        "whose own lines and arguments set this; the arguments stand with it, in quotes: --script 'train.py --lr 3e-4'",
+        "whose own lines and arguments set this; quote the script with its arguments: --script 'train.py --lr 3e-4'",
     ),
     *(Rule(one, _QUESTIONS[:place], "ask one at a time") for place, one in enumerate(_QUESTIONS)),
     *(Rule(one, ("measure",), "measure the plan that it finds by 'actbench measure'") for one in _QUESTIONS),

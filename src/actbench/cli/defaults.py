@@ -31,7 +31,7 @@ class Default:
 
     Attributes:
         name: The option without its dashes, such as ``device-profile``.
-        verb: Whose option; None for every verb that has it.
+        verb: The verb of the option; None for every verb that has it.
         value: As it was written; empty text, of a variable, for none.
         place: Where it was written.
         in_file: Whether a file has it.
@@ -52,7 +52,7 @@ class Defaults:
     faults: list[str] = field(default_factory=list)
     """Errors in the file."""
     unknown: list[str] = field(default_factory=list)
-    """Variables that are no option's; they may be another program's."""
+    """Variables that set no option; they may be another program's."""
 
 
 def read(variables: Mapping[str, str], file: Path = FILE) -> Defaults:
@@ -68,7 +68,7 @@ def read(variables: Mapping[str, str], file: Path = FILE) -> Defaults:
         verb = None if _is_of_any(option, options) else next(_verbs_before(option, options), None)
         own = option.removeprefix(f"{verb}-")
         if verb is None and not _is_of_any(option, options):
-            defaults.unknown.append(f"{name} is no option's{_hint(option, _all(options), _variable)}")
+            defaults.unknown.append(f"{name} sets no option{_hint(option, _all(options), _variable)}")
         else:
             defaults.found.append(Default(own, verb, value, name, in_file=False))
     for verb, place, table in sections:

@@ -29,12 +29,12 @@ class Extra(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether all of its packages are."""
+        """Whether all of its packages are installed."""
         return None not in self.versions.values()
 
     @property
     def requirement(self) -> str:
-        """What pip installs it by: ``actbench[peft]``."""
+        """The requirement by which pip installs the extra: ``actbench[peft]``."""
         return f"{self.package}[{self.name}]"
 
 
@@ -66,7 +66,7 @@ def _declared() -> dict[tuple[str, str, str, Group], list[str]]:
 
 
 def declared_by(plugin: Any) -> dict[str, str]:
-    """Return the extras that the object of an entry point needs, with what for: of a scheme, its card's."""
+    """Return the extras that the object of an entry point needs, each with its purpose; a scheme's card has them."""
     return dict(getattr(getattr(plugin, "card", plugin), "extras", {}))
 
 

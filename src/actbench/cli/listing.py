@@ -89,9 +89,9 @@ def devices(
 ) -> None:
     """List the device profiles for --device-profile: a step is simulated for such a device, without having one.
 
-    Memory is the number in torch's out-of-memory messages for such a card: less than the nominal size. The driver
-    also takes its share from it. `--memory-limit 8GiB` sets another limit. For devices marked est. the time of a step
-    is estimated too.
+    Memory is the number in torch's out-of-memory messages for such a card: less than the nominal size. The driver takes
+    its share from that number. `--memory-limit 8GiB` sets another limit. For devices marked est. the time of a step is
+    estimated too.
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """

@@ -147,10 +147,9 @@ def measure(
     """Measure one model with schemes, and compare them with the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Rows that this file holds are not measured again,
-    so the same command continues where it stopped; those of file.py:function are, whose code may have changed anywhere.
-    Exit status as for sweep. With --ledger nothing is measured: it
-    lists what the schemes (or else the exact model) save for backward, by module, operator, reason and tensor, within
-    --timeout.
+    so the same command continues where it stopped; rows of file.py:function are, because the code of the function may
+    have changed. Exit status as for sweep. With --ledger nothing is measured: it lists what the schemes (or else the
+    exact model) save for backward, by module, operator, reason and tensor, within --timeout.
 
     Examples:
 

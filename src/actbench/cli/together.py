@@ -21,7 +21,7 @@ _HELP: Final = ("-h", "--help")
 
 @runtime_checkable
 class Ranks(Protocol):
-    """What has processes measure together that a launcher started; a module may be one."""
+    """Lets processes that a launcher started measure together; a module may be one."""
 
     def check(self) -> None:
         """Raise a UsageError where these processes cannot measure together."""
@@ -30,7 +30,7 @@ class Ranks(Protocol):
         """Have the other processes inside the block."""
 
     def follow(self, place: Rank) -> None:
-        """Do what the first process asks for until it ends."""
+        """Do what the first process asks for until the first process ends."""
 
 
 def run_launched(arguments: Sequence[str]) -> None:

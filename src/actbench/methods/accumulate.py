@@ -82,5 +82,5 @@ def _differences(setup: TrainingSetup) -> list[str]:
     norms = (part for part in setup.module.modules() if isinstance(part, _BatchNorm))
     found = next((norm for norm in norms if norm.training or not norm.track_running_stats), None)
     if found is not None:
-        why.append(f"batch statistics are of the micro-batch ({type(found).__name__})")
+        why.append(f"{type(found).__name__} takes its statistics from the micro-batch, not from the batch")
     return why

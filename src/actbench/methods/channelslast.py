@@ -40,9 +40,9 @@ class ChannelsLast(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Kernels round otherwise, and FSDP2 shares out nothing else than the default format."""
+        """Kernels round differently, and FSDP shards only the default format."""
         yield LossyForward()
-        yield Limits(unsharded="channels_last: it shares out parameters in the default memory format alone")
+        yield Limits(unsharded="channels_last: FSDP shards parameters only in the default memory format")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Convert the weights of convolutions, in place, and make steps convert their images.

@@ -1,4 +1,4 @@
-"""What loops hold longer than they must: the model's outputs, and the gradients of the step before."""
+"""Loops that hold tensors longer than they must: the model's outputs, and the gradients of the step before."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class LateZeroGrad(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Gradients of shares are not followed."""
-        return (Limits(unsharded="late_zero_grad: gradients of shares are not followed"),)
+        """The scheme does not follow the gradients of shards."""
+        return (Limits(unsharded="late_zero_grad: it does not follow the gradients of shards"),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Let gradients stay until the loss of the next step is known.

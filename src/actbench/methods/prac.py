@@ -42,7 +42,7 @@ class Subspaces(OfRows):
         """Return why the format cannot take a tensor, or None."""
         no = super().why_not(x)
         if no is None and x.dtype != torch.bool and self.packed_bytes(Layout.of(x)) >= x.nbytes:
-            no = "it has so few rows, or so short ones, that subspaces take no less"
+            no = "it has too few rows, or too short rows, for subspaces to take less"
         return no
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:

@@ -76,8 +76,8 @@ class Autocast(_Precision):
 
 
 _UNDERFLOW = (
-    "pure:float16: Adam's eps of 1e-8 and squares of gradients below 2e-4 are 0 in float16, so that updates can be no "
-    "numbers; train in pure:bfloat16, or in autocast:float16 with float32 parameters"
+    "pure:float16: Adam's eps of 1e-8 and squares of gradients below 2e-4 are 0 in float16, so that updates can be "
+    "NaN; train in pure:bfloat16, or in autocast:float16 with float32 parameters"
 )
 
 
@@ -122,7 +122,7 @@ class Pure(_Precision):
         autocast = setup.precision.autocast
         if autocast is not None:
             raise ConversionError(
-                f"{self.spec}: --autocast says {_name(autocast)}, with nothing to cast here; leave one out"
+                f"{self.spec}: --autocast says {_name(autocast)}, but all is {self.dtype} already; leave one out"
             )
         before, was = _bytes(setup.module), "+".join(sorted(map(_name, found)))
         _cast(setup.module, self._type)

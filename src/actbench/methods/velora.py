@@ -43,7 +43,7 @@ class SubTokens(OfRows):
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""
         return super().why_not(x) or (
-            "its rows are no sub-tokens" if x.shape[-1] % self._size_in(x.shape[-1]) else None
+            "the size of sub-tokens does not divide its rows" if x.shape[-1] % self._size_in(x.shape[-1]) else None
         )
 
     def at(self, x: Tensor, site: SiteState) -> Codec:

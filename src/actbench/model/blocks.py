@@ -17,7 +17,7 @@ class BlockReading(Data):
         after_bytes: Alive when the forward pass of the next block begins; for the last, when its own ends.
         forward_peak_bytes: Most between these two moments.
         backward_peak_bytes: Most from the moment its backward pass begins until that of the block before it begins.
-        done_bytes: Alive at the end of that.
+        done_bytes: Alive at the end of that time.
         forward_seconds: Estimated time of its part of the forward pass; 0 if no time is estimated.
         backward_seconds: Estimated time of its part of the backward pass.
         output_bytes: Bytes of the storages that it returns, rounded as the allocator does.

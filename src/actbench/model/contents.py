@@ -1,6 +1,6 @@
-"""What the files held that a case names: their content decides what a case is, not their names.
+"""The content of the files that a case names, which decides what the case is; their names do not.
 
-That of a script includes the files of Python below its folder, which it may import.
+The content of a script includes the files of Python below its folder, which it may import.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Contents:
 
 
 def content_of(record: Record[Any, Any]) -> Content:
-    """Return what the files held that say what was built, and for which device; a scheme's own are left out."""
+    """Return the content of the files that say what was built and for which device, without a scheme's own files."""
     if record.files is None:
         return None, None
     profile = getattr(record.case, "device_profile", None)

@@ -29,12 +29,12 @@ class CaseData(Data):
 
     @property
     def pace(self) -> str:
-        """What cases share that take about as long as each other."""
+        """A value that is equal for cases that take about as long as each other."""
         return type(self).__name__
 
     @property
     def first_state(self) -> str:
-        """What is done first with it."""
+        """What is done first with the case."""
         return "at work"
 
     @property
@@ -48,7 +48,7 @@ LEFT_OUT = "left out"
 
 
 class OutcomeData(Data):
-    """What came of a case, in the words of progress; with ``peak_bytes``, if it has that, in the table's column."""
+    """The outcome of a case, in the words of progress; the table's column shows its ``peak_bytes``, if it has any."""
 
     @property
     def state(self) -> str:
@@ -62,5 +62,5 @@ class OutcomeData(Data):
 
     @property
     def is_told(self) -> bool:
-        """Whether progress has a line for it even if it has none for each case."""
+        """Whether progress shows a line for this outcome even if it shows none for each case."""
         return True

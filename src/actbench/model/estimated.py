@@ -13,7 +13,8 @@ class OperatorTime(Data):
     """The estimated time of the calls of one operator in a step.
 
     Attributes:
-        name: Of the operator; in parentheses what is none: the device waits, or all that is not named.
+        name: Name of the operator; in parentheses what is no operator: waits of the device, or the sum of all unnamed
+            ones.
         is_beside: Whether it runs beside what the device computes, as collectives do; its seconds are no part of the
             step's.
     """
@@ -31,7 +32,8 @@ class Communication(Data):
 
     Attributes:
         kind: ``all-gather``, ``reduce-scatter``, ``all-reduce``, ``all-to-all``, ``broadcast``, ``reduce`` or ``send``.
-        sent_bytes: In rings: of what n processes gather or scatter (n - 1)/n, of what all of them add up twice that.
+        sent_bytes: Bytes sent in a ring of n processes: (n - 1)/n of a tensor that is gathered or scattered, twice that
+            of one that is added up.
     """
 
     kind: str
@@ -51,9 +53,9 @@ class EstimatedTime(Data):
         by_operator: The operators, the slowest first.
         unknown: Operators that the cost model has no kind for, counted by their bytes.
         replaced: Types that the device has no units for, whose products are timed at its rate of float32.
-        communication_seconds: In which something is exchanged with other processes; None where there is one alone,
-            and in older records.
-        exposed_seconds: In which the device waits for that.
+        communication_seconds: Time in which data are exchanged with other processes; None for a single process, and in
+            older records.
+        exposed_seconds: Time in which the device waits for this exchange.
     """
 
     step_seconds: NonNegativeFloat

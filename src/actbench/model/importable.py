@@ -22,8 +22,8 @@ _NOT_IMPORTED: Final = ("__pycache__", "site-packages", "node_modules")
 def with_importable(found: str, script: str, folder: str) -> str:
     """Return the digest of a script together with those of the other ``.py`` files below a folder.
 
-    It is that of the script alone if there are none. Left out are links, hidden folders, virtual environments (their
-    libraries are no part of a case), and files of more than :data:`MOST_BYTES`.
+    Without other files, that is the digest of the script alone. Left out are links, hidden folders, virtual
+    environments (their libraries are no part of a case), and files of more than :data:`MOST_BYTES`.
 
     Args:
         found: Digest of the script alone.

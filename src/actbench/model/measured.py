@@ -115,7 +115,8 @@ class Measurement(OutcomeData):
         peak_bytes: Peak allocated in one training step, everything included. The headline.
         rank_peak_bytes: The peak of each process, by rank, where several trained together: the largest is
             ``peak_bytes``, and all other bytes are those of its process; empty for one process.
-        at_most: Why the peak may be less, each reason with its line of the script; empty where it is what it is.
+        at_most: Why the peak may be less, each reason with its line of the script; empty if the peak is not only an
+            upper bound.
         approximate: Why a simulated peak is an estimate; empty where every buffer of the step is followed.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
@@ -129,15 +130,16 @@ class Measurement(OutcomeData):
         process_bytes: Memory of the process by the driver (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
         estimated: Estimated time of a simulated step; None for other meters and devices without rates.
-        communication: What one process of several sends in a simulated step; None for one alone and other meters.
+        communication: What one process of several sends in a simulated step; None for a single process and other
+            meters.
         untimed: Why the time of a simulated step is not estimated.
         simulated: Kind of the simulated device; None for other meters and in older records.
         timing_round: Name of the group of cases that took turns with this one; None in older records.
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, if its own record has other rounds.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
-        mesh: The processes that train together; bytes are those of one of them, of a rank with the largest peak
-            where all were measured, and the first where it is simulated. None for one alone.
+        mesh: The processes that train together; bytes are those of one process: a rank with the largest peak if all
+            were measured, the first if they are simulated. None for a single process.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         autocast: The types in which a script's own autocast computes; None without one and in older records.
         optimizer: Class of the optimizer; None in older records.

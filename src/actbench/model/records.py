@@ -50,7 +50,8 @@ class Case(WorkloadSettings):
 
     For a function of the user's own, ``dtype`` and ``optimizer`` may be None: the function's own, or AdamW. For a
     folder or a model of the hub, ``dtype`` may be None: the config's. Elsewhere None becomes ``float32`` and ``adamw``.
-    With a ``script``, whose text ``model`` is, both are the script's own, and so are rows, unless it says their number.
+    With a ``script``, ``model`` is its text, dtype and optimizer are the script's own, and so is the number of rows,
+    unless the ``script`` says it.
 
     A simulated step is that of an older torch where ``torch_era`` says so. Without ``workspaces`` it leaves out what
     CUDA's libraries allocate for themselves.

@@ -20,7 +20,7 @@ class Script(Data):
 
     Attributes:
         target: A file, or the name of a module (``is_module``, as of ``python -m``).
-        arguments: What follows it.
+        arguments: What follows the target.
         batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
         steps: How many steps of its optimizer run; None until two in a row are equal.
         processes: How many processes train together; the first of them runs.

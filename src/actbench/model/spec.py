@@ -146,7 +146,7 @@ def build(cls: type[Built], positional: str | None, part: SpecPart, about: str, 
 
 
 def check_sizes(built: BaseModel, about: str) -> None:
-    """Check that float32 takes no float for zero or infinity, and that 64 bits hold each integer.
+    """Check that no float becomes zero or infinity in float32, and that 64 bits hold each integer.
 
     Args:
         built: An object built from a specification.
@@ -159,10 +159,10 @@ def check_sizes(built: BaseModel, about: str) -> None:
         value = getattr(built, key)
         if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
             raise SpecError(
-                f"{about}: {key}={value:g} must be 0 or, but for its sign, from {SMALLEST:g} to {LARGEST:g}"
+                f"{about}: {key}={value:g} must be 0, or its magnitude must be from {SMALLEST:g} to {LARGEST:g}"
             )
         if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
-            raise SpecError(f"{about}: {key}={value} is more than 64 bits count")
+            raise SpecError(f"{about}: {key}={value} does not fit 64 bits")
 
 
 def _problem(error: ErrorDetails) -> str:
@@ -192,8 +192,8 @@ def shortest(name: str, positional: str | None, built: BaseModel) -> str:
             options[key] = _written(value)
             if _SIGNS.search(options[key]):
                 raise SpecError(
-                    f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and + and without "
-                    "space at its ends"
+                    f"{name}: {key}={options[key]!r} cannot be written in a specification; rename it without commas, + "
+                    "and spaces at its ends"
                 )
     return str(SpecPart(name, options.pop(positional or "", None), options))
 

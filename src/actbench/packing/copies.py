@@ -67,8 +67,8 @@ def copied(value: Any) -> Any:
     for layer in _layers(value):
         if _is_filled(layer) and type(layer).__name__ not in _GROWING:
             raise ConversionError(
-                f"checkpoint: a block was given a filled {type(value).__name__} of {type(layer).__name__}, into which "
-                "its second run would write again; in training give a DynamicCache, or none"
+                f"checkpoint: a block was given a filled {type(value).__name__} of {type(layer).__name__}, and its "
+                "second run would write into that cache again; in training give a DynamicCache, or no cache"
             )
     twin = _own_tables(value)
     vars(twin).update({name: copied(part) for name, part in vars(value).items() if is_cache(part)})

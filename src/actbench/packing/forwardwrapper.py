@@ -58,7 +58,7 @@ class ReboundForward:
 
     @property
     def module(self) -> nn.Module:
-        """The module it is bound to; a ReferenceError if that is freed, and only its forward is left."""
+        """The module that this forward is bound to; a ReferenceError if the module is freed."""
         module = self._module()
         if module is None:
             raise ReferenceError("the module of this forward is gone; keep the module, and call it")
@@ -94,7 +94,7 @@ class ReboundForward:
         if vars(module).get("forward") is not self:
             raise ConversionError(
                 f"{type(self).__name__} cannot be taken off {type(module).__name__}: another forward was bound "
-                "in front of it since; take that one off first"
+                "in front of it since; take off that other forward first"
             )
         del vars(module)["forward"]
         if self._before is not None:
@@ -141,7 +141,7 @@ class Adapted(Protocol):
         ...
 
     def adapt(self, state: Any) -> None:
-        """Restore what :meth:`adapted` returned for a model built alike; raise a KeyError for that of another."""
+        """Restore what :meth:`adapted` returned for a model built alike; raise a KeyError for another model's."""
         ...
 
 

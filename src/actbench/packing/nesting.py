@@ -12,8 +12,8 @@ from actbench.packing.wrapped import HookWrapper, WrappedForward
 def refuse_hooks_inside(model: nn.Module) -> None:
     """Raise a ConversionError if hooks that pack or move saved tensors are bound inside of a recomputed block.
 
-    Of nested hooks only the innermost run. Those of the block, by which it finds out what to recompute, would not see
-    what the others take. Around blocks hooks are fine: blocks then know of them.
+    Of nested hooks only the innermost run. The block's own hooks, which find out what to recompute, would not see the
+    tensors that hooks inside take. Hooks around blocks are fine: blocks know of them.
     """
     _refuse_hooks(model, "", None)
 
@@ -27,9 +27,9 @@ def _refuse_hooks(module: nn.Module, path: str, block: str | None) -> None:
         if isinstance(wrapper, HookWrapper) and block is not None:
             raise ConversionError(
                 f"{block or 'the model'} is recomputed in the backward pass, and hooks pack or move what {path} saves: "
-                "of nested hooks only the innermost run, so that nothing there would be recomputed; give what packs "
-                "the whole block in only=, or no only=, so that it packs what the block keeps, or name parts in only= "
-                "that do not overlap"
+                "only the innermost of nested hooks run, so nothing there would be recomputed; let only= of the "
+                "scheme that packs name the whole block, or leave only= out, so that it packs what the block keeps; or "
+                "name parts in only= that do not overlap"
             )
         hooked = hooked or (wrapper is not None and wrapper.hooked and block is None)
     for name, child in module.named_children() if not hooked else ():

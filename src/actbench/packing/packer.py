@@ -96,7 +96,7 @@ def own_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-ON_HOST = "host memory is where it is"
+ON_HOST = "it is in host memory already"
 """Why a tensor in host memory is not moved."""
 
 

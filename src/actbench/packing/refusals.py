@@ -32,14 +32,16 @@ def refuse_lazy(module: nn.Module) -> None:
 
 
 def refuse_compiling(what: str, why: str, otherwise: str = "fewbit or randomized") -> None:
-    """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what does not go with it, why, what does.
+    """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what cannot be compiled, why, and what can.
 
-    An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
-    also checks whether the compiler waits for frames that are called from here.
+    An exception during tracing would only make ``torch.compile`` run the forward uncompiled, and compile what the
+    forward calls. So this also checks whether the compiler waits for frames that are called from here.
     """
     refuse_exporting(what, why)
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
-        raise ConversionError(f"{what} cannot be compiled: {why}; use it without torch.compile, or {otherwise} with it")
+        raise ConversionError(
+            f"{what} cannot be compiled: {why}; leave torch.compile out, or use {otherwise} with torch.compile"
+        )
 
 
 def refuse_exporting(what: str, why: str) -> None:
@@ -61,8 +63,8 @@ def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
         if is_compiled(part):
             found = f"{path!r} of this {type(module).__name__}" if path else f"this {_inside(module)}"
             raise ConversionError(
-                f"{found} is compiled by torch.compile, and {what} cannot be: {why}; convert the model without "
-                "torch.compile, or take fewbit or randomized with it"
+                f"{found} is compiled by torch.compile, and {what} cannot be compiled: {why}; convert the model "
+                "without torch.compile, or take fewbit or randomized with torch.compile"
             )
 
 
@@ -89,8 +91,8 @@ def refuse_compiled_around(module: nn.Module, units: Sequence[nn.Module], who: s
         compiled = any(bound.compiles for bound in ReboundForward.all_of(part))
         if compiled and (part is module or any(unit is not part and unit in part.modules() for unit in units)):
             raise ConversionError(
-                f"{who} does not go with compile of the whole model: what gathers parameters runs outside of graphs, "
-                "and none is made of the model; compile its blocks alone (only=model.layers.*)"
+                f"{who} does not go with compile of the whole model: the hooks that gather parameters run outside of "
+                "graphs, so the model gets no graph; compile its blocks alone (only=model.layers.*)"
             )
 
 

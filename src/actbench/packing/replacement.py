@@ -48,7 +48,7 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def parametrized(layer: nn.Module) -> str | None:
-    """Return why a layer whose tensors are computed from others stays as it is, or None; torch makes it a subclass."""
+    """Return why a parametrized layer, which torch makes a subclass, stays as it is; None for any other layer."""
     if not is_parametrized(layer):
         return None
     names = list(layer.parametrizations)  # type: ignore[arg-type]

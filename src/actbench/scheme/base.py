@@ -51,7 +51,7 @@ GRADIENTS: Final = "take each gradient off its parameter within the backward pas
 WAITING_GRADIENTS: Final = "say where gradients wait for the optimizer"
 STEPS: Final = "say when the optimizer steps"
 STEPPED_TOGETHER: Final = "say which parameters are stepped together"
-PRECISION: Final = "say in which type is computed"
+PRECISION: Final = "set the dtype of the computation"
 DATA_PARALLEL: Final = "say how processes with batches of their own share the model"
 TENSOR_PARALLEL: Final = "say how processes share the layers of one batch"
 

@@ -20,11 +20,11 @@ class Card:
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first; a function
             of the batch size if they depend on it. A scheme without variants is not tried.
-        libraries: Modules that whoever runs many cases may import once, and not in the process of each.
+        libraries: Modules that a sweep may import once, and not in the process of each case.
         keeps_updates: Whether the same gradients give bit for bit the same updates as without the scheme; None if this
             follows from whether it changes the optimizer.
         draws_alike: Whether dropout draws the masks of the exact model; else gradients are compared without dropout.
-        extras: Extras of its package that some of the scheme needs, each with what it is for: "adapters of peft".
+        extras: Extras of its package that some values of the scheme need, each with its purpose: "adapters of peft".
         trainer: Arguments of the Hugging Face Trainer that do the same, each with the field whose value it takes.
     """
 

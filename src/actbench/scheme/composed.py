@@ -98,7 +98,7 @@ def at_parameters(scheme: Scheme) -> tuple[Scheme | None, Scheme | None]:
 
 
 def at_placement(scheme: Scheme) -> tuple[Scheme | None, Scheme | None]:
-    """Return what changes the model of one process, and what spreads the result over processes; None for nothing.
+    """Return the part that changes the model of one process, and the part that spreads the result; None for no part.
 
     What a model saves is traced between the two: afterwards it runs with all its processes only. Parts of layers are of
     the first half: what one process saves of them shows once they are cut.
@@ -121,7 +121,7 @@ def _cut(scheme: Scheme, first: Sequence[Scheme]) -> tuple[Scheme | None, Scheme
 
 
 def refuse_spread(scheme: Scheme, who: str, instead: str) -> None:
-    """Raise a ConversionError for a scheme that spreads a model: ``who`` cannot have it, what to do ``instead``."""
+    """Raise a ConversionError for a scheme that spreads a model: ``who`` begins the message, ``instead`` ends it."""
     spread = scheme.facet(Spread)
     if spread is not None:
         _, placing = at_placement(scheme)

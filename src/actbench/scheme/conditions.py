@@ -60,14 +60,14 @@ class Processes:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a scheme, or what schemes have made of a setup, does not work.
+    """Where a scheme, or a setup that schemes have changed, does not work.
 
     Attributes:
         untraceable: Why fake tensors do not show what each module saves; empty if they do. Such a step is simulated
             only if it is ``estimated``.
         estimated: Why the simulated bytes of a step that is ``untraceable`` are not quite those of a CUDA device, and
             its time is unknown; empty if it is not simulated.
-        unsharded: What of it FSDP2 does not go with, and why, as words after ``does not go with``; empty if it does.
+        unsharded: Why FSDP does not go with the setup, as words after ``does not go with``; empty if it does.
     """
 
     untraceable: str = ""

@@ -34,8 +34,8 @@ class Spread(Facet):
     """Several processes train one model.
 
     Attributes:
-        axes: How many there are along each axis of the setup's mesh.
-        of_layers: Whether each has parts of layers, whose gradients are compared with those of parts alone.
+        axes: Number of processes along each axis of the setup's mesh.
+        of_layers: Whether each process has parts of layers, whose gradients are compared with those of parts alone.
         variants: What may stand behind the number of processes in the specification of a scheme, the plainest first.
     """
 
@@ -52,13 +52,13 @@ class Spread(Facet):
 
 @dataclass(frozen=True)
 class Periodic(Facet):
-    """Equal blocks in a row are not changed alike; ``blocks`` later, it begins again."""
+    """Equal blocks in a row are not changed alike; the pattern repeats after ``blocks`` blocks."""
 
     blocks: int
 
     @classmethod
     def together(cls, facets: Sequence[Self]) -> Self:
-        """Return after how many blocks all begin again."""
+        """Return after how many blocks all patterns begin again."""
         return cls(math.lcm(*(each.blocks for each in facets)))
 
 
@@ -75,7 +75,7 @@ class Adaptive(Facet):
 
     Attributes:
         by_first_step: Whether a step changes what later steps save; gradients are then judged after a first step.
-        by_gradients: Whether in how many bits something is packed follows from gradients that this process has seen.
+        by_gradients: Whether the bits of packed tensors follow from gradients that this process has seen.
         as_after_a_step: Returns a context in which the weights of a changed setup are as after a step.
     """
 

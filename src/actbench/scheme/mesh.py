@@ -15,25 +15,25 @@ def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int
         axis: One of :mod:`actbench.scheme.axes`.
         mesh: The processes of a setup, with such an axis; None for those of torch's default process group.
         module: The model; the mesh is of its device.
-        ranks: How many there must be.
-        who: The specification of who asks, for messages.
+        ranks: Number of processes that must be there.
+        who: The specification of the scheme that asks, for messages.
 
     Raises:
-        ConversionError: There are not as many.
+        ConversionError: There are not ``ranks`` processes.
     """
     if mesh is None:
         found = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 0
         if found != ranks:
             there = f"torch's process group has {found}" if found else "this process belongs to no process group"
             raise ConversionError(
-                f"{who} spreads the model over {ranks} processes, and {there}: start as many, by 'torchrun "
-                f"--nproc-per-node {ranks} …', and call torch.distributed.init_process_group() before; or simulate one "
-                "of them by 'actbench measure --meter simulated'"
+                f"{who} spreads the model over {ranks} processes, and {there}: start {ranks} processes by 'torchrun "
+                f"--nproc-per-node {ranks} …', and call torch.distributed.init_process_group() first; or simulate one "
+                "process by 'actbench measure --meter simulated'"
             )
         return init_device_mesh(next(module.parameters()).device.type, (ranks,), mesh_dim_names=(axis,))
     names = mesh.mesh_dim_names or ()
     if axis not in names:
-        raise ConversionError(f"{who} needs a mesh with an axis {axis!r}; the one of the setup has {', '.join(names)}")
+        raise ConversionError(f"{who} needs a mesh with an axis {axis!r}; the setup's mesh has {', '.join(names)}")
     along = mesh[axis]
     if along.size() != ranks:
         raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {along.size()}")

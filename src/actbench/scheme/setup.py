@@ -57,12 +57,12 @@ class TrainingSetup:
         precision: The types and the memory format in which a step computes.
         micro_batching: How a step cuts its batch.
         processes: The processes that train together.
-        limits: Where what schemes have made of it does not work.
+        limits: Where the setup, as schemes have changed it, does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         keeps_gradients: Whether gradients stay after a step, as zeros.
         held_over: What its loop holds from the step before into a forward pass; None where it frees that in time.
         sites: What schemes changed, in the order of the model.
-        unreached: What a reader might expect to be changed and was not.
+        unreached: Places that a reader may expect to be changed, and that are not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
         parts: What each scheme changed, one after the other.
         built: What the module and its batches are; None where the maker does not say.
@@ -144,7 +144,8 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
-    ``phase`` began last. ``around_forward`` is called before and after each forward pass. ``notes`` are a meter's.
+    ``phase`` is the part that began last. ``around_forward`` is called before and after each forward pass. ``notes``
+    are a meter's.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.

@@ -1,4 +1,4 @@
-"""Optimizers that step another one in a way of their own, and what such may do beyond what torch's do."""
+"""Optimizers that wrap another optimizer, and what optimizers may do beyond those of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def called(closure: Callable[[], Any] | None) -> Any:
 
 
 class WrappedOptimizer(optim.Optimizer):
-    """Another optimizer, ``inner``: groups and state are the same objects, and ``state_dict`` is that of it.
+    """A wrapper of an optimizer, ``inner``, whose groups, state and ``state_dict`` are its own too.
 
     Class attributes: unscalable: Which gradients ``GradScaler`` cannot unscale. remedy: How else to train.
     """
@@ -45,8 +45,8 @@ class WrappedOptimizer(optim.Optimizer):
         """
         if hasattr(self, "found_inf"):
             raise ConversionError(
-                f"{self.unscalable} cannot be unscaled by GradScaler, and would be stepped as many times too large as "
-                f"the loss was; train in bfloat16 without one, or {self.remedy}"
+                f"GradScaler cannot unscale {self.unscalable}, and the step would use them too large by the scale of "
+                f"the loss; train in bfloat16 without GradScaler, or {self.remedy}"
             )
         result = called(closure)
         self._step()
@@ -128,9 +128,9 @@ TRAIN_MODE: Final = "train_mode"
 
 @runtime_checkable
 class TrainsElsewhere(Protocol):
-    """An optimizer that trains other weights than those to evaluate, and has either put into the parameters.
+    """An optimizer that trains other weights than those to evaluate; the parameters hold either.
 
-    Its groups may tell by ``TRAIN_MODE`` which these are.
+    Its groups may tell by ``TRAIN_MODE`` which weights the parameters hold.
     """
 
     def train(self) -> None:
@@ -146,7 +146,7 @@ class TrainsElsewhere(Protocol):
 def evaluated_weights(optimizer: optim.Optimizer) -> Iterator[None]:
     """Inside the block, let parameters hold the weights to evaluate, if the optimizer trains others.
 
-    After it they hold what they held before; the weights to train, if the optimizer does not tell.
+    After the block they hold what they held before it; the weights to train, if the optimizer does not tell which.
     """
     inner = innermost(optimizer)
     if not isinstance(inner, TrainsElsewhere):

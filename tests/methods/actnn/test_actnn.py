@@ -180,9 +180,9 @@ def test_a_step_of_resnet50_needs_less_than_a_fifth_of_the_memory(read):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("actnn:L1,bits=2.5", r"level L1 shares no bits out.*write bits=2 or bits=3, or share them out by level L3"),
-        ("actnn:L2,bits=7.5", r"level L2 shares no bits out.*write bits=7 or bits=8"),
-        ("actnn:L3,per_layer=false,per_sample=false,bits=1.5", "level L3 shares no bits out"),
+        ("actnn:L1,bits=2.5", r"level L1 allocates no bits.*write bits=2 or bits=3, or allocate bits by level L3"),
+        ("actnn:L2,bits=7.5", r"level L2 allocates no bits.*write bits=7 or bits=8"),
+        ("actnn:L3,per_layer=false,per_sample=false,bits=1.5", "level L3 allocates no bits"),
         ("actnn:L3,per_sample=false,per_group=false,bits=2.5", "needs per_group=true.*write bits=2 or bits=3"),
     ],
 )

@@ -62,7 +62,7 @@ def test_names_of_operators_that_no_block_runs_are_refused():
     found = schemes.build("selective,keep=attention/softmax").apply(setup())
     trace = inspection.trace(found, lambda: {"input": torch.randn(BATCH, WIDTH)})
 
-    with pytest.raises(IdleError, match="because they run none of what keep=attention/softmax names"):
+    with pytest.raises(IdleError, match="because they run no operator that keep=attention/softmax names"):
         inspection.refuse_idle(found.parts, trace)
 
 

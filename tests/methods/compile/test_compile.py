@@ -302,7 +302,7 @@ def test_a_copy_is_compiled_for_itself_and_a_model_is_freed() -> None:
 
 @pytest.mark.parametrize("spec", ["actnn", "encode:int:6,on=maps", "msln", "offload", "chunked_loss,head=4"])
 def test_packing_schemes_are_refused_beside_it(spec: str) -> None:
-    with pytest.raises(ConversionError, match=r"cannot be compiled: .*leave one of the two out"):
+    with pytest.raises(ConversionError, match=r"cannot be compiled: .*leave out compile or the other scheme"):
         schemes.build(f"{spec}+compile:0.5,{EAGER}").apply(setup_of(transformer()))
 
 

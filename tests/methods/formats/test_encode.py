@@ -18,7 +18,7 @@ ALL = "weights/gradients/activations/maps/state"
         ("smaq,on=activation", "on.0=activation: input should be 'weights', 'gradients'"),
         ("smaq,on=state/state", "a structure is given twice"),
         ("smaq,on=state,forward=lossy", "forward=lossy is about activations"),
-        ("smaq,outliers=0.1", "outliers must be a whole number of each block of 256"),
+        ("smaq,outliers=0.1", "the outliers of a block of 256 must be a whole number"),
         ("smaq,main_bits=8", "main_bits must be from 3 to outlier_bits"),
         ("encode", "encoding is missing"),
         ("encode:int:9", "^scheme 'encode:int:9': encoding=int:9: bits=9: input should be"),

@@ -240,8 +240,8 @@ def test_a_sharded_model_keeps_its_weights_and_packs_its_activations():
         ("gact:L1", "smaq", "packs or moves its saved tensors already"),
         ("offload", "smaq,on=activations", "packs or moves its saved tensors already"),
         ("smaq", "gact:L1", "packs or moves its saved tensors already"),
-        ("smaq,on=state", "encode:int:6,on=state", "another scheme has optimizer state in a format"),
-        ("smaq,on=maps", "encode:int:6,on=maps", "another scheme has gradient maps in a format"),
+        ("smaq,on=state", "encode:int:6,on=state", "another scheme stores optimizer state in a format"),
+        ("smaq,on=maps", "encode:int:6,on=maps", "another scheme stores gradient maps in a format"),
     ],
 )
 def test_two_schemes_for_one_structure_are_refused(first, second, why):

@@ -119,6 +119,6 @@ def test_at_two_bits_with_small_codes_and_each_tensor_kept_once_an_image_takes_l
 
 @pytest.mark.parametrize("level", ["L1", "L1.1", "L4bit-swap", "L2,auto_prec=false"])
 def test_fractions_of_a_bit_are_refused_where_nothing_is_shared_out(level):
-    with pytest.raises(SpecError, match=r"shares no bits out.*write bits=2 or bits=3, or share them out by level L2"):
+    with pytest.raises(SpecError, match=r"allocates no bits.*write bits=2 or bits=3, or allocate bits by level L2"):
         schemes.build(f"gact:{level},bits=2.5")
     assert schemes.build("gact:L3,bits=2.5").setting("bits") == 2.5

@@ -205,7 +205,7 @@ def test_dora_on_a_half_model_begins_as_the_model(name: str, options: str) -> No
         ("lora,adapter=ia3", "adapter=ia3"),
         ("lora,modules_to_save=a//b", "names of modules stand between"),
         ("qlora,adapter=lokr", "adapter=lokr is for whole weights"),
-        ("qlora,prepared=true,only=layers.0", "prepared=true casts a whole model, .* leave out only=, or prepared"),
+        ("qlora,prepared=true,only=layers.0", "prepared=true casts the whole model: .* leave out only=, or prepared"),
         ("qlora,weights=gptq,prepared=true", "peft leaves a model of weights=gptq as it is"),
     ],
 )

@@ -217,5 +217,5 @@ def test_two_that_say_how_state_is_kept_are_refused() -> None:
 
 
 def test_sharded_parameters_are_refused() -> None:
-    with pytest.raises((ConversionError, MeasurementError), match="adam_mini: it looks at whole matrices"):
+    with pytest.raises((ConversionError, MeasurementError), match="adam_mini: it needs whole matrices"):
         bench.measure(Case(model="tiny-llama", batch_size=2, sequence_length=16, scheme="adam_mini+fsdp:2"))

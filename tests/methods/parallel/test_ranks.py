@@ -271,7 +271,7 @@ def test_averaged_weights_are_not_put_into_one_share() -> None:
         ("fsdp:8,reduce=same", "add mixed=bf16"),
         ("fsdp:8,reshard=1", "a number of at least 2 processes"),
         ("fsdp:8,reshard=3", "8 ranks are no multiple of reshard=3"),
-        ("fsdp:8,mixed=bf16+autocast:bfloat16", "both say in which type is computed"),
+        ("fsdp:8,mixed=bf16+autocast:bfloat16", "both set the dtype of the computation"),
         ("fsdp:8,only=layers.0", "only= limits what modules save"),
         ("ddp:x", "ranks"),
         ("zero2:8,reshard=true", "reshard"),
@@ -287,7 +287,9 @@ def test_wrong_specifications_fail_before_anything_runs(spec: str, reason: str) 
 def test_a_program_of_one_process_is_told_how_to_start_several(spec: str) -> None:
     setup = TrainingSetup(even(), loss=lambda m, b: m(b["x"]).sum(), make_optimizer=lambda m: torch.optim.SGD([]))
 
-    with pytest.raises(ConversionError, match="this process belongs to no process group: start as many, by 'torchrun"):
+    with pytest.raises(
+        ConversionError, match=r"this process belongs to no process group: start \d+ processes by 'torchrun"
+    ):
         actbench.apply(setup, spec)
 
 

@@ -127,9 +127,9 @@ class ActNN(Scheme):
     @model_validator(mode="after")
     def _together(self) -> Self:
         if self.use_gradient and not self.setting("per_sample"):
-            raise ValueError("use_gradient=true needs per_sample=true: it weighs the samples of a batch")
+            raise ValueError("use_gradient=true needs per_sample=true: gradients weigh the samples of a batch")
         if not self.per_group and self.setting("per_sample"):
-            raise ValueError("per_group=false needs per_sample=false: one range for all leaves nothing to share out")
+            raise ValueError("per_group=false needs per_sample=false: with one range, all samples have the same bits")
         if self.bits is not None and not self.bits.is_integer():
             self._check_fraction(self.bits)
         return self
@@ -138,11 +138,11 @@ class ActNN(Scheme):
         """Refuse fractional bits if all tensors have the same bits, or one range for all elements."""
         whole = f"write bits={math.floor(bits)} or bits={math.ceil(bits)}"
         if not self.per_group:
-            raise ValueError(f"bits={bits:g} needs per_group=true: one range for all has one whole width; {whole}")
+            raise ValueError(f"bits={bits:g} needs per_group=true: with one range, bits are a whole number; {whole}")
         if not (self.setting("per_layer") or self.setting("per_sample")):
             raise ValueError(
-                f"bits={bits:g} is an average, and level {self.level} shares no bits out, so every tensor has one "
-                f"whole width; {whole}, or share them out by level L3, per_layer=true or per_sample=true"
+                f"bits={bits:g} is an average, and level {self.level} allocates no bits, so every tensor has the same "
+                f"whole number of bits; {whole}, or allocate bits by level L3, per_layer=true or per_sample=true"
             )
 
     def setting(self, key: str) -> Any:

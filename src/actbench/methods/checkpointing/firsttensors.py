@@ -43,7 +43,7 @@ class _Found(NamedTuple):
         raise ConversionError(
             f"{f'{self.path}.{self.name}'.lstrip('.')} of a recomputed {block} {how} between the forward "
             "and the backward pass, so that the block would compute something else when it runs again; change "
-            "parameters after the backward pass, or leave the scheme that runs it again out"
+            "parameters after the backward pass, or leave out the scheme that recomputes the block"
         )
 
     def is_displaced(self) -> bool:

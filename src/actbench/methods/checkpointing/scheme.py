@@ -178,7 +178,7 @@ class Selective(RecomputedBlocks):
         """How to tell that the scheme acts: with ``keep``, that it saves a result."""
         if not self.keep:
             return super().part
-        return Part(self.spec, acts=KeptResults, idle=f"they run none of what keep={'/'.join(self.keep)} names")
+        return Part(self.spec, acts=KeptResults, idle=f"they run no operator that keep={'/'.join(self.keep)} names")
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward that runs the rest of a block again."""

@@ -78,12 +78,12 @@ class Compile(Scheme):
         module = setup.module
         refuse_untrained(self.spec, module)
         if any(is_compiled(part) or CompiledForward.of(part) for part in module.modules()):
-            raise ConversionError(f"{self.spec}: the model is compiled already; give it as it was before")
+            raise ConversionError(f"{self.spec}: the model is compiled already; give the uncompiled model")
         refused = uncompilable_in(module)
         if refused is not None:
             raise ConversionError(
-                f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave one of the two out, or take fewbit "
-                "or randomized with it"
+                f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave out compile or the other scheme, "
+                "or take fewbit or randomized with compile"
             )
         earlier = (part.acts for part in setup.parts if part.spec == self.spec)
         alike = next((bound.alike for bound in earlier if isinstance(bound, CompiledForward)), None)
@@ -111,8 +111,8 @@ class Compile(Scheme):
         """Return the warnings about a model that has run; raise an IdleError if it has not."""
         if not bound.graphs:
             raise IdleError(
-                f"{self.spec} does nothing in a training step, which calls parts of the model and not the model; name "
-                "these in only="
+                f"{self.spec} does nothing in a training step, which calls parts of the model and never the whole "
+                "model; name the parts in only="
             )
         if self.fullgraph:
             return ()

@@ -91,8 +91,8 @@ NAMES = (*ACTIVATIONS, *piecewise.PIECEWISE)
 def function_of(layer: nn.Module) -> Function | None:
     """Return the function that a layer computes, with the layer's parameters, or None.
 
-    A class that is not torch's nor transformers' is told by running its code on numbers, and if that is one call of
-    the function, which is intercepted like any other call, the layer counts as none.
+    For a class of neither torch nor transformers, the code is run on numbers to find the function. If the code is one
+    call of the function, the result is None: the call is intercepted like any other.
 
     Raises:
         UsageError: With the layer's parameters the derivative cannot be tabulated.

@@ -1,8 +1,8 @@
 """Finds the function of a layer by running its code on numbers; class names are not trusted.
 
-Run is not the layer itself, but an object of its class with its attributes and nothing else: no hooks, no tensors. So
-nothing that the code assigns stays. Told is nothing of code that looks at values, draws random numbers, assigns
-attributes, or calls operators other than torch's own (docs/decisions/0030-what-a-layer-computes.md).
+The layer itself does not run, but an object of its class with its attributes and nothing else: no hooks, no tensors. So
+nothing that the code assigns stays. The function stays unknown if the code looks at values, draws random numbers,
+assigns attributes, or calls operators other than torch's own (docs/decisions/0030-what-a-layer-computes.md).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Numbers(NamedTuple):
 def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers | None:
     """Return what a layer computes if it is a function of each element; None if it is not, or nobody can know.
 
-    Nobody can of a layer that holds tensors, other layers or objects that may change, or whose forward or call is
-    rebound.
+    Nobody can know it of a layer that holds tensors, other layers or objects that may change, or whose forward or call
+    is rebound.
 
     Args:
         layer: The layer; it is not run.
@@ -125,7 +125,7 @@ def _of_shell(kind: type[Any], forward: Callable[..., Any], attributes: dict[str
 
 
 def numbers(function: Callable[[Tensor], Any]) -> Numbers | None:
-    """Return what a function of a tensor gives on the CPU; None if it is none of each element, or nobody can know.
+    """Return what a function of a tensor gives on the CPU; None if it is not elementwise, or nobody can know.
 
     The states of Python's and NumPy's random numbers stay as they are; torch's are not touched.
     """

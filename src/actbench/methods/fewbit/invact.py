@@ -61,7 +61,7 @@ class InvAct(Scheme):
         refuse_converted(self.spec, setup.module)
         written = overwritten(setup.module)
         kept = {
-            layer: f"its output, which would be kept, is written over by {after} after it"
+            layer: f"{after} after it overwrites its output, which invact would keep"
             for layer, after in written.items()
         }
         found = replace_activations(setup.module, _inverted, kept)

@@ -106,7 +106,9 @@ class InvertedGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of x; raise a RuntimeError if the output was changed in place since."""
         bits, y, slopes = saved_output(
-            ctx, f"invact keeps the output of {ctx.inversion.function}, and it was", "use fewbit, which keeps no output"
+            ctx,
+            f"invact keeps the output of {ctx.inversion.function}, and that output was",
+            "use fewbit, which keeps no output",
         )
         ordered = in_order(grad, ctx.order)
         product = torch.empty_like(ordered)

@@ -117,7 +117,7 @@ def _polish(d: Function, w: Function, grid: Array, borders: Array, kinks: Array)
         step = np.zeros_like(borders)
         step[free] = np.linalg.solve(_jacobian(d, w, borders, levels, mass)[np.ix_(free, free)], residual)
         borders = _stepped(borders, step, grid)
-    raise ArithmeticError(f"the best {len(borders) + 1} levels were not found to {_RESIDUAL:g}")
+    raise ArithmeticError(f"the search for the best {len(borders) + 1} levels did not converge to {_RESIDUAL:g}")
 
 
 def _stepped(borders: Array, step: Array, grid: Array) -> Array:

@@ -98,7 +98,7 @@ class EncodedStructures(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """What follows from the structures that are in the format."""
+        """The facets that follow from the structures in the format."""
         if self.forward == "lossy":
             yield LossyForward()
         if self._whole:
@@ -113,7 +113,7 @@ class EncodedStructures(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What the structures belong to; maps and weight gradients are both gradients."""
+        """The changes that the structures belong to; maps and weight gradients are both gradients."""
         of: dict[Structure, Change] = {"activations": "saved tensors", "state": "optimizer", "weights": "precision"}
         return tuple(dict.fromkeys(of.get(each, "gradients") for each in self.on))
 
@@ -195,7 +195,9 @@ class EncodedStructures(Scheme):
         taken = {site.path for site in setup.sites}
         for structure in self.on:
             if structure != "activations" and path(structure) in taken:
-                raise ConversionError(f"{self.spec}: another scheme has {WAS[structure]} in a format; name them once")
+                raise ConversionError(
+                    f"{self.spec}: another scheme stores {WAS[structure]} in a format; name them once"
+                )
 
     @property
     def _whole(self) -> str:

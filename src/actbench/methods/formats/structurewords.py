@@ -23,13 +23,13 @@ WAS = {
 
 def replicated(what: str) -> tuple[str, str]:
     """Return what does not work with DDP, and why."""
-    why = "each process would pack its gradients before they are averaged, and round what it trains otherwise than the"
-    return f"{what} in a number format", f"{why} others; {_WITHOUT}"
+    why = "each process would pack its gradients before they are averaged, and round its weights differently"
+    return f"{what} in a number format", f"{why}; {_WITHOUT}"
 
 
 def sharded(what: str) -> tuple[str, str]:
     """Return what does not work with FSDP, and why."""
-    why = "each process holds a shard, which is cut otherwise than the blocks of the format, and FSDP reduces gradients"
+    why = "each process holds a shard, whose ends are not those of the format's blocks, and FSDP reduces gradients"
     return f"{what} in a number format", f"{why} by itself; {_WITHOUT}"
 
 

@@ -138,8 +138,8 @@ class Gact(Scheme):
         if self.bits is not None and not self.bits.is_integer() and not self.setting("auto_prec"):
             near = f"bits={math.floor(self.bits)} or bits={math.ceil(self.bits)}"
             raise ValueError(
-                f"bits={self.bits:g} is an average, and level {self.level} shares no bits out, so every tensor has one "
-                f"whole width; write {near}, or share them out by level L2 or auto_prec=true"
+                f"bits={self.bits:g} is an average, and level {self.level} allocates no bits, so every tensor has the "
+                f"same whole number of bits; write {near}, or allocate bits by level L2 or auto_prec=true"
             )
         return self
 

@@ -55,7 +55,7 @@ class Probing:
         self.passes: Counter[str] = Counter()
 
     def restarted(self) -> Probing:
-        """Return another with these settings that has counted nothing."""
+        """Return a new object with these settings that has counted no pass."""
         return Probing(self.average_bits, self.interval, self.samples, self.groups)
 
     def is_due(self, entry: str = "") -> bool:

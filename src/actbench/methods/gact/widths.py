@@ -55,7 +55,7 @@ def check(parts: Sequence[nn.Module], widths: Iterable[tuple[str, int]]) -> None
 
 
 def bind(module: nn.Module, widths: Mapping[str, int]) -> None:
-    """Give what layers of these types save bits of their own."""
+    """Give the tensors that layers of these types save bits of their own."""
     for name, bits in widths.items():
         for layer in [layer for layer in module.modules() if TYPES[name](layer)]:
             WidthForward(layer, bits).bind()

@@ -18,7 +18,7 @@ from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.linearkinds import is_linear
 from actbench.packing.refusals import refuse_compiling
 
-UNCOMPILABLE = ("a model with Liger's functions", "they write into tensors that they got")
+UNCOMPILABLE = ("a model with Liger's functions", "the functions write into their arguments")
 """What cannot be compiled, and why."""
 
 _ROTARY = "apply_rotary_pos_emb"

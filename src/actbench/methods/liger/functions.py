@@ -48,7 +48,7 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, exact: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``exact(x)``, which is computed for some rows at a time, or what the kernel makes of it.
+        """Return ``exact(x)``, computed for some rows at a time, or the kernel's result for x.
 
         The result has the type of x, as the kernel's has, also where the weight has a wider one.
         """

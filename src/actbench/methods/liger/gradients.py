@@ -22,7 +22,7 @@ def is_ours(gradient: Tensor) -> bool:
     """Return whether the backward function that got a gradient is the only one to read it.
 
     Called by that function itself. A gradient that another node, a hook or ``retain_grad`` also holds has more uses
-    than one that torch made for this function. So has the tensor that it is a view of.
+    than one that torch made for this function. The same holds for the tensor that the gradient is a view of.
     """
     if torch.compiler.is_compiling():  # asked before anything is counted: there torch.compile breaks its graph
         return False

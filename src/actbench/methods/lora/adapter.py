@@ -46,8 +46,8 @@ class Adapter:
         Args:
             peft: The package.
             model: The model.
-            paths: Of the layers that get adapters.
-            saved: Of the modules that are trained whole.
+            paths: Paths of the layers that get adapters.
+            saved: Paths of the modules that are trained whole.
             meta: Whether new parameters are on the meta device.
             experts: Whether the model holds experts as stacks of matrices.
 
@@ -78,7 +78,7 @@ class Adapter:
             raise ConversionError(f"adapter=lokr: peft puts it on nn.Linear, not on these layers: {error}") from None
 
     def freeze(self, model: nn.Module) -> None:
-        """Freeze what the kind does not train, of what peft trains."""
+        """Freeze those parameters that peft trains and the kind does not."""
         if self.kind == "lora_fa":
             for part in model.modules():
                 getattr(part, "lora_A", nn.Identity()).requires_grad_(False)

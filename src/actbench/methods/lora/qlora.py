@@ -82,8 +82,8 @@ class QLora(Lora):
             raise ValueError("prepared=true: peft leaves a model of weights=gptq as it is")
         if self.prepared and self.only:
             raise ValueError(
-                "prepared=true casts a whole model, since float32 leaves a part of it and the layers behind it have "
-                "another type: leave out only=, or prepared=true"
+                "prepared=true casts the whole model: a part in float32 would pass float32 to layers of another type; "
+                "leave out only=, or prepared=true"
             )
         return self
 

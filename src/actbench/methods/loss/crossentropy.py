@@ -108,8 +108,8 @@ class Loss:
 class Slopes(Promise):
     """How to compute the gradient of logits, (..., classes), by some losses.
 
-    The backward pass carries it from each loss to the layer, past all who listen to gradients of logits. Who reads it
-    gets its values. The layer computes its own gradients in pieces, without that of the logits.
+    The backward pass carries it from each loss to the layer, past all hooks on gradients of logits. Code that reads the
+    gradient gets its values. The layer computes its own gradients in pieces, without that of the logits.
 
     Attributes:
         logits: How to compute the logits.
@@ -132,7 +132,7 @@ class Slopes(Promise):
         return sum(others, first)
 
     def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Slopes | None:
-        """Return what an operator of the backward pass makes of the gradient; None for one that needs the values."""
+        """Return the gradient after an operator of the backward pass; None for an operator that needs the values."""
         if func in (aten.detach.default, aten.alias.default):
             return self
         if func is aten.add.Tensor:  # several losses of the same logits

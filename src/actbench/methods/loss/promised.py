@@ -34,7 +34,7 @@ class Promise:
         raise NotImplementedError
 
     def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
-        """Return the promise of what an operator makes of the tensor, or None for one that needs the values."""
+        """Return the promise of an operator's result on the tensor, or None for an operator that needs the values."""
         raise NotImplementedError
 
 
@@ -92,6 +92,6 @@ def _computed(gradient: Tensor) -> Tensor:
 
 def _refuse_writing(promise: Promise) -> None:
     raise ConversionError(
-        f"chunked_loss: {promise.what} are changed in place, which are not computed yet; make new ones of them, or "
+        f"chunked_loss: {promise.what} are changed in place before they are computed; make new tensors of them, or "
         "leave the scheme out"
     )

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 class Step:
-    """What was done to logits, and what the backward pass does to their gradient for it."""
+    """An operation on logits, and the operation of the backward pass on their gradient that undoes it."""
 
     on_rows: ClassVar[bool] = False
     """Whether it acts on the dimensions before the last, and does the same to the input of the layer."""
@@ -222,7 +222,7 @@ class Recipe(Promise):
             return done(F.linear(x, source.weight.to(source.dtype), cast(source.bias, source.dtype)), self.scaling)
 
     def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe | None:
-        """Return how to compute what an operator makes of the logits, or None for one that needs their values."""
+        """Return how to compute an operator's result on the logits, or None for an operator that needs their values."""
         if func in (aten.detach.default, aten.alias.default, aten.clone.default):
             return self
         step = _step(self, func, others, kwargs)

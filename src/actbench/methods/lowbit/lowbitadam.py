@@ -1,4 +1,4 @@
-"""Adam with moments of few bits of torchao and bitsandbytes, optional packages, such that simulations can run it.
+"""Adam with moments of few bits, from the optional packages torchao and bitsandbytes, in a form that can be simulated.
 
 torchao's needs no compiler off CUDA here; bitsandbytes' runs on fake tensors, and says what is in host memory.
 """
@@ -32,7 +32,7 @@ Twin = Callable[[optim.Optimizer], optim.Optimizer]
 
 
 def few_bits_adam(scheme: str, suffix: str, *, bf16_stochastic_round: bool = False) -> Twin:
-    """Return what makes torchao's optimizers, whose names end with 8bit, 4bit or Fp8, of torch's Adam and AdamW.
+    """Return a function from torch's Adam or AdamW to torchao's optimizer, whose name ends with 8bit, 4bit or Fp8.
 
     With ``bf16_stochastic_round`` they round weights of bfloat16 up or down by chance.
 

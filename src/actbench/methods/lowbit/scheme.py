@@ -144,7 +144,7 @@ class Adam8bit(_LowBitAdam):
         if self.paged and self.library != "bnb":
             raise ValueError("paged=true is an option of bitsandbytes' optimizer: adam8bit:bnb,paged=true")
         if self.bf16_stochastic_round and self.library == "bnb":
-            raise ValueError("bitsandbytes rounds to the nearest; torchao's is adam8bit,bf16_stochastic_round=true")
+            raise ValueError("bitsandbytes rounds to the nearest; take torchao: adam8bit,bf16_stochastic_round=true")
         return self
 
     @property
@@ -235,5 +235,7 @@ def _in_few_bits(scheme: str, library: str, optimizer: torch.optim.Optimizer, tw
     for group in optimizer.param_groups:
         for option in _REFUSED:
             if group.get(option):
-                raise ConversionError(f"{scheme}: the optimizer has {option}=True, which {library}'s does not take")
+                raise ConversionError(
+                    f"{scheme}: the optimizer has {option}=True, which the optimizer of {library} does not take"
+                )
     return twin(optimizer)

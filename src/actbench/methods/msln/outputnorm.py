@@ -69,7 +69,9 @@ class NormFromOutput(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the wanted gradients; raise a RuntimeError if the output was changed in place since."""
         y, rstd, weight, bias = saved_output(
-            ctx, "msln keeps the output of norms, and one was, or its weight was,", "leave the norm out by only="
+            ctx,
+            "msln keeps the output of norms, and an output, or the weight of its norm, was",
+            "leave the norm out by only=",
         )
         dtype = wide(y.dtype)
         found: list[Tensor | None] = [None, None, None]
@@ -174,7 +176,7 @@ def is_norm(layer: nn.Module) -> bool:
 
 
 def what_else(layer: nn.Module) -> str | None:
-    """Return why a layer that looks like a norm and is none counts as none, or None for one that does not look so."""
+    """Return why a layer that looks like a norm is none, or None for a layer that does not look like a norm."""
     if isinstance(layer, FromOutput):
         return None
     if isinstance(layer, nn.LayerNorm):

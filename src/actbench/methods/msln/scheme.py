@@ -49,7 +49,7 @@ class MemorySharingNorms(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """What reads a norm's output and is no linear layer gets it rounded."""
+        """Readers of a norm's output other than linear layers get the output rounded."""
         return (LossyForward(),) if self.cast else ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

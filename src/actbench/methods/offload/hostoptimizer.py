@@ -20,10 +20,9 @@ _HOW_IT_COMPUTES = ("params", "foreach")  # the latter torch, and a meter, choos
 class HostOptimizer(optim.Optimizer):
     """Steps copies of the parameters in host memory by an optimizer of torch's, and writes the parameters.
 
-    Each step copies the gradients there and the parameters back. A parameter that somebody else has written since is
-    copied there too, unless it was written through ``.data``, which torch does not count. One that is in host memory
-    already is stepped where it is. Saved states are those of the optimizer that it stands for, which loads them and
-    whose states it loads.
+    Each step copies the gradients to the host and the parameters back. A parameter that other code has written since is
+    copied to the host too, unless it was written through ``.data``, which torch does not count. A parameter in host
+    memory is stepped in place. This optimizer and the replaced one load each other's saved states.
 
     Args:
         inner: An optimizer of the parameters; it is taken over, with its state.

@@ -26,7 +26,7 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many there are, and second moments."""
+        """Number of blocks, and so of second moments."""
         return self.shape[1 - self.dim]
 
 

@@ -1,4 +1,4 @@
-"""What schemes share that put another optimizer in the place of torch's Adam."""
+"""The base of schemes that replace torch's Adam by another optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InPlaceOfAdam(Scheme):
         """Replace the setup's optimizer.
 
         Raises:
-            NothingToConvertError: Nothing is trained, or nothing that the optimizer is for.
+            NothingToConvertError: Nothing is trained, or no parameter that the optimizer is for.
         """
         refuse_untrained(self.name, setup.module)
         make = setup.make_optimizer

@@ -46,7 +46,7 @@ class Muon8bit(MatrixAdam):
         state["codes"], state["bounds"] = codes, bounds.view(torch.uint8)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a state, as in torch, which casts it to the type of the parameters; bytes are whole in each type."""
+        """Load a state, as in torch, which casts it to the type of the parameters; each type holds bytes exactly."""
         super().load_state_dict(state_dict)
         for parameter in self.matrices:
             state = self.state.get(parameter, {})

@@ -46,7 +46,7 @@ class ScheduleFreeAdamW(optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, as in torch; raise a ValueError if its b1 is 0."""
         if param_group.get("betas", self.defaults["betas"])[0] == 0:
-            raise ValueError("schedule-free AdamW needs a first beta above 0: weights lie between two sequences by it")
+            raise ValueError("schedule-free AdamW needs a first beta above 0, which blends two sequences of weights")
         super().add_param_group(param_group)
 
     def eval(self) -> None:

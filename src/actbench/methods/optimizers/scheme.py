@@ -33,7 +33,7 @@ class _LessState(InPlaceOfAdam):
     def facets(self) -> Iterable[Facet]:
         """Its state is of whole parameters."""
         return (
-            Limits(unsharded=f"{self.name}: it looks at whole matrices, and has none of DTensors; take smaq,on=state"),
+            Limits(unsharded=f"{self.name}: it needs whole matrices, and a DTensor is a shard; take smaq,on=state"),
         )
 
 

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=2, le=1 << 16)]
 
 
 class OverProcesses(Scheme):
-    """Several processes train one model, along one axis of their mesh; what each has of it, a subclass says."""
+    """Several processes train one model, along one axis of their mesh; a subclass says what part each has."""
 
     axis: ClassVar[str]
     positional: ClassVar[str | None] = "ranks"
@@ -57,7 +57,7 @@ class DataParallel(OverProcesses):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """One scheme shares the model out over batches."""
+        """Only one scheme may set how data-parallel processes share the model."""
         return (DATA_PARALLEL,)
 
 

@@ -1,4 +1,4 @@
-"""A model of whose flattened parameters each process holds a share, gathered unit by unit as they are used (FSDP1)."""
+"""A model whose flat parameters are sharded over processes, and gathered unit by unit as they are used (FSDP1)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def flattened(
 ) -> nn.Module:
     """Return a model wrapped by torch's ``FullyShardedDataParallel``, and each unit inside it, which is replaced.
 
-    All parameters of a unit, trained and frozen, lie one after the other in one vector, of which each process holds an
-    equal part; what is in no unit is in a vector of the whole model. Parameters stay the same objects
-    (``use_orig_params``) and become views of what this process holds of them: a vector, or nothing.
+    All parameters of a unit, trained and frozen, lie one after the other in one vector, and each process holds an equal
+    part of that vector; parameters in no unit are in a vector of the whole model. Parameters stay the same objects
+    (``use_orig_params``) and become views of this process's part of them: a vector, or nothing.
 
     Args:
         module: The model; all schemes but those of the optimizer were applied before.
@@ -71,7 +71,7 @@ def flattened(
 
 
 def on_pieces(make: Callable[[nn.Module], optim.Optimizer], who: str) -> Callable[[nn.Module], optim.Optimizer]:
-    """Return what makes optimizers of a process's pieces of parameters.
+    """Return a function that makes optimizers of a process's pieces of parameters.
 
     They raise a ConversionError, told by ``who``, for an optimizer that needs whole parameters.
     """

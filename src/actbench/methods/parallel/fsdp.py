@@ -41,12 +41,12 @@ class FullySharded(DataParallel):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Where parameters are, and with ``mixed`` in which type is computed."""
+        """Where parameters are, and with ``mixed`` the type of the computation."""
         return super().changes if self.mixed == "none" else (*super().changes, "precision")
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """One scheme shares the model out over batches, and one says in which type is computed."""
+        """Only one scheme may shard over data-parallel processes, and only one may set the type of computation."""
         return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
 
     @property

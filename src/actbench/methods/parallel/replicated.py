@@ -23,7 +23,7 @@ _BYTES: Final = 25 << 20
 
 
 class ReplicatedModel:
-    """A model and what averages its gradients: DistributedDataParallel, or what allocates as it does on fake tensors.
+    """A model whose gradients DistributedDataParallel averages or, on fake tensors, code that allocates alike.
 
     Args:
         module: The model, whose weights are the same in every process.
@@ -146,7 +146,7 @@ class GradientBuckets:
 
 
 class FlatShards:
-    """Of each parameter as many elements in a row, in the order of memory: ``ceil(elements / processes)``.
+    """The shares of each parameter: ``ceil(elements / processes)`` consecutive elements, in the order of memory.
 
     A share has as many dimensions as its parameter, all but the last of one element: optimizers tell matrices from
     vectors by them. Parameters must have no gaps in memory (:func:`has_gaps`).
@@ -199,7 +199,7 @@ class FlatShards:
 def on_flat_shards(
     make: Callable[[nn.Module], optim.Optimizer], group: distributed.ProcessGroup, who: str
 ) -> Callable[[nn.Module], optim.Optimizer]:
-    """Return what makes optimizers that step a share of each parameter, and give it to the other processes.
+    """Return a function that makes optimizers which step a share of each parameter and send it to other processes.
 
     They raise a ConversionError, told by ``who``, for an optimizer that needs whole parameters.
     """

@@ -1,4 +1,4 @@
-"""A model of whose parameters each process holds a share, gathered unit by unit where they are used (FSDP2)."""
+"""A model whose parameters are sharded over processes, and gathered unit by unit where they are used (FSDP2)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ShardedModel:
         self.root.set_requires_gradient_sync(wanted)
 
     def reshard(self) -> None:
-        """Free the shares of the others, which a pass without a backward one leaves gathered."""
+        """Free the shares of other processes, which a forward pass without a backward pass leaves gathered."""
         for part in self._parts():
             part.reshard()
 
@@ -122,7 +122,7 @@ class _LocalShards:
 def on_local_shards(
     make: Callable[[nn.Module], optim.Optimizer], *, on_host: bool = False
 ) -> Callable[[nn.Module], optim.Optimizer]:
-    """Return what makes optimizers that step fake shares as the plain tensors they are.
+    """Return a function that makes optimizers which step fake shares as the plain tensors they are.
 
     What is allocated is the same. The updates of a DTensor are decided on operator by operator, which takes most of the
     time of a simulated step. Real parameters stay DTensors, which torch's distributed checkpoints know; and so do those

@@ -119,8 +119,8 @@ _entered: ContextVar[Any] = ContextVar("_entered", default=False)
 class SamplingProducts(Wrapper):
     """Wraps the passes through a model: products are sampled, ReLU, dropout and pools save exact small codes.
 
-    A module that runs again in the backward pass is wrapped again, and each module inside a checkpoint by itself. What
-    the code that calls a checkpoint has in it is left alone in both runs.
+    A module that runs again in the backward pass is wrapped again, and each module inside a checkpoint by itself.
+    Products in the checkpointed function's own code are left alone in both runs.
     """
 
     uncompilable = PRODUCTS

@@ -20,8 +20,8 @@ class StepInBackward(WrappedOptimizer):
     """Steps each parameter as soon as a backward pass has made its gradient, and frees that gradient.
 
     The updates are bit for bit those of the optimizer inside. ``step()`` and ``zero_grad()`` are called as always, once
-    after each backward pass: gradients that wait all the same are stepped there, of parameters that were frozen when
-    this was made. Gradients are not there to be looked at, scaled or clipped by the norm of all of them::
+    after each backward pass: ``step()`` also steps the gradients of parameters that were frozen when this was made,
+    which wait for it. Gradients are not there to be looked at, scaled or clipped by the norm of all of them::
 
         optimizer = StepInBackward(torch.optim.AdamW(model.parameters(), lr=2e-5))
 
@@ -29,8 +29,8 @@ class StepInBackward(WrappedOptimizer):
         inner: Treats each parameter apart from the others, as all of torch's and torchao's but LBFGS do.
 
     Raises:
-        ConversionError: It does not, for all that is known, or has hooks that are to run once a step; and in a backward
-            pass, a parameter gets a gradient again before ``step()`` or ``zero_grad()``.
+        ConversionError: The optimizer is not known to treat each parameter apart, or has hooks that are to run once a
+            step; and in a backward pass, a parameter gets a gradient again before ``step()`` or ``zero_grad()``.
     """
 
     unscalable: ClassVar[str] = "gradients that are stepped within the backward pass"

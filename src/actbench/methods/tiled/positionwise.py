@@ -1,7 +1,7 @@
 """Finds by a module's operators whether it computes each position of a sequence independently.
 
-The module runs on tensors without values, of two lengths. Followed is which tensors have a row for each position; each
-operator on them must be known to leave positions apart. So the names of classes say nothing, and code that no list
+The module runs on tensors without values, of two lengths. The check follows which tensors have a row for each position;
+each operator on them must be known to leave positions apart. So the names of classes say nothing, and code that no list
 foresees (a router with a capacity, a convolution over the sequence, a mean over tokens) is refused.
 """
 

@@ -60,7 +60,7 @@ class TiledMlp(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """A product of fewer rows may round otherwise."""
+        """A product of fewer rows may round differently."""
         return (LossyForward(),)
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
@@ -73,7 +73,7 @@ class TiledMlp(Scheme):
         """Bind a forward on the MLPs.
 
         Raises:
-            NothingToConvertError: The model has no MLP, or only such as mix positions.
+            NothingToConvertError: The model has no MLP, or only MLPs that mix positions.
             ConversionError: The model is compiled, or its MLPs run in pieces already.
         """
         module = setup.module
@@ -83,10 +83,10 @@ class TiledMlp(Scheme):
         refused: dict[str, str] = {}
         found = list(_mlps(module, "", refused, set()))
         if not found:
-            nearest = "".join(f"{path or 'it'} is none: {why}; " for path, why in list(refused.items())[-1:])
+            nearest = "".join(f"{path or 'it'} is no such MLP: {why}; " for path, why in list(refused.items())[-1:])
             raise NothingToConvertError(
-                f"tiled_mlp: {type(module).__name__} has no MLP that computes each position by itself; {nearest}one "
-                f"in two modules, as BERT's, is not found; it holds {census(module, containers=True)}"
+                f"tiled_mlp: {type(module).__name__} has no MLP that computes each position by itself; {nearest}an "
+                f"MLP in two modules, as BERT's, is not found; it holds {census(module, containers=True)}"
             )
         unbind_entries(module)
         for _, mlp in found:

@@ -62,8 +62,8 @@ class Master(Pure):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """Everything but the optimizer has the type; FSDP2 shares out no copies."""
-        return (*super().facets, Limits(unsharded="master: float32 copies of shares are not made; take mixed=bf16"))
+        """Everything but the optimizer has the type; FSDP shards no copies."""
+        return (*super().facets, Limits(unsharded="master: it makes no float32 copies of shards; take mixed=bf16"))
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Cast the model, in place, and let the optimizer step float32 copies.
@@ -119,7 +119,7 @@ class Ema(Scheme):
 
     @property
     def facets(self) -> Iterable[Facet]:
-        """FSDP2 shares out no copies."""
+        """FSDP shards no copies."""
         return (Limits(unsharded="ema: averages of shares are not kept"),)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

@@ -95,7 +95,7 @@ def _literal(file: str, name: str) -> list[str]:
     for node in ast.parse((_PACKAGE / "workload" / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return list(ast.literal_eval(node.value))
-    raise LookupError(f"{file} gives nothing the name {name}")
+    raise LookupError(f"{file} defines no {name}")
 
 
 def _of_torchvision() -> list[str]:

@@ -32,7 +32,7 @@ class Probing(Protocol):
     passes: Counter[str]
 
     def restarted(self) -> Probing:
-        """Return another with these settings that has counted nothing."""
+        """Return a new object with these settings that has counted no pass."""
 
     def is_due(self, entry: str = "") -> bool:
         """Count a pass that begins at a module, and return whether an allocation is due before it."""

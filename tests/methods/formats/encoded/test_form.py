@@ -187,7 +187,10 @@ def test_a_tensor_with_a_finite_value_that_the_format_would_lose_stays_whole_and
     x, packed, reason = kept_with(value, spec, dtype)
 
     assert packed.parts == (x,)
-    assert reason == f"values beyond {encodings.build(spec).largest(dtype):.5g}, which {spec} may not bring back finite"
+    assert (
+        reason
+        == f"values beyond {encodings.build(spec).largest(dtype):.5g}, which {spec} may unpack as infinite or NaN"
+    )
 
 
 @pytest.mark.parametrize("spec", STORED)

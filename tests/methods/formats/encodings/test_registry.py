@@ -79,7 +79,7 @@ def test_short_forms():
         ("int:", "nothing follows the colon"),
         ("fp8,scale", "'scale' is not of the form key=value"),
         ("smaq_simulated,main_bits=2", "main_bits=2: input should be greater than or equal to 3"),
-        ("smaq,outliers=0.3", "outliers must be a whole number of each block of 256"),
+        ("smaq,outliers=0.3", "the outliers of a block of 256 must be a whole number"),
         ("smaq,main_bits=8", "main_bits must be from 3 to outlier_bits"),
     ],
 )

@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused() -> None:
     run(amsgrad, 0, 1)
     with pytest.raises(UsageError, match="amsgrad=True is not supported"):
         OURS["AdamW"](parameters()).load_state_dict(amsgrad.state_dict())
-    with pytest.raises(UsageError, match="that of AdamW, and this is Adam; load it into the other one"):
+    with pytest.raises(UsageError, match="differs from that of this Adam; load the state into AdamW"):
         optim.Adam(parameters()).load_state_dict(torch.optim.AdamW(parameters()).state_dict())
     with pytest.raises(ValueError, match="different number of parameter groups"):
         OURS["AdamW"]([{"params": [p]} for p in parameters()]).load_state_dict(saved)

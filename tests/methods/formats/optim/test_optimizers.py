@@ -181,7 +181,7 @@ def test_wrong_options_and_parameters_are_refused() -> None:
         optim.SGD([matrix], nesterov=True)
     with pytest.raises(UsageError, match="no encoding 'smak'; did you mean 'smaq'"):
         optim.AdamW([matrix], encoding="smak")
-    with pytest.raises(UsageError, match="'smaq_simulated': it only simulates"):
+    with pytest.raises(UsageError, match="'smaq_simulated': this format only simulates"):
         optim.AdamW([matrix], encoding="smaq_simulated")
     with pytest.raises(UsageError, match="'nnwbdi': its bytes depend on the values"):
         optim.AdamW([matrix], encoding="nnwbdi")

@@ -66,14 +66,14 @@ def test_what_has_no_twin_is_refused_with_the_reason() -> None:
         pass
 
     for optimizer, message in [
-        (torch.optim.RMSprop([matrix()]), r"no packed torch.optim.rmsprop.RMSprop; packed are SGD, Adam, AdamW"),
+        (torch.optim.RMSprop([matrix()]), r"no packed torch.optim.rmsprop.RMSprop; there are packed SGD, Adam, AdamW"),
         (Mine([matrix()]), "no packed .*Mine"),
         (torch.optim.AdamW([matrix()], amsgrad=True), "amsgrad=True is not supported"),
         (torch.optim.AdamW([matrix()], capturable=True), "capturable=True is not supported"),
         (torch.optim.SGD([matrix()], differentiable=True), "differentiable=True is not supported"),
         (torch.optim.AdamW([matrix().double().detach().requires_grad_()]), "a parameter is torch.float64"),
         (torch.optim.SGD([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), "a parameter is torch.complex64"),
-        (stepped, r"has state already; pack a fresh one"),
+        (stepped, r"has state already; pack a fresh optimizer"),
         (scheduled, "a scheduler holds on to the optimizer"),
         (hooked, "hooks of steps are registered"),
         (both, "decoupled_weight_decay differs between groups"),

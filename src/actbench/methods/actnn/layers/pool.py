@@ -1,8 +1,9 @@
 """Pools that save neither their input nor 64-bit indices.
 
 Max pooling packs the place of each maximum in its window. Average pooling packs nothing: its gradient depends on the
-shape of the input alone. Output and gradient are torch's, bit for bit: torch's own operators compute them, and of the
-input they read only shape and layout. That of maxima gets its indices back, a piece of the batch at a time.
+shape of the input alone. Output and gradient are torch's, bit for bit: torch's own operators compute them, and read
+only shape and layout of the input. The backward operator of max pooling gets its indices back, a piece of the batch at
+a time.
 """
 
 from __future__ import annotations

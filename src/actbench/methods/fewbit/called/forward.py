@@ -109,7 +109,7 @@ class CalledForward(ReboundForward):
 
 def _hidden(unseen: tuple[str, ...]) -> tuple[str, str]:
     what = f"a converted model whose code calls {', '.join(unseen)}"
-    return what, "such a call cannot be intercepted there, and would have another gradient"
+    return what, "compiled code would call them unconverted, and their gradient would be another"
 
 
 class _LeftForward(ReboundForward):

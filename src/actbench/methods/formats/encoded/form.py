@@ -66,7 +66,7 @@ class Encoded(Codec):
             return None
         if not math.isfinite(found):
             return NOT_FINITE
-        return f"values beyond {largest:.5g}, which {self.encoding.spec} may not bring back finite"
+        return f"values beyond {largest:.5g}, which {self.encoding.spec} may unpack as infinite or NaN"
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ class Encoding(Data):
         positional: The field that the value after the colon fills; None when it takes none.
         stored: False for an encoding that only simulates: its part has the type of x, and its bits are only counted.
         fixed_rate: Whether :meth:`packed_bytes` is exact; otherwise it is an upper bound, and the values decide.
-        noise_bits: Of the noise of each element where rounding is stochastic; element i has number i of
+        noise_bits: Bits of the noise of each element where rounding is stochastic; element i has number i of
             :func:`actbench.ops.noise.lanes`.
     """
 
@@ -49,7 +49,7 @@ class Encoding(Data):
         """Elements after which the format begins afresh, bytes and words of noise included.
 
         A part that begins and ends at multiples of it is encoded as it is in the whole. None where there is no such
-        number: statistics are of all elements.
+        number, because statistics are taken over all elements.
         """
         return None
 

@@ -24,19 +24,19 @@ State = dict[str, Tensor]
 class PackedOptimizer(torch.optim.Optimizer):
     """An optimizer whose state is packed, and which computes in float32 as torch's does.
 
-    What it adds to the options of a group: ``encoding``, in which the state is stored, such as ``smaq`` or ``int:6``
-    (:mod:`actbench.methods.formats.encodings`), None for float32; and ``seed``, of the noise of rounding. The noise is
-    a function of the seed, the parameter's place among those with packed state and the step, so a resumed run goes on
-    with the same bits, and so do all processes with copies of a parameter.
+    Its groups have two more options: ``encoding``, in which the state is stored, such as ``smaq`` or ``int:6``
+    (:mod:`actbench.methods.formats.encodings`), None for float32; and ``seed``, the seed of the noise of rounding. The
+    noise is a function of the seed, the parameter's place among those with packed state and the step, so a resumed run
+    goes on with the same bits, and so do all processes with copies of a parameter.
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
-    ``parameter.flatten()``, and ``step``. :func:`actbench.methods.formats.optim.storage.is_packed` says of which
-    parameters; that of the others is torch's, in float32. A parameter may be a DTensor that is spread by rows, as FSDP2
-    makes them: each process has the state of its own rows, and noise is that of the whole
+    ``parameter.flatten()``, and ``step``. :func:`actbench.methods.formats.optim.storage.is_packed` says which
+    parameters have packed state; the state of the others is torch's, in float32. A parameter may be a DTensor that is
+    spread by rows, as FSDP2 makes them: each process has the state of its own rows, and noise is that of the whole
     (:mod:`actbench.methods.formats.optim.shards`).
 
-    Class attributes: twin: The optimizer of torch whose updates these are. moments: How each moment that torch keeps is
-    called where it is packed. roots: Those that are stored as their root. decoupled: Whether weight decay is apart from
+    Class attributes: twin: The optimizer of torch whose updates these are. moments: The name of each of torch's moments
+    when it is packed. roots: The moments that are stored as their root. decoupled: Whether weight decay is apart from
     the gradient; None where it never is.
     """
 
@@ -113,7 +113,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         return {**found, "state": state}
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return the state with what this process holds, as it lies: for as many processes, nothing is packed anew."""
+        """Return the state that this process holds, as it lies; the same number of processes loads it as it is."""
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -194,7 +194,7 @@ def in_float32(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def write_back(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
-    """Write what :func:`in_float32` gave, and was changed, to where it is a copy of."""
+    """Write the changed copies of :func:`in_float32` back to the tensors that they are copies of."""
     for value, parameter in zip(values, parameters, strict=True):
         if value.dtype != parameter.dtype:
             parameter.copy_(value)

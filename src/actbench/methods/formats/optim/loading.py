@@ -2,7 +2,7 @@
 
 Bytes must be loaded as bytes, and torch's own state is packed when it is loaded.
 ``torch.optim.Optimizer.load_state_dict`` casts every tensor of a parameter's state to the type of the parameter, bytes
-too. So states travel through it in :class:`Held`, which it has no rule for, and are complete before.
+too. So states pass through that function in :class:`Held`, which it does not cast, and are complete before.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def prepared(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> di
 def _group_of(optimizer: Any, own: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     refuse_unsupported(saved)
     if saved.get("decoupled_weight_decay", optimizer.decoupled) != optimizer.decoupled:
+        other = "Adam" if optimizer.decoupled else "AdamW"
         raise UsageError(
-            f"the weight decay of the saved state is that of {'Adam' if optimizer.decoupled else 'AdamW'}, and this is "
-            f"{type(optimizer).__name__}; load it into the other one"
+            f"the saved state is of {other}, whose weight decay differs from that of this {type(optimizer).__name__}; "
+            f"load the state into {other}"
         )
     kept = {key: own[key] for key in ("encoding", "seed")}
     return {**kept, **{key: value for key, value in saved.items() if key not in TORCHS_OWN}}

@@ -189,7 +189,7 @@ class SGD(PackedOptimizer):
 def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", *, seed: int = 0) -> PackedOptimizer:
     """Return the packed twin of an optimizer of torch: the same parameters in the same groups with the same options.
 
-    How torch was told to compute, ``foreach`` or ``fused``, is forgotten; the updates are the same.
+    The options ``foreach`` and ``fused`` are dropped; the updates are the same.
 
     Args:
         optimizer: A fresh ``torch.optim.SGD``, ``Adam`` or ``AdamW``, of exactly this class.
@@ -204,8 +204,10 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
     kind = type(optimizer)
     if kind not in _OPTIONS:
         known = ", ".join(other.__name__ for other in _OPTIONS)
-        raise UsageError(f"there is no packed {kind.__module__}.{kind.__qualname__}; packed are {known} of torch.optim")
-    check_fresh(optimizer, "pack a fresh one, and load this one's state_dict() into what you get")
+        raise UsageError(
+            f"there is no packed {kind.__module__}.{kind.__qualname__}; there are packed {known} of torch.optim"
+        )
+    check_fresh(optimizer, "pack a fresh optimizer, and load the state_dict() of this one into the packed optimizer")
     for group in optimizer.param_groups:
         refuse_unsupported(group)
     options = {name: optimizer.defaults[name] for name in _OPTIONS[kind]}
@@ -215,7 +217,7 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
 
 
 def adam_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the groups of torch's Adam with the options that those of other libraries take too."""
+    """Return the groups of torch's Adam, with the options that Adam of other libraries takes too."""
     names = ("params", "lr", "betas", "eps", "weight_decay")
     return [{name: group[name] for name in names} for group in optimizer.param_groups]
 
@@ -229,7 +231,7 @@ def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
-    """Refuse an optimizer of torch that knows something which another in its place would not know.
+    """Refuse an optimizer of torch that has state, a scheduler or hooks, which a replacement would not have.
 
     Raises:
         UsageError: It has state, and the message says what to do ``instead``; or a scheduler or hooks of steps.
@@ -237,9 +239,11 @@ def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
     if optimizer.state:
         raise UsageError(f"the optimizer has state already; {instead}")
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise UsageError("a scheduler holds on to the optimizer already; make it afterwards, of what you get")
+        raise UsageError(
+            "a scheduler holds on to the optimizer already; make the scheduler afterwards, of the new optimizer"
+        )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise UsageError("hooks of steps are registered already; register them afterwards, on what you get")
+        raise UsageError("hooks of steps are registered already; register them afterwards, on the new optimizer")
 
 
 def _group(group: dict[str, Any]) -> dict[str, Any]:

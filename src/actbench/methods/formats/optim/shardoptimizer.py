@@ -48,7 +48,7 @@ class ShardOptimizer(WrappedOptimizer):
 
     Args:
         make: From a module to an optimizer of its parameters.
-        module: Whose parameters are replaced by their shares, of the same names, while ``make`` runs.
+        module: The module whose parameters are replaced by their shares, under the same names, while ``make`` runs.
         shards: What the shares are.
 
     Raises:
@@ -113,8 +113,8 @@ def refuse_unshared(optimizer: optim.Optimizer, who: str) -> None:
     name = type(inner).__name__
     if not by_element(optimizer):
         raise ConversionError(
-            f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
-            "share of it: take adamw, adam or sgd"
+            f"{who}: {name} updates a parameter as a whole, as far as actbench knows, and a process holds only the "
+            "state of a share of each parameter: take adamw, adam or sgd"
         )
     if isinstance(inner, TrainsElsewhere):
         raise ConversionError(

@@ -2,8 +2,8 @@
 
 Each process holds and steps the state of its own rows. What is saved is the same for every number of processes: packed
 bytes of the whole parameter, in rows of whole blocks where those fill rows of the parameter, so that torch can cut them
-as it cuts the parameter. Nothing is exchanged for that. Where a shard ends within a block there are no such rows: the
-values are gathered and packed anew when the state is saved, and packed anew for each shard when it is loaded.
+as it cuts the parameter. Processes exchange nothing to save it. Where a shard ends within a block there are no such
+rows: the values are gathered and packed anew when the state is saved, and packed anew for each shard when it is loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor:
-    """Return this process's rows of a gradient, added up over the processes where it is not yet."""
+    """Return this process's rows of a gradient, which is first summed over the processes if it is not summed yet."""
     gradient = parameter.grad
     assert gradient is not None
     if is_spread(parameter) and is_spread(gradient) and gradient.placements != parameter.placements:
@@ -80,9 +80,9 @@ def loaded_from(saved: Tensor, parameter: Tensor, encoding: str, what: str) -> T
     """Return, as a copy, the packed state of what this process holds of a parameter.
 
     Args:
-        saved: What :func:`saved_from` gave, or that as a whole where the parameter is a DTensor; or the packed vector
-            of what this process holds, or of the whole.
-        parameter: Of the state.
+        saved: What :func:`saved_from` returned, or the whole of it where the parameter is a DTensor; or the packed
+            vector of this process's part, or of the whole parameter.
+        parameter: The parameter of the state.
         encoding: How it is stored.
         what: The state in words, for errors.
 

@@ -232,7 +232,7 @@ class SmaqStorage:
         return torch.zeros(self.packed_bytes(count), dtype=torch.uint8, device=device)
 
     def pack(self, values: Tensor, first: int = 0) -> Tensor:
-        """Return the nearest codes: this is done once, so that nothing has to be right in the mean."""
+        """Return the nearest codes: state is packed once, so rounding need not be right on average."""
         return self._nearest.encode(values, torch.tensor(0, device="cpu"))[0]
 
     def unpack(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
@@ -267,13 +267,13 @@ def storage_of(spec: str) -> Storage:
     """Return the storage that a specification of an encoding names, such as ``smaq`` or ``int:6``.
 
     Raises:
-        UsageError: There is no such encoding, or it is none that state can be kept in.
+        UsageError: There is no such encoding, or state cannot be stored in it.
     """
     encoding = encodings.build(spec)
     if isinstance(encoding, Smaq) and encoding.rounding == "stochastic" and encoding.block <= smaqstep.MOST_BLOCK:
         return SmaqStorage(encoding)
     if not encoding.stored:
-        raise UsageError(f"optimizer state as {spec!r}: it only simulates, and would save nothing; smaq is stored")
+        raise UsageError(f"optimizer state as {spec!r}: this format only simulates, and saves no bytes; take smaq")
     if not encoding.fixed_rate:
         raise UsageError(
             f"optimizer state as {spec!r}: its bytes depend on the values, so state cannot be replaced in place; "

@@ -1,4 +1,4 @@
-"""Hooks at which tensors cross between what all processes have and what each has a part of.
+"""Hooks where tensors cross between modules that all processes have and modules of which each has a part.
 
 Hooks leave modules as they are, so that schemes which replace layers by their exact type find them, and take the hooks
 along.
@@ -46,7 +46,7 @@ class _Hook:
 
 
 class Entry(_Hook):
-    """A forward pre-hook: what goes into a module is used by each process in its own part."""
+    """A forward pre-hook: each process uses the inputs of a module in its own part."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments with their gradients summed over the processes."""
@@ -115,8 +115,8 @@ class SequenceExit(_Hook):
 class SummedGradients(_Hook):
     """Hooks of a module whose parameters all processes have, and use with a part of the data each.
 
-    The gradient of such a parameter is the sum over the processes. While the module runs, what stands in place of the
-    parameter has a gradient that is; a hook on the parameter would be lost where FSDP makes others of it.
+    The gradient of such a parameter is the sum over the processes. While the module runs, a tensor in place of the
+    parameter has a gradient that is summed; a hook on the parameter would be lost where FSDP replaces the parameter.
     """
 
     def __init__(self, ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from actbench.packing.linearkinds import is_conv1d
 
 
 def check(model: nn.Module, plan: Plan, size: int, scheme: str) -> None:
-    """Refuse a plan whose layers cannot be cut among as many processes; nothing is changed.
+    """Refuse a plan whose layers cannot be cut among the processes; nothing is changed.
 
     Raises:
         ConversionError: A layer is of a kind that is not cut, or its heads or widths do not divide.

@@ -59,8 +59,8 @@ class Place:
     """A linear layer that is cut.
 
     Attributes:
-        path: Of the layer in the model.
-        cut: Along which of its sides.
+        path: Path of the layer in the model.
+        cut: The side along which it is cut.
         blocks: How many layers it is in one: 3 where it makes queries, keys and values.
         unit: Outputs that stay together: those of one attention head, or 1.
     """
@@ -77,7 +77,7 @@ class Plan:
 
     Attributes:
         places: The layers, in the order of the model.
-        entries: Paths of the modules at which what all processes have becomes what each has a part of.
+        entries: Paths of the modules whose inputs all processes have, and inside of which each has a part.
         blocks: Path of the list of the model's blocks.
     """
 
@@ -91,7 +91,7 @@ def plan_of(model: nn.Module, scheme: str) -> Plan:
 
     Raises:
         NothingToConvertError: Nobody says how its layers are to be cut.
-        ConversionError: Its plan wants what is not done here.
+        ConversionError: Its plan asks for a cut that actbench does not make.
     """
     styles = _styles(model, scheme)
     parts = dict(model.named_modules())
@@ -115,7 +115,7 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
     if not plan:
         raise NothingToConvertError(
             f"{scheme}: the config of this {kind} has no base_model_tp_plan, and actbench has plans of its own for "
-            f"{', '.join(_PLANS)} only; take fsdp, which shares any model out"
+            f"{', '.join(_PLANS)} only; take fsdp, which shards any model"
         )
     prefix = getattr(model, "base_model_prefix", "")
     base = f"{prefix}." if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
@@ -128,8 +128,8 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
     other = next(((path, style) for path, style in found.items() if style not in _CUTS and style != _UNCUT), None)
     if other is not None:
         raise ConversionError(
-            f"{scheme}: the plan of this {kind} wants {other[0]} cut {other[1]!r}, and only whole layers are cut here, "
-            "colwise and rowwise; take fsdp, which shares any model out"
+            f"{scheme}: the plan of this {kind} wants {other[0]} cut {other[1]!r}, and actbench cuts layers only "
+            "colwise and rowwise; take fsdp, which shards any model"
         )
     if not found:
         raise NothingToConvertError(f"{scheme}: this {kind} has none of the layers that its plan names: {list(plan)}")
@@ -141,8 +141,8 @@ def _check_entry(entry: str, module: nn.Module, styles: Mapping[str, str], schem
     for name, _ in module.named_parameters(entry):
         if not any(name.startswith(f"{path}.") for path in styles):
             raise ConversionError(
-                f"{scheme}: {name} is inside of {entry}, which is cut, and the plan of the model does not say what "
-                "becomes of it; take fsdp, which shares any model out"
+                f"{scheme}: {name} is inside of {entry}, which is cut, and the plan of the model does not say how to "
+                f"cut {name}; take fsdp, which shards any model"
             )
 
 

@@ -35,7 +35,7 @@ class Ranks:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, axis: str) -> Self:
-        """Return those of a mesh along one of its axes."""
+        """Return the processes of a mesh along one of its axes."""
         group = mesh.get_group(axis)
         return cls(group.size(), group.rank(), group.group_name)
 

@@ -44,7 +44,7 @@ def vocabulary_of(model: nn.Module, size: int) -> Vocabulary:
 
 
 def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
-    """Cut the layers, in place, and let their results be what they were."""
+    """Cut the layers, in place, so that their results stay the same."""
     layers = [found[1] for found in (vocabulary.embedding, vocabulary.head) if found is not None]
     for parameter in dict.fromkeys(each for layer in layers for each in layer.parameters()):
         cut_parameter(parameter, 0, ranks)

@@ -209,9 +209,9 @@ def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, grou
     check_vector(row_bits, torch.int32, out.device, "row_bits")
     rows, last = row_bits.numel(), first_row + out.shape[0]
     if first_row < 0 or last > rows:
-        raise ValueError(f"rows {first_row} to {last} of {rows} are not there")
+        raise ValueError(f"rows {first_row} to {last} are not among the {rows} rows")
     if meta.numel() != rows * -(-out.shape[1] // group_size):
-        raise ValueError(f"{rows} rows of {out.shape[1]} elements have other groups than {meta.numel()}")
+        raise ValueError(f"{rows} rows of {out.shape[1]} elements do not have {meta.numel()} groups")
 
 
 @define(

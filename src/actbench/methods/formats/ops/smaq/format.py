@@ -82,7 +82,7 @@ class Format(NamedTuple):
         while count > 0 and self.bytes_of(count) > left:
             count -= 8
         if left and (count == 0 or self.bytes_of(count) != left):
-            raise ValueError(f"{size} bytes are not those of any number of elements in {self}")
+            raise ValueError(f"no number of elements takes {size} bytes in {self}")
         return whole * self.block + count
 
 
@@ -94,7 +94,7 @@ def format_of(main_bits: int, outlier_bits: int, outliers: float, block: int) ->
     """
     count = round(outliers * block)
     if abs(outliers * block - count) > 1e-6:
-        raise ValueError(f"outliers must be a whole number of each block of {block}, found {outliers * block}")
+        raise ValueError(f"the outliers of a block of {block} must be a whole number, found {outliers * block}")
     form = Format(main_bits, outlier_bits, count, block)
     check_format(form)
     return form
@@ -108,7 +108,7 @@ def check_format(form: Format) -> None:
     """Raise a ValueError unless the format exists."""
     if not 3 <= form.main_bits <= form.outlier_bits <= 8:
         found = f"{form.main_bits} and {form.outlier_bits}"
-        raise ValueError(f"main_bits must be from 3 to outlier_bits, and these at most 8, found {found}")
+        raise ValueError(f"main_bits must be from 3 to outlier_bits, and outlier_bits at most 8, found {found}")
     if form.block % 32 or not 64 <= form.block <= 1024:
         raise ValueError(f"block must be a multiple of 32 from 64 to 1024, found {form.block}")
     if not 0 <= form.outliers <= form.block:

@@ -138,7 +138,7 @@ def adam_(
         roots: The same for the root of the second moment.
         seed: Seed of the noise, 64 bits, different at each step and for each parameter.
         rule: The coefficients of the step.
-        form: Which SmaQ; blocks of at most :data:`MOST_BLOCK`.
+        form: The format of SmaQ, with blocks of at most :data:`MOST_BLOCK`.
         first: Index of the first element in the whole tensor of which ``param`` is a part: a part whose first index is
             a multiple of ``form.block`` is stepped as it is in the whole, bit for bit. Four elements share a word of
             noise, so that another index counts as the multiple of four below it.
@@ -158,7 +158,7 @@ def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule,
 def reference_adam_(
     param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format, first: int = 0
 ) -> None:
-    """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
+    """Do what :func:`adam_` does, in plain torch; every kernel must agree bit for bit."""
     count, seeds = param.numel(), _seeds(seed, first)
     m = reference.decode(means, 0, count, torch.float32, *form)
     s = reference.decode(roots, 0, count, torch.float32, *form)
