@@ -12,6 +12,16 @@ from pydantic_core import ErrorDetails
 Location = tuple[int | str, ...]
 
 
+def sentence(found: str, message: str) -> str:
+    """Join what was found and a message of pydantic: ``ratio=2 must be at most 1``."""
+    for said, short in (("less than or equal to", "at most"), ("greater than or equal to", "at least")):
+        message = message.replace(said, short)
+    subject, should, must = message.partition(" should ")
+    if should and " " not in subject:  # "Input should be", "String should have"
+        return f"{found} must {must}"
+    return f"{found}: {message[0].lower()}{message[1:]}"
+
+
 def dotted(location: Location) -> str:
     """Write a location as ``scheme[2].spec``, counted from 0."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
@@ -84,8 +94,7 @@ def _problem(detail: ErrorDetails, location: Location, sections: Mapping[str, ty
             return str(detail["ctx"]["error"])
         case "model_type":
             return f"{found!r} is not a table"
-    message = detail["msg"]
-    return f"{found!r} is not allowed: {message[0].lower()}{message[1:]}"
+    return sentence(repr(found), detail["msg"])
 
 
 def _unknown_key(location: Location, sections: Mapping[str, type[BaseModel]]) -> str:

@@ -184,3 +184,14 @@ def test_a_model_of_ones_own_is_measured_anew_into_a_file(cli, tmp_path):
     ended = cli(*words)
 
     assert "1 measured, 0 failed, 0 taken from the results file" in ended.err
+
+
+def test_a_size_that_no_model_takes_is_told(cli):
+    flags = ("--no-exact", "-s", "checkpoint", "-b", "1", "--meter", "simulated")
+    image = cli("measure", "resnet-cifar", *flags, "--sequence-length", "8")
+    text = cli("measure", "tiny-roberta", *flags, "--image-size", "64")
+    both = cli("sweep", "-M", "tiny-roberta,resnet-cifar", *flags, "--sequence-length", "8", "--image-size", "32")
+
+    assert "--sequence-length 8 changes nothing: resnet-cifar reads no text" in image.err
+    assert "--image-size 64 changes nothing: tiny-roberta reads no images" in text.err
+    assert "changes nothing" not in both.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -247,10 +247,23 @@ def _compare(
     for why in failed:
         remark(f"actbench: {why}")
     show(*(() if failed else shown), beside=exports)
+    for note in _without_effect(records):
+        remark(note)
     show_timelines(records, exports)
     export_timelines(records, timeline)
     export_snapshots(records, timeline, flags, timeout=timeout)
     finish(comparison, (), beside=exports, require_fit=require_fit)
+
+
+def _without_effect(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield a sentence for each size that was asked for, where the input of no model has it."""
+    built = [found for each in records if (found := getattr(each.outcome, "built", None)) and found.task]
+    models = ", ".join(dict.fromkeys(each.case.model for each in records))
+    for size, what in (("sequence_length", "text"), ("image_size", "images")):
+        asked = next((value for each in records if (value := getattr(each.case, size))), None)
+        if asked and built and all(getattr(each, size) is None for each in built):
+            flag = size.replace("_", "-")
+            yield f"--{flag} {asked} changes nothing: {models} {'read' if ',' in models else 'reads'} no {what}"
 
 
 def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | None:

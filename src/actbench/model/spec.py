@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from actbench.errors import SpecError
 from actbench.units import COUNT_LIMIT
+from actbench.validation import sentence
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
@@ -108,7 +109,8 @@ def find_named(name: str, known: Mapping[str, Found], kind: str, text: str) -> F
         return known[name]
     close = difflib.get_close_matches(name.lower(), known, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    raise SpecError(f"{kind} {text!r}: there is no {kind} {name!r}; {hint}'actbench {kind}s' lists all {len(known)}")
+    where = "" if text == name else f"{kind} {text!r}: "
+    raise SpecError(f"{where}there is no {kind} {name!r}; {hint}'actbench {kind}s' lists all {len(known)}")
 
 
 def build(cls: type[Built], positional: str | None, part: SpecPart, about: str, see: str = "") -> Built:
@@ -170,8 +172,8 @@ def _problem(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{place} is missing"
     message = error["msg"].removeprefix("Value error, ")
-    found = f"{place}={error['input']}: " if place else ""  # without a place, it is about several fields together
-    return f"{found}{message[0].lower()}{message[1:]}"
+    # without a place, it is about several fields together
+    return sentence(f"{place}={error['input']}", message) if place else f"{message[0].lower()}{message[1:]}"
 
 
 def shortest(name: str, positional: str | None, built: BaseModel) -> str:

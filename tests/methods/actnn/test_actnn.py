@@ -57,7 +57,7 @@ def test_a_level_sets_what_it_sets_in_the_authors_code_and_nothing_else(level):
 def test_there_are_the_levels_of_the_authors_code():
     assert set(LEVELS) == set(AUTHORS)
     assert schemes.build("actnn").level == "L3"
-    with pytest.raises(SpecError, match=r"level=L4\.1: input should be 'L0', 'L1'"):
+    with pytest.raises(SpecError, match=r"level=L4\.1 must be 'L0', 'L1'"):
         schemes.build("actnn:L4.1")
 
 

@@ -46,7 +46,7 @@ def test_by_default_there_is_one_of_each(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["--encoding", "int:9"], "bits=9: input should be less"),
+        (["--encoding", "int:9"], "bits=9 must be at most"),
         (["--distribution", "normall"], "--distribution 'normall' is not one of normal"),
         (["--elements", "3"], "--elements"),
     ],

@@ -15,13 +15,13 @@ ALL = "weights/gradients/activations/maps/state"
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("smaq,on=activation", "on.0=activation: input should be 'weights', 'gradients'"),
+        ("smaq,on=activation", "on.0=activation must be 'weights', 'gradients'"),
         ("smaq,on=state/state", "a structure is given twice"),
         ("smaq,on=state,forward=lossy", "forward=lossy is about activations"),
         ("smaq,outliers=0.1", "the outliers of a block of 256 must be a whole number"),
         ("smaq,main_bits=8", "main_bits must be from 3 to outlier_bits"),
         ("encode", "encoding is missing"),
-        ("encode:int:9", "^scheme 'encode:int:9': encoding=int:9: bits=9: input should be"),
+        ("encode:int:9", "^scheme 'encode:int:9': encoding=int:9: bits=9 must be"),
         ("encode:int:6/", r"^scheme 'encode:int:6/': encoding=int:6/: '' is not of the form key=value \(see"),
         (
             "encode:nope",

@@ -65,7 +65,7 @@ def test_there_are_the_levels_of_the_authors_code_and_the_papers_names_stand_bes
     assert IN_THE_PAPER == {"L2": "L1", "L3": "L2"}
     assert convert(small(), "gact:L2").sites[0].becomes == "saved tensors, 4 bits (level L2, the paper's L1)"
     assert convert(small(), "gact:L1").sites[0].becomes == "saved tensors, 4 bits (level L1)"
-    with pytest.raises(SpecError, match="level=L5: input should be 'L0', 'L1'"):
+    with pytest.raises(SpecError, match="level=L5 must be 'L0', 'L1'"):
         schemes.build("gact:L5")
 
 

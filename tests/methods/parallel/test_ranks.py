@@ -267,7 +267,7 @@ def test_averaged_weights_are_not_put_into_one_share() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("fsdp:1", "greater than or equal to 2"),
+        ("fsdp:1", "must be at least 2"),
         ("fsdp:8,reduce=same", "add mixed=bf16"),
         ("fsdp:8,reshard=1", "a number of at least 2 processes"),
         ("fsdp:8,reshard=3", "8 ranks are no multiple of reshard=3"),

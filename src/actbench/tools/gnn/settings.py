@@ -20,6 +20,7 @@ from actbench.scheme.setup import TrainingSetup
 from actbench.tools.gnn import generated
 from actbench.tools.gnn.aggregation import Graph
 from actbench.tools.gnn.networks import GAT, GCN, GraphSAGE
+from actbench.validation import sentence
 from actbench.workload import base, folder
 from actbench.workload.base import construct, float_type
 
@@ -101,7 +102,7 @@ class Network:
         except ValidationError as error:
             first = error.errors()[0]
             key = str(first["loc"][0])
-            raise ModelError(f"model {spec!r}: {key}={changes[key]}: {first['msg'].lower()}") from None
+            raise ModelError(f"model {spec!r}: {sentence(f'{key}={changes[key]}', first['msg'])}") from None
         most = settings.num_nodes * (settings.num_nodes - 1) // 2
         if settings.num_edges > most:
             raise ModelError(
