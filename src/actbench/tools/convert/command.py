@@ -94,9 +94,10 @@ def convert(
 
 def _print_totals(report: ConversionReport, to: TextIO) -> None:
     before, after = report.bytes_before, report.bytes_after
+    length = f" of {report.built.sequence_length} tokens" if report.built and report.built.sequence_length else ""
     print(
-        f"kept for backward by the whole model: {format_bytes(before)} before, {format_bytes(after)} after "
-        f"({before / after:.2f} times less), batch {report.case.batch_size}",
+        f"The whole model keeps {format_bytes(before)} for backward before, {format_bytes(after)} after "
+        f"({before / after:.2f} times smaller), at batch {report.case.batch_size}{length}.",
         file=to,
     )
     for warning in report.warnings:
