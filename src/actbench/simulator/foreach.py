@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.simulator.recipes import form, is_alike, twin
+from actbench.simulator.recipes import Twin, form, is_alike
 
 
 class Few(NamedTuple):
@@ -25,10 +25,10 @@ class Few(NamedTuple):
         """Return the result of the whole lists from that of the shorter ones; NotImplemented if they must run."""
         if result is None:  # the operator wrote to its first list
             return None
-        makes = [twin(leaf, None, 0) for leaf in result]
-        if not all(is_alike(make((), 0), leaf) for make, leaf in zip(makes, result, strict=True)):
+        makes = [Twin.of(leaf, None, 0) for leaf in result]
+        if not all(is_alike(make(leaf.fake_mode, (), 0), leaf) for make, leaf in zip(makes, result, strict=True)):
             return NotImplemented
-        return type(result)(makes[place]((), 0) for place in self.places)
+        return type(result)(makes[place](result[0].fake_mode, (), 0) for place in self.places)
 
 
 def few(func: Any, args: tuple[Any, ...]) -> Few | None:

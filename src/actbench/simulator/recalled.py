@@ -6,8 +6,10 @@ of a simulated step goes into the keys of this cache and the attributes of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,6 +39,21 @@ _OF_METADATA = frozenset(
 
 _DEVICE = torch.ops.prim.device.default
 _UNSEEN = object()
+
+Known: TypeAlias = "dict[tuple[Any, ...], Make | None]"
+"""What is known of operators on arguments: how to make their result, or None for those that must run."""
+
+_begun_with: ContextVar[Known | None] = ContextVar("_begun_with", default=None)
+
+
+@contextmanager
+def beginning_with(known: Known) -> Iterator[None]:
+    """Inside the block, let new modes begin with what is known, and add to it."""
+    token = _begun_with.set(known)
+    try:
+        yield
+    finally:
+        _begun_with.reset(token)
 
 
 def asks_device(func: Any, args: Sequence[Any]) -> bool:
@@ -80,7 +97,8 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True)
         # torch's cache walks over each of hundreds of tensors of a foreach operator, which is recalled here
         self.cache_enabled = False
-        self._known: dict[tuple[Any, ...], Make | None] = {}
+        begun_with = _begun_with.get()
+        self._known = {} if begun_with is None else begun_with
         self._eligible: dict[Any, bool] = {}
 
     @classmethod
@@ -106,7 +124,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         key = self._key(func, args, kwargs, tensors)
         make: Any = None if key is None else self._known.get(key, _UNSEEN)
         if make is not None and make is not _UNSEEN:
-            return known.followed(func, args, kwargs, make(tensors, rows.before_row(func, args)), tensors)
+            return known.followed(func, args, kwargs, make(self, tensors, rows.before_row(func, args)), tensors)
         if func in products.PRODUCTS:
             products.check_one_type(func, args)
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))

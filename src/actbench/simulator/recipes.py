@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench.ops import hostmemory
 from actbench.simulator import known
@@ -18,8 +18,11 @@ layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ign
 
 _make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
 
-Make = Callable[[Sequence[FakeTensor], int], Any]
-"""From the tensors among an operator's arguments, and the elements before the row that it selects, to its result."""
+Make: TypeAlias = "Same | Argument | Several | Twin"
+"""From a mode, an operator's tensors, and the elements before the row that it selects, to the operator's result.
+
+It is data, so that another process can have it; see :mod:`actbench.simulator.sharedrecipes`.
+"""
 
 PLAIN = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -61,16 +64,15 @@ def shared(owners: list[int]) -> list[int]:
 
 
 def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
-    """Return a function that makes the result again from alike arguments, or None if there is none."""
-    kind = type(result)
+    """Return what makes the result again from alike arguments, or None if nothing does."""
+    # decompositions return named tuples, and operators plain ones
+    several = list if type(result) is list else tuple if isinstance(result, tuple) else None
     given = _Given(tensors)
-    parts = [_part(leaf, given, before) for leaf in (result if kind in (list, tuple) else [result])]
+    parts = [_part(leaf, given, before) for leaf in (result if several else [result])]
     makes = [make for make in parts if make is not None]
     if len(makes) < len(parts) or _share_storages(result, tensors):
         return None
-    if kind in (list, tuple):
-        return lambda given, before: kind([make(given, before) for make in makes])
-    return makes[0]
+    return Several(several, tuple(makes)) if several else makes[0]
 
 
 class _Given:
@@ -86,58 +88,103 @@ class _Given:
 
 
 def _part(leaf: Any, known: _Given, before: int) -> Make | None:
-    """Return a function that makes one tensor or plain value of a result again."""
+    """Return what makes one tensor or plain value of a result again."""
     if type(leaf) in PLAIN:
-        return lambda given, before: leaf
+        return Same(leaf)
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
         return None
     place = known.places.get(id(leaf))
     if place is not None:
-        return lambda given, before: given[place]
+        return Argument(place)
     source = known.sources.get(leaf.untyped_storage()._cdata)
     first = int(leaf.storage_offset()) - before - (0 if source is None else int(known.tensors[source].storage_offset()))
-    make = twin(leaf, source, first)
-    return make if is_alike(make(known.tensors, before), leaf) else None
+    make = Twin.of(leaf, source, first)
+    return make if is_alike(make(leaf.fake_mode, known.tensors, before), leaf) else None
 
 
-def twin(leaf: FakeTensor, source: int | None, first: int) -> Make:
-    """Return a function that makes tensors like ``leaf``, over the storage of argument ``source`` or with a new one.
+class Same(NamedTuple):
+    """Returns a plain value."""
+
+    value: Any
+
+    def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> Any:
+        """Return the value."""
+        return self.value
+
+
+class Argument(NamedTuple):
+    """Returns a tensor among the arguments."""
+
+    place: int
+
+    def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
+        """Return the tensor."""
+        return given[self.place]
+
+
+class Several(NamedTuple):
+    """Makes a list or a tuple."""
+
+    kind: type[list[Any]] | type[tuple[Any, ...]]
+    makes: tuple[Make, ...]
+
+    def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> Any:
+        """Make its parts, and return them."""
+        return self.kind([make(mode, given, before) for make in self.makes])
+
+
+class Twin(NamedTuple):
+    """Makes tensors like another, over the storage of argument ``source`` or with a new one.
 
     It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
     """
-    shape, stride, dtype = leaf.shape, leaf.stride(), leaf.dtype
-    device, attributes = leaf.fake_device, _attributes(leaf)
-    on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
-    allows = leaf.fake_mode._allow_unsafe_data_ptr_access
-    guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
 
-    def twin(given: Sequence[FakeTensor], before: int) -> FakeTensor:
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    source: int | None
+    first: int
+    on_host: bool
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, leaf: FakeTensor, source: int | None, first: int) -> Self:
+        """Return what makes tensors like ``leaf``, ``first`` elements behind the beginning of argument ``source``."""
+        on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
+        layout = (leaf.shape, leaf.stride(), leaf.dtype, leaf.fake_device)
+        return cls(*layout, source, first, on_host, _attributes(leaf))
+
+    def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
+        """Make a tensor of a mode."""
         with _internals._DisableTorchDispatch():
-            if source is None:
-                bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            if self.source is None:
+                bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:
-                bare = torch.empty(0, dtype=dtype, device="meta")
-                offset = given[source].storage_offset() + first + before
-                bare.set_(given[source].untyped_storage(), offset, shape, stride)
-        made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
-        guard(made)
-        vars(made).update(attributes)
-        if on_host:
+                bare = torch.empty(0, dtype=self.dtype, device="meta")
+                source = given[self.source]
+                offset = source.storage_offset() + self.first + before
+                bare.set_(source.untyped_storage(), offset, self.shape, self.stride)
+        made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=self.device)
+        if mode._allow_unsafe_data_ptr_access:
+            _internals._set_warn_deprecated_on_mutable_data_ptr(made)
+        else:
+            _internals._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(self.attributes, fake_mode=mode)
+        if self.on_host:
             hostmemory.mark(made.untyped_storage())
         return made
-
-    return twin
 
 
 def is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
     """Return whether two tensors differ in nothing but their storages."""
     keys = _internals._dispatch_key_set
-    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == _attributes(leaf)
+    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and _attributes(made) == _attributes(leaf)
 
 
 def _attributes(leaf: FakeTensor) -> dict[str, Any]:
-    """Return the attributes that torch's mode gives a tensor; values are followed for each result anew."""
-    return {name: value for name, value in vars(leaf).items() if name != known.NAME}
+    """Return the attributes that any mode gives a tensor; values are followed for each result anew."""
+    return {name: value for name, value in vars(leaf).items() if name not in (known.NAME, "fake_mode")}
 
 
 def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:

@@ -164,6 +164,20 @@ def test_predictions_are_near_the_whole_simulation(model: str, within: float) ->
         assert seconds_of(found) <= 1.01 * seconds
 
 
+def test_an_optimizer_does_the_same_in_each_way_of_computing_with_the_same_state() -> None:
+    planner = planner_of("resnet18", ("autocast:bfloat16", "adam8bit:torchao"), batch_size=64)
+    first, other = (each for each in planner.space.ways if each.parts == 1)
+    assert [choice.name for choice in other.around] == ["autocast:bfloat16"]
+    assert other.changes == first.changes != {}
+    together = Plan(other.around.union(*other.changes))
+    whole = planner.space.blocks.whole
+    assert together.case(planner.exact, whole) not in planner.outcomes  # it was not simulated
+
+    found = simulated(together, planner).phase_peaks, simulated(Plan(other.around), planner).phase_peaks
+    (costs,) = other.changes.values()
+    assert found[0].optimizer_bytes - found[1].optimizer_bytes == costs.update
+
+
 def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
     schemes_around = ("accumulate:2", "accumulate:4", "chunked_loss:8")
     planner = planner_of("tiny-llama@num_hidden_layers=2,vocab_size=8192", schemes_around, batch_size=16, **TEXT)

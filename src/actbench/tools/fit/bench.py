@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Hashable
 
 from actbench import scheme as schemes
@@ -15,7 +17,13 @@ from actbench.packing import savedtensors
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import blockmarks
+from actbench.simulator.recalled import beginning_with
+from actbench.simulator.sharedrecipes import SharedRecipes
 from actbench.simulator.simulated import SimulatedMeter
+
+with tempfile.TemporaryFile() as _file:
+    _RECIPES = SharedRecipes(os.dup(_file.fileno()))
+"""Of the cases of a fit, whose processes are forked from the one that imports this file."""
 
 
 class Session(bench.Session):
@@ -27,10 +35,18 @@ class Session(bench.Session):
 
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
-        super().__init__(case)
+        self._recipes = _RECIPES.take()
+        with beginning_with(self._recipes):
+            super().__init__(case)
 
     def memory(self) -> Measurement:
         """Read the step; an error if the scheme turns out to change nothing while the step runs."""
+        try:
+            return self._memory()
+        finally:
+            _RECIPES.give(self._recipes)
+
+    def _memory(self) -> Measurement:
         if not self.scheme.changes or self._inspects:
             return super().memory()
         paths = {site.path for site in self.setup.sites}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
 from actbench.model.blocks import BlockReadings
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.costs import Costs, Floats
 from actbench.tools.fit.plan import Action, Around, Places
@@ -134,6 +135,20 @@ def effect_of(exact: Measurement, changed: Measurement, blocks: Blocks) -> Effec
     frees = [not read.blocks[place].keeps_input for place in places]
     costs = (after - before).at(places)
     return Effect(costs.of_blocks(), tuple(keeps), tuple(frees))
+
+
+def of_optimizers(ways: Sequence[Effects], starts: Sequence[Outcome | None], start: Measurement) -> dict[Around, Costs]:
+    """Return what optimizers do, as learned in ways of computing with the same bytes of state and gradients.
+
+    ``starts`` has the step of each way without changes, ``start`` is that of another way.
+    """
+    bytes_of = attrgetter("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    found: dict[Around, Costs] = {}
+    for way, other in zip(ways, starts, strict=True):
+        if way.parts == 1 and isinstance(other, Measurement) and bytes_of(other) == bytes_of(start):
+            alone = (each for each in way.changes if all(choice.changes == ("optimizer",) for choice in each))
+            found |= {each: way.changes[each] for each in alone}
+    return found
 
 
 def matters(choice: Choice, exact: Measurement) -> bool:

@@ -14,7 +14,7 @@ from actbench.machine import machine, now
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Optimizer
 from actbench.report.store import Store
-from actbench.run.executor import Machines
+from actbench.run.executor import PRELOAD, Machines
 from actbench.run.progress import Progress
 from actbench.scheme.composed import parts_in
 from actbench.simulator import profiles
@@ -28,6 +28,7 @@ from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord
 from actbench.tools.fit.simulations import Origin, Simulations, Simulator, simulator
 from actbench.tools.fit.tables import FIT_TITLE, FITTED
+from actbench.workload.names import parse_model_name
 from actbench.workload.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0
@@ -145,9 +146,6 @@ def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[F
         UsageError: The machines cannot be reached.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    given = parts_in(schemes.build(case.scheme))
-    used = [*given, *(choice.scheme for choice in choices.all if choice.scheme)]
-    libraries = {name for scheme in used for name in scheme.card.libraries}
     elsewhere = means.machines is not None and means.machines.elsewhere
     with FITTED.opened(name, means.output, of_any_machine=elsewhere) as store:
         with simulator(
@@ -156,12 +154,22 @@ def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[F
             timeout_seconds=means.timeout_seconds,
             command=means.command,
             progress=means.progress,
-            libraries=libraries,
+            preload=_needed(case, choices),
             bench=scripts.bench_of(case),
         ) as simulates:
             yield Fitting(means, name, case.scheme, store, simulates)
         if means.output is not None:
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
+
+
+def _needed(case: Case, choices: Choices) -> Sequence[str]:
+    """Return the modules to import once, and not in each process."""
+    if case.script is not None:
+        return ()  # it imports what it needs itself
+    if parse_model_name(case.model).kind == "torchvision":
+        return ("actbench.workload.torchvision",)  # transformers takes seconds, and hardly a scheme needs it there
+    used = [*parts_in(schemes.build(case.scheme)), *(choice.scheme for choice in choices.all if choice.scheme)]
+    return (*PRELOAD, *sorted({name for scheme in used for name in scheme.card.libraries}))
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:

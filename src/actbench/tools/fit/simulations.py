@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from actbench.model.data import LEFT_OUT, OutcomeData
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.store import Store
-from actbench.run.executor import PRELOAD, Machines, Told, Work
+from actbench.run.executor import Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
@@ -139,18 +139,17 @@ def simulator(
     timeout_seconds: float | None,
     command: str,
     progress: Progress,
-    libraries: Iterable[str] = (),
+    preload: Sequence[str] = (),
     bench: str | None = None,
 ) -> Iterator[Simulator]:
     """Hold the processes that simulate cases while plans are made: those of ``machines``, or of this machine.
 
-    ``libraries`` are imported once, if they can be, and not in the process of each case. ``bench`` is the module that
-    simulates; None for that of models.
+    ``bench`` is the module that simulates; None for that of models. ``preload`` is as of
+    :class:`~actbench.run.executor.Work`.
 
     Raises:
         UsageError: The machines cannot be reached.
     """
-    preload = () if bench else (*PRELOAD, *sorted(libraries))  # a script imports what it needs itself
     given: Mapping[str, Any] = {"bench": bench or _BENCH, "preload": preload}
     work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, **given)
     with (machines or ThisMachine()).start(work) as executor:

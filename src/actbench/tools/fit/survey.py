@@ -14,7 +14,7 @@ from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
-from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters
+from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters, of_optimizers
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
 from actbench.tools.fit.records import step_seconds_of
@@ -54,11 +54,7 @@ class Survey:
     _in_parts: dict[Around, tuple[int, Costs]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
-        """Learn all: :meth:`begin`, then :meth:`look_further`.
-
-        Raises:
-            MeasurementError: The exact step cannot be simulated.
-        """
+        """Learn all: :meth:`begin`, whose errors it has, then :meth:`look_further`."""
         self.begin()
         self.look_further()
 
@@ -102,7 +98,7 @@ class Survey:
     # -- what is simulated ------------------------------------------------------------------------------------------
 
     def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
-        """Simulate what was not simulated yet, and return the measurements among the outcomes of all."""
+        """Simulate what was not simulated yet; return the measurements among the outcomes of all."""
         todo = {case: plan for case, plan in cases.items() if case not in self.outcomes}
         self.outcomes.update(self.simulate(todo))
         return {case: found for case in cases if isinstance(found := self.outcomes.get(case), Measurement)}
@@ -140,8 +136,10 @@ class Survey:
             return None
         is_other = any("precision" in choice.changes for choice in around)  # in which more may be possible
         possible = [each for each in self.choices.around if is_other or not self._is_refused(each)]
-        wanted = [each for each in possible if self._goes_with(each, around) and matters(each, start)]
-        changes = [frozenset({each}) for each in wanted]
+        starts = [self.outcomes.get(self._around_case(way.around)) for way in self.space.ways]
+        known = of_optimizers(self.space.ways, starts, start)
+        wanted = [frozenset({each}) for each in possible if self._goes_with(each, around) and matters(each, start)]
+        changes = [each for each in wanted if each not in known]
         looked_at = among
         if looked_at is None:
             firsts = {each.kind: each for each in reversed(self.choices.of_blocks)}
@@ -149,7 +147,8 @@ class Survey:
         looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
         # blocks first: with them plans can be made, should the time end before the rest is known
         self._measured(dict(map(partial(self._action_case, around), looked_at)) | self._change_cases(around, changes))
-        way = Effects(around, 1, exact, self._changes(around, changes, exact))
+        learned = self._changes(around, changes, exact) | known
+        way = Effects(around, 1, exact, {each: learned[each] for each in wanted if each in learned})
         self._learn(way, looked_at)
         if self.space.blocks.paths and AS_IT_IS not in way.actions:
             return None  # time ended, or the copy cannot do what the model can: nothing is known of its blocks

@@ -1,0 +1,145 @@
+"""What one process learned of operators, another begins with; a process that is killed while it writes harms none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from actbench.simulator import sharedrecipes
+from actbench.simulator.fake import fake_mode
+from actbench.simulator.recalled import RecallingMode, beginning_with
+from actbench.simulator.sharedrecipes import SharedRecipes
+
+
+@pytest.fixture
+def recipes() -> Iterator[SharedRecipes]:
+    """Recipes of no process."""
+    with tempfile.TemporaryFile() as file:
+        yield SharedRecipes(file.fileno())
+
+
+others = recipes
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Operators that torch's mode ran."""
+    found: list[Any] = []
+    run = FakeTensorMode.__torch_dispatch__
+
+    def noting(self: Any, func: Any, *args: Any) -> Any:
+        found.append(func)
+        return run(self, func, *args)
+
+    monkeypatch.setattr(FakeTensorMode, "__torch_dispatch__", noting)
+    return found
+
+
+def forked(call: Callable[[], object]) -> int:
+    """Call a function in a process that is forked from this one, and return how the process ended."""
+    if (pid := os.fork()) == 0:
+        try:
+            call()
+        except BaseException:  # or pytest would go on in it
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def network(x: torch.Tensor) -> list[torch.Tensor]:
+    norm = F.batch_norm(x, torch.empty(4), torch.empty(4), training=True)
+    parts = norm.flatten(1).split(6, dim=1)
+    return [*parts, F.relu(parts[0]).t(), *torch._foreach_add([x, norm], 1.0)]
+
+
+def results(recipes: SharedRecipes) -> list[Any]:
+    """Run the network in a new mode, and return all that one sees of its results."""
+    known = recipes.take()
+    with beginning_with(known), fake_mode() as mode:
+        found = network(torch.empty(2, 4, 3, 3))
+        assert all(each.fake_mode is mode for each in found)
+    recipes.give(known)
+    storages = [each.untyped_storage()._cdata for each in found]
+    return [
+        (each.shape, each.stride(), each.dtype, each.device, each.storage_offset(), storages.index(storage))
+        for each, storage in zip(found, storages, strict=True)
+    ]
+
+
+def test_a_process_begins_with_what_another_learned(
+    recipes: SharedRecipes, others: SharedRecipes, ran: list[Any]
+) -> None:
+    assert forked(lambda: results(recipes)) == 0
+    assert ran == [], "it ran elsewhere"
+
+    shared = results(recipes)
+    assert ran == []
+    assert shared == results(others)
+    assert ran
+
+
+def test_a_mode_alone_begins_with_nothing(recipes: SharedRecipes, ran: list[Any]) -> None:
+    results(recipes)
+    first = len(ran)
+    with RecallingMode():
+        network(torch.empty(2, 4, 3, 3))
+    assert len(ran) == 2 * first
+
+
+def test_what_another_process_adds_meanwhile_stays(recipes: SharedRecipes) -> None:
+    known = recipes.take()
+    with beginning_with(known), fake_mode():
+        torch.empty(7).relu()
+    assert forked(lambda: results(recipes)) == 0
+    recipes.give(known)
+    assert len(recipes.take()) > len(known)
+    assert recipes.take().keys() >= known.keys()
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
+    recipes: SharedRecipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results(recipes)
+    before = recipes.take()
+
+    def killed() -> None:
+        write = os.pwrite
+
+        def half(file: int, data: bytes, offset: int) -> int:
+            write(file, data[: len(data) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+        monkeypatch.setattr(os, "pwrite", half)
+        known = recipes.take()
+        with beginning_with(known), fake_mode():
+            torch.empty(7).relu()
+        recipes.give(known)
+
+    assert forked(killed) == -signal.SIGKILL
+    assert recipes.take().keys() == before.keys()
+    assert forked(lambda: results(recipes)) == 0, "the lock is free"
+
+
+def test_a_full_disk_or_a_full_file_costs_nothing_but_time(
+    recipes: SharedRecipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sharedrecipes, "_MOST_BYTES", 10)
+        results(recipes)
+        assert recipes.take() == {}
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    results(recipes)
+    assert recipes.take() == {}
