@@ -143,18 +143,20 @@ def _all_known(values: Any) -> list[_Known]:
 
 
 def _values(values: Any) -> tuple[Any, bool]:
-    """Return arguments with the values of their tensors, and whether one is unknown."""
-    unknown: list[Tensor] = []
+    """Return arguments with the values of their tensors, and whether one is unknown.
 
-    def value(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        found = value_of(leaf)
-        if found is None:
-            unknown.append(leaf)
-        return found
-
-    return tree_map(value, values), bool(unknown)
+    Each step of an optimizer asks for the value of each of its counters: torch's ``tree_map`` took a tenth of a case.
+    """
+    if isinstance(values, Tensor):
+        found = value_of(values)
+        return found, found is None
+    if type(values) in (list, tuple):
+        parts = [_values(each) for each in values]
+        return type(values)(value for value, _ in parts), any(unknown for _, unknown in parts)
+    if type(values) is dict:
+        named = {name: _values(each) for name, each in values.items()}
+        return {name: value for name, (value, _) in named.items()}, any(unknown for _, unknown in named.values())
+    return values, False
 
 
 def made_fake(mode: FakeTensorMode, result: Any) -> Any:
