@@ -62,7 +62,7 @@ def network(x: torch.Tensor) -> list[torch.Tensor]:
 
 def results(recipes: SharedRecipes) -> list[Any]:
     """Run the network in a new mode, and return all that one sees of its results."""
-    known = recipes.take()
+    known = recipes.take("card")
     with beginning_with(known), fake_mode() as mode:
         found = network(torch.empty(2, 4, 3, 3))
         assert all(each.fake_mode is mode for each in found)
@@ -95,20 +95,26 @@ def test_a_mode_alone_begins_with_nothing(recipes: SharedRecipes, ran: list[Any]
 
 
 def test_what_another_process_adds_meanwhile_stays(recipes: SharedRecipes) -> None:
-    known = recipes.take()
+    known = recipes.take("card")
     with beginning_with(known), fake_mode():
         torch.empty(7).relu()
     assert forked(lambda: results(recipes)) == 0
     recipes.give(known)
-    assert len(recipes.take()) > len(known)
-    assert recipes.take().keys() >= known.keys()
+    assert len(recipes.take("card")) > len(known)
+    assert recipes.take("card").keys() >= known.keys()
+
+
+def test_what_is_learned_of_one_device_is_not_known_of_another(recipes: SharedRecipes) -> None:
+    results(recipes)
+    assert recipes.take("another") == {}
+    assert recipes.take("card") != {}
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
     recipes: SharedRecipes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(recipes)
-    before = recipes.take()
+    before = recipes.take("card")
 
     def killed() -> None:
         write = os.pwrite
@@ -119,13 +125,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
             raise AssertionError
 
         monkeypatch.setattr(os, "pwrite", half)
-        known = recipes.take()
+        known = recipes.take("card")
         with beginning_with(known), fake_mode():
             torch.empty(7).relu()
         recipes.give(known)
 
     assert forked(killed) == -signal.SIGKILL
-    assert recipes.take().keys() == before.keys()
+    assert recipes.take("card").keys() == before.keys()
     assert forked(lambda: results(recipes)) == 0, "the lock is free"
 
 
@@ -135,11 +141,11 @@ def test_a_full_disk_or_a_full_file_costs_nothing_but_time(
     with monkeypatch.context() as patched:
         patched.setattr(sharedrecipes, "_MOST_BYTES", 10)
         results(recipes)
-        assert recipes.take() == {}
+        assert recipes.take("card") == {}
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
     results(recipes)
-    assert recipes.take() == {}
+    assert recipes.take("card") == {}

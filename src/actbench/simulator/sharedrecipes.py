@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
@@ -35,16 +35,23 @@ class SharedRecipes:
 
     def __init__(self, file: int) -> None:
         self._file = file
+        self._of: Hashable = None
         self._taken = 0
 
-    def take(self) -> Known:
-        """Return the recipes of all processes, for :func:`~actbench.simulator.recalled.beginning_with`."""
+    def take(self, of: Hashable) -> Known:
+        """Return recipes of all processes, for :func:`~actbench.simulator.recalled.beginning_with`.
+
+        Args:
+            of: What the processes have in common that share them, such as the device that they simulate.
+        """
+        self._of = of
         with self._locked(fcntl.LOCK_SH) as length:
             parts = io.BytesIO(os.pread(self._file, length, _LENGTH.size))
         known: Known = {}
         operators: dict[str, Any] = {}
         while parts.tell() < length:
-            for name, rest, make in pickle.load(parts):
+            whose, added = pickle.load(parts)
+            for name, rest, make in added if whose == of else ():
                 operator = operators[name] = operators.get(name) or _operator(name)
                 if operator is not None:
                     known[operator, *rest] = make
@@ -53,10 +60,11 @@ class SharedRecipes:
 
     def give(self, known: Known) -> None:
         """Give other processes what was added to the recipes that were taken."""
-        added = islice(known.items(), self._taken, None)
+        found = islice(known.items(), self._taken, None)
         # without space, or with something among arguments that no other process can have, others look for themselves
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
-            part = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in added])
+            added = [(str(operator), rest, make) for (operator, *rest), make in found]
+            part = pickle.dumps((self._of, added))
             with self._locked(fcntl.LOCK_EX) as length:
                 if length + len(part) <= _MOST_BYTES:
                     os.pwrite(self._file, part, _LENGTH.size + length)

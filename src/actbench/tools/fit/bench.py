@@ -35,7 +35,7 @@ class Session(bench.Session):
 
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
-        self._recipes = _RECIPES.take()
+        self._recipes = _RECIPES.take((case.device_profile, case.torch_era, case.workspaces))
         with beginning_with(self._recipes):
             super().__init__(case)
 
