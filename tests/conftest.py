@@ -67,6 +67,15 @@ def _libraries_are_not_searched_for_garbage(_thawed_at_the_end: None) -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def operators_run_once() -> Iterator[None]:
+    """Recall in each simulation of a file what operators did in those before, which tests/simulator compares."""
+    from actbench.simulator.recalled import beginning_with  # which imports torch
+
+    with beginning_with({}):
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_width() -> None:
     """Forget the width of the terminal that xdist tells its workers of."""

@@ -21,6 +21,7 @@ from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 from actbench.testing import PARTS, check_scheme
 
+pytestmark = pytest.mark.usefixtures("operators_run_once")
 SPECS = {
     "checkpoint": "checkpoint,blocks=Block",
     "encode": "encode:int:6,on=activations",

@@ -13,6 +13,7 @@ from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 from actbench.scheme.base import PLACEMENT
 
+pytestmark = pytest.mark.usefixtures("operators_run_once")
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu", "liger": "tiny-llama"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]

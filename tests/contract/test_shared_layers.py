@@ -13,6 +13,7 @@ from actbench.measuring import bench, world
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 
+pytestmark = pytest.mark.usefixtures("operators_run_once")
 EXAMPLES = {
     "actnn": "actnn:L2",
     "encode": "encode:int:6",

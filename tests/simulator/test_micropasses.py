@@ -21,6 +21,7 @@ from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles, simulated
 from actbench.simulator.simulatedstep import MicroPasses
 
+pytestmark = pytest.mark.usefixtures("operators_run_once")
 SLOW = pytest.mark.slow
 LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"
 PROFILES = ("cpu", "a100-40gb")

@@ -30,6 +30,7 @@ from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
 
+pytestmark = pytest.mark.usefixtures("operators_run_once")
 FLOAT, BLOCK = 4, 512
 EXAMPLES = {
     "compile": "compile:0.5,backend=aot_eager_decomp_partition",
