@@ -115,6 +115,7 @@ class Simulation:
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
+        self.steps.passing = self.lines.begin_pass
         self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -208,7 +209,7 @@ class Simulation:
             step,
             held,
             self.tracker.events[: step.ended],
-            origins=self.lines.origins,
+            origins={**self.lines.origins, **{name: self.lines.of_gradient(name) for name in step.gradients}},
             communicated=self.tracker.communicated,
             moved=self.moved,
             workspace=self.tracker.workspace,
