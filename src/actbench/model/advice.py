@@ -59,6 +59,6 @@ def advice(
         return f"{left}: spread them over processes by fsdp, or take a smaller model"
     changes = helping_changes(phase, mostly_model=mostly_model)
     setting = settings.optimizer if changes is _OF_MODEL else settings.batch
-    such_as = f", such as {', '.join(examples)}" if examples else ""
+    such_as = f", such as {' or '.join(examples)}" if examples else ""
     names = f": {', '.join(find(changes))}" if find else f"{such_as} (see 'actbench schemes')"
     return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"

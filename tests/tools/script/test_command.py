@@ -122,6 +122,10 @@ def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: 
     train.write_text(f"{TRAIN}PEAK_GIB = 20\n")
     third, other = cli(*command), cli(*command, "--lr", "3")
     (train.parent / "blk.py").write_text("WIDTH = 2")
+    beside = cli(*command)
+    train.write_text(f"{TRAIN}import blk")
+    imported = cli(*command)
+    (train.parent / "blk.py").write_text("WIDTH = 3")
     fourth, fifth = cli(*command), cli(*command)
 
     assert "epoch 1" in first.out
@@ -130,7 +134,7 @@ def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: 
     assert "0 measured, 0 failed, 1 taken from the results file" in second.err
     assert "20.00 GiB" in third.out
     assert "epoch 1 ['--lr', '3']" in other.out
-    assert ["epoch 1" in each.out for each in (fourth, fifth)] == [True, False]
+    assert ["epoch 1" in each.out for each in (beside, imported, fourth, fifth)] == [False, True, True, False]
     assert "epoch 1" in cli("run", "--force", *command[1:]).out
 
 
