@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Case, Failure, Phase
-from actbench.model.spec import parse_spec
-from actbench.report.sentences import name_of
+from actbench.report.sentences import name_of, names_in
 from actbench.units import format_bytes
 
 PARTS = {
@@ -38,7 +37,7 @@ def about_peak(measured: Measurement, case: Case | None = None) -> str | None:
 
 
 def _advice(measured: Measurement, phase: Phase, mostly_model: bool, case: Case | None) -> str:
-    used = {part.name for part in parse_spec(case.scheme)} if case else set()
+    used = names_in(case.scheme) if case else ()
     return advice(
         phase,
         mostly_model=mostly_model,

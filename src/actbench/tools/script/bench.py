@@ -118,7 +118,8 @@ class Session:
         assert found.built is not None
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None}
         if not self._scheme.changes and found.peak_parts is not None:
-            more["refused"] = refused((*OF_ANY_SCRIPT, *found.remedies), run.lines.roots, run.steps.optimizers)
+            asked = dict.fromkeys((*OF_ANY_SCRIPT, *found.remedies))
+            more["refused"] = refused(asked, run.lines.roots, run.steps.optimizers)
         built = found.built.model_copy(update=more)
         helping = [
             name

@@ -68,9 +68,11 @@ class Lines:
         """Note that an operator makes a storage now."""
         operator = "unknown" if func is None else func._schema.name
         node: Node | None = torch._C._current_autograd_node()
+        if node is not None:
+            self.passes[name] = self._backward
         if node is not None and self.is_on:
             _, module, line = self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1]
-            self.origins[name], self.passes[name] = Origin(module, operator, line), self._backward
+            self.origins[name] = Origin(module, operator, line)
         elif self.is_on or not (self._active or node is not None):
             line, module = self.line(), self._running()
             if self._active and self._turns[-1][1:] != (module, line):
@@ -83,10 +85,7 @@ class Lines:
         self._backward = self.line()
 
     def of_gradient(self, name: int, module: str | None = None) -> Origin:
-        """Return the origin of a gradient of a module: the line that began its backward pass.
-
-        Of a gradient from the first steps, which are run before lines are noted, that is the last backward pass.
-        """
+        """Return the origin of a gradient of a module: the line that began its backward pass, else the last one."""
         made = self.origins.get(name, UNKNOWN)
         owner = made.module if module is None else module
         return Origin(owner, made.operator, self.passes.get(name, self._backward))
