@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -71,9 +73,10 @@ def test_an_error_says_where_to_look(text, where):
 def test_few_schemes_are_examples_of_what_lowers_a_peak(phase: Phase) -> None:
     """Their cards say so, and a reading of a step has their names."""
     changes = helping_changes(phase, mostly_model=False)
-    reading = MemoryReading(weights_bytes=1, peak_bytes=9, peak_phase=phase)
+    unread = MemoryReading(1, 1, 1, 1, peak_bytes=9)
+    reading = replace(unread, peak_phase=phase)
 
     assert 2 <= len(schemes.examples(changes)) <= 3
     assert all(schemes.lookup(name).card.is_example for name in schemes.examples(changes))
     assert reading.against(5).remedies == tuple(schemes.examples(changes))
-    assert MemoryReading(weights_bytes=1, peak_bytes=9).against(5).remedies == ()
+    assert unread.against(5).remedies == ()
