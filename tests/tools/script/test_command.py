@@ -280,6 +280,8 @@ def test_a_script_that_fails_is_told_once(cli: Any, train: Path, text: str, nami
     ("arguments", "naming"),
     [
         (["nothing.py"], "nothing.py: there is no such file"),
+        (["--", "python", "train.py"], "python: leave this word out, since actbench starts Python itself"),
+        (["/usr/bin/python3.12", "train.py"], "python3.12: leave this word out"),
         (["package"], "package is a folder: name the script in it"),
         (["notes.txt"], "notes.txt is no Python script"),
         (["broken.py"], "broken.py:2: SyntaxError: expected ':'\n    for x in y\n              ^"),
