@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -109,6 +109,88 @@ def test_the_content_of_a_script_is_part_of_its_case(
     assert content_of(record.model_copy(update={"files": files})) == (files["train.py"], None)
 
 
+def content(script: str, *, is_module: bool = False) -> dict[str, str] | None:
+    made = Script(target=script, is_module=is_module)
+    return Contents().of(Case(model=made.text, batch_size=1, script=made))
+
+
+def written(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+
+def counting(script: str, files: Iterable[str], *, is_module: bool = False) -> set[str]:
+    """Return the files whose change is one of the script's content."""
+    found = set()
+    for name in files:
+        before, text = content(script, is_module=is_module), Path(name).read_text()
+        Path(name).write_text(f"{text}\nx = 2\n")
+        if content(script, is_module=is_module) != before:
+            found.add(name)
+        Path(name).write_text(text)
+    return found
+
+
+IMPORTING = {
+    "train.py": "import blk, torch, json\ndef late():\n    from pkg.deep import layers, Net\nfrom stars import *\n",
+    "blk.py": "try:\n    import fast_blk\nexcept ImportError:\n    pass\nimport library.tools\n",
+    "pkg/__init__.py": "",
+    "pkg/deep/__init__.py": "from . import heads\nfrom ..common import sizes",
+    "pkg/deep/layers.py": "",
+    "pkg/deep/heads.py": "",
+    "pkg/common.py": "import importlib.metadata",
+    "stars/__init__.py": "__all__ = ['bright']",
+    "stars/bright.py": "",
+    "src/library/tools.py": "",
+}
+LYING_BY = {
+    "other.py": "import train",
+    "notes/blk2.py": "",
+    "pkg/deep/unused.py": "",
+    "pkg/unused.py": "",
+    "lib/json.py": "",
+    "stars/deep/far.py": "",
+}
+
+
+def test_the_content_of_a_script_is_that_of_the_modules_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(IMPORTING | LYING_BY)
+
+    assert counting("train.py", IMPORTING | LYING_BY) == set(IMPORTING)
+    assert counting("other.py", IMPORTING | LYING_BY) == {"other.py", *IMPORTING}
+    of_module = {"pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/layers.py", "pkg/deep/heads.py", "pkg/common.py"}
+    assert counting("pkg.deep.layers", IMPORTING | LYING_BY, is_module=True) == of_module
+    before = content("train.py")
+    written({"new.py": ""})
+    assert content("train.py") == before
+    written({"fast_blk.py": ""})
+    assert content("train.py") != before, "a module that was missing is there"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import importlib\nimportlib.import_module(name)",
+        "from importlib import import_module",
+        "__import__(name)",
+        "import hydra",
+        "exec(open(name).read())",
+        "from blk import x\n",
+    ],
+)
+def test_all_files_are_content_where_names_are_known_only_by_a_run(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written({"train.py": text, "blk.py": "for x in y\n", "deep/other.py": ""})
+
+    assert counting("train.py", ["train.py", "blk.py", "deep/other.py"]) == {"train.py", "blk.py", "deep/other.py"}
+
+
 def test_what_a_script_may_import_is_part_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["train.py", "blk.py", "pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/layers.py"]
@@ -122,7 +204,7 @@ def test_what_a_script_may_import_is_part_of_its_content(tmp_path: Path, monkeyp
     ]
     for name in (*files, *others):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("x = 1")
+        Path(name).write_text("import importlib")
     elsewhere = tmp_path.parent / "elsewhere.py"
     elsewhere.write_text("x = 1")
     Path("link.py").symlink_to(elsewhere)
@@ -130,20 +212,20 @@ def test_what_a_script_may_import_is_part_of_its_content(tmp_path: Path, monkeyp
     scripts = (Script(target="train.py"), Script(target="pkg.deep.layers", is_module=True))
     cases = [Case(model=script.text, batch_size=1, script=script) for script in scripts]
 
-    def content() -> list[dict[str, str] | None]:
+    def contents() -> list[dict[str, str] | None]:
         return [Contents().of(case) for case in cases]
 
-    first = content()
+    first = contents()
     for name in (*others, elsewhere):
         Path(name).write_text("x = 2")
-    assert content() == first
+    assert contents() == first
     assert [list(each or ()) for each in first] == [["train.py"], ["pkg.deep.layers"]]
     seen = [first]
     for name in files:
-        Path(name).write_text("x = 3")
-        seen.append(content())
+        Path(name).write_text("import importlib, x")
+        seen.append(contents())
     Path("pkg/more.py").write_text("")
-    seen.append(content())
+    seen.append(contents())
     for each in zip(*seen, strict=True):
         assert len({str(found) for found in each}) == len(seen)
 
@@ -151,7 +233,7 @@ def test_what_a_script_may_import_is_part_of_its_content(tmp_path: Path, monkeyp
 def test_the_content_of_a_script_is_read_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train.py", "a.py", "b.py", "data/c.py", "data/d.py", "data/e.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x = 1")
+        (tmp_path / name).write_text("import importlib\n#")
     script = Script(target=str(tmp_path / "train.py"))
     case = Case(model=script.text, batch_size=1, script=script)
 

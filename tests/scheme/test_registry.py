@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from actbench import scheme as schemes
 from actbench.errors import SpecError
+from actbench.measuring.meters.meter import MemoryReading
 from actbench.methods.actnn.scheme import ActNN
 from actbench.methods.checkpointing.scheme import Checkpoint
 from actbench.methods.fewbit.scheme import FewBit
@@ -12,6 +15,8 @@ from actbench.methods.formats.encode import Encode
 from actbench.methods.formats.smaq import Smaq
 from actbench.methods.formats.structurewords import STRUCTURES
 from actbench.methods.randomized.scheme import Randomized
+from actbench.model.advice import helping_changes
+from actbench.model.records import Phase
 from actbench.scheme.composed import Composed
 
 _structures = st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True).map(tuple)
@@ -62,3 +67,16 @@ def test_an_error_says_where_to_look(text, where):
         schemes.build(text)
 
     assert str(caught.value).count("'actbench ") == 1
+
+
+@pytest.mark.parametrize("phase", ["backward", "optimizer"])
+def test_few_schemes_are_examples_of_what_lowers_a_peak(phase: Phase) -> None:
+    """Their cards say so, and a reading of a step has their names."""
+    changes = helping_changes(phase, mostly_model=False)
+    unread = MemoryReading(1, 1, 1, 1, peak_bytes=9)
+    reading = replace(unread, peak_phase=phase)
+
+    assert 2 <= len(schemes.examples(changes)) <= 3
+    assert all(schemes.lookup(name).card.is_example for name in schemes.examples(changes))
+    assert reading.against(5).remedies == tuple(schemes.examples(changes))
+    assert unread.against(5).remedies == ()

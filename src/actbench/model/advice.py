@@ -13,19 +13,34 @@ FindSchemes = Callable[[Sequence[str]], Sequence[str]]
 """From kinds of changes to the names of schemes that make one of them; reading records does not import the schemes."""
 
 
-class _Remedy(NamedTuple):
-    """A setting to change, and the kinds of changes by which a scheme helps."""
+class Settings(NamedTuple):
+    """What a user can change beside the scheme, in words."""
 
-    setting: str
-    changes: tuple[str, ...]
+    batch: str = "a smaller --batch-size"
+    optimizer: str = "another --optimizer"
 
 
-_OF_MODEL = _Remedy("another --optimizer", ("optimizer", "gradients"))
-_OF_SAMPLES = _Remedy("a smaller --batch-size", ("saved tensors", "recomputation", "loss"))
+FLAGS = Settings()
+"""What a user of flags can change."""
+
+_OF_MODEL = ("optimizer", "gradients")
+_OF_SAMPLES = ("saved tensors", "recomputation", "loss")
+"""The kinds of changes by which a scheme helps if most of a peak is the model's, or that of the samples."""
+
+
+def helping_changes(phase: Phase, *, mostly_model: bool) -> Sequence[str]:
+    """Return the kinds of changes by which a scheme lowers a peak; arguments are those of :func:`advice`."""
+    return _OF_MODEL if phase == "optimizer" or mostly_model else _OF_SAMPLES
 
 
 def advice(
-    phase: Phase | None, *, mostly_model: bool, whole: Sequence[str] = (), find: FindSchemes | None = None
+    phase: Phase | None,
+    *,
+    mostly_model: bool,
+    whole: Sequence[str] = (),
+    find: FindSchemes | None = None,
+    examples: Sequence[str] = (),
+    settings: Settings = FLAGS,
 ) -> str:
     """Return what the user can do, as a part of a sentence.
 
@@ -34,12 +49,16 @@ def advice(
         mostly_model: Whether weights, gradients and optimizer state, which no batch size changes, fill most of it.
         whole: The kinds of modules whose weights the scheme leaves whole, if these fill most of it.
         find: Names the schemes that help; without it the text refers to 'actbench schemes'.
+        examples: Some of these schemes, which the text names if ``find`` does not.
+        settings: What can be changed beside the scheme.
     """
     if phase is None:
-        return "take a smaller --batch-size or another --scheme"
+        return f"take {settings.batch} or another --scheme"
     if whole:
         left = f"the scheme leaves the weights of {', '.join(whole)} whole"
         return f"{left}: spread them over processes by fsdp, or take a smaller model"
-    setting, changes = _OF_MODEL if phase == "optimizer" or mostly_model else _OF_SAMPLES
-    names = f": {', '.join(find(changes))}" if find else " (see 'actbench schemes')"
+    changes = helping_changes(phase, mostly_model=mostly_model)
+    setting = settings.optimizer if changes is _OF_MODEL else settings.batch
+    such_as = f", such as {' or '.join(examples)}" if examples else ""
+    names = f": {', '.join(find(changes))}" if find else f"{such_as} (see 'actbench schemes')"
     return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"

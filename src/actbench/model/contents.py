@@ -1,6 +1,6 @@
 """The content of the files that a case names, which decides what the case is; their names do not.
 
-The content of a script includes the files of Python below its folder, which it may import.
+The content of a script includes the files of Python below its folder that it imports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from actbench.model.data import Data
-from actbench.model.importable import with_importable
+from actbench.model.importable import with_imported
 from actbench.model.modelspecs import file_of_model
 from actbench.model.records import Record
 from actbench.paths import digest
@@ -37,7 +37,7 @@ class Contents:
         if named not in self._digests:
             path, folder = os.path.expanduser(named.path), named.imports_from
             found = digest(path)
-            self._digests[named] = found if found is None or folder is None else with_importable(found, path, folder)
+            self._digests[named] = found if found is None or folder is None else with_imported(found, path, folder)
         return self._digests[named]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from actbench.model.data import Data
 from actbench.units import NonNegativeInt
 
@@ -57,7 +59,13 @@ class Ledger(Data):
         return sum(entry.kept_bytes for entry in self.entries)
 
 
+_NUMBER = re.compile(r"(^|_)[0-9]+$")
+
+
 def of_blocks(path: str) -> str:
-    """Return one path for the same module of all blocks: ``encoder.layer.*.output``; a number at the end stays."""
+    """Return one path for the same module of all blocks: ``encoder.layer.*.output``; a number at the end stays.
+
+    A block may have its number in its name, as those of torchvision: ``encoder_layer_*.mlp``.
+    """
     *blocks, last = path.split(".")
-    return ".".join([*("*" if part.isdecimal() else part for part in blocks), last])
+    return ".".join([*(_NUMBER.sub(r"\1*", part) for part in blocks), last])

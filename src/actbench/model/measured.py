@@ -73,6 +73,16 @@ class PeakParts(Data):
     communication_bytes: NonNegativeInt = 0
     temporary_bytes: NonNegativeInt = 0
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def are_mostly_model(self) -> bool:
+        """Whether they are more than half of the peak."""
+        return bool(2 * self.model_bytes > sum(self.model_dump().values()))
+
 
 class PhasePeaks(Data):
     """The peak of each part of a step; the largest is the peak of the step."""
@@ -120,6 +130,7 @@ class Measurement(OutcomeData):
         approximate: Why a simulated peak is an estimate; empty where every buffer of the step is followed.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
+        remedies: A few schemes that may lower such a peak, for messages; empty in older records.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
         memory_limit_bytes: Memory that a step may use: the limit of the case, or the memory of the device.
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
@@ -161,6 +172,7 @@ class Measurement(OutcomeData):
     approximate: tuple[str, ...] = ()
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
+    remedies: tuple[str, ...] = ()
     phase_peaks: PhasePeaks | None = None
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None

@@ -156,6 +156,7 @@ class Built(Data):
         head: Path of the linear layer that makes the logits in a script's model; empty where the model itself names it
             (``get_output_embeddings``), None where no layer stands out.
         refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.
+        stopped_after: Steps of a script after which it was ended; None if it ended by itself, and in older records.
     """
 
     model_class: str
@@ -168,6 +169,7 @@ class Built(Data):
     micro_batches: PositiveInt | None = None
     head: str | None = None
     refused: tuple[str, ...] = ()
+    stopped_after: PositiveInt | None = None
 
 
 class Site(Data):

@@ -29,7 +29,10 @@ POINTS = 200
 """Most moments of a step in a record."""
 
 HOLDERS = 50
-"""Most holders in a record; the rest is one holder for each kind."""
+"""Most holders in a record; the rest is one holder for each kind, and for each line of a script that made it."""
+
+LINES = 50
+"""Most such holders of the rest with a line."""
 
 BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
 """Holders that are no modules: the batch, the optimizer's step, and all others."""

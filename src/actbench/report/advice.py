@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from actbench.model.advice import PHASES, advice
+from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
-from actbench.model.records import Failure
-from actbench.report.sentences import name_of
+from actbench.model.records import Case, Failure, Phase
+from actbench.report.sentences import name_of, names_in
 from actbench.units import format_bytes
 
 PARTS = {
@@ -21,8 +21,11 @@ PARTS = {
 _MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
-def about_peak(measured: Measurement) -> str | None:
-    """Return where the peak is, what fills it and what to do; None for older records, which lack these facts."""
+def about_peak(measured: Measurement, case: Case | None = None) -> str | None:
+    """Return where the peak is, what fills it and what to do; None for older records, which lack these facts.
+
+    ``case`` is what was measured: its own scheme is no example of what to do.
+    """
     if measured.peak_phase is None:
         return None
     where = f"the peak is in the {PHASES[measured.peak_phase]}"
@@ -30,7 +33,25 @@ def about_peak(measured: Measurement) -> str | None:
     if measured.peak_parts is not None and measured.peak_bytes:
         name, most, mostly_model = _most(measured.peak_parts)
         where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
-    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model, whole=_left_whole(measured))}"
+    return f"{where}; {_advice(measured, measured.peak_phase, mostly_model, case)}"
+
+
+def _advice(measured: Measurement, phase: Phase, mostly_model: bool, case: Case | None) -> str:
+    used = names_in(case.scheme) if case else ()
+    return advice(
+        phase,
+        mostly_model=mostly_model,
+        whole=_left_whole(measured),
+        examples=[name for name in measured.remedies if name not in used],
+        settings=_settings_of_script(measured) if case and case.script else FLAGS,
+    )
+
+
+def _settings_of_script(measured: Measurement) -> Settings:
+    """Return what a user can change of a script: its optimizer, and the batch by a flag if its loaders make batches."""
+    in_script = Settings(batch="a smaller batch in the script", optimizer="another optimizer in the script")
+    has_loader = measured.built is not None and measured.built.batch_size is not None
+    return in_script._replace(batch=FLAGS.batch) if has_loader else in_script
 
 
 def _left_whole(measured: Measurement) -> list[str]:
@@ -42,10 +63,9 @@ def _left_whole(measured: Measurement) -> list[str]:
 
 def _most(parts: PeakParts) -> tuple[str, int, bool]:
     """Return what fills most of a peak, its bytes, and whether these do not depend on the batch."""
+    if parts.are_mostly_model:
+        return "weights, gradients and optimizer state", parts.model_bytes, True
     found = parts.model_dump()
-    of_model = sum(found[part] for part in _MODEL)
-    if 2 * of_model > sum(found.values()):
-        return "weights, gradients and optimizer state", of_model, True
     part = max(found.keys() - set(_MODEL), key=found.__getitem__)
     return PARTS[part], found[part], False
 
@@ -66,7 +86,7 @@ def about_limit(record: MeasuredRecord) -> str | None:
     if isinstance(measured, Failure) or measured.over_limit_bytes is None or measured.memory_limit_bytes is None:
         return None
     limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
-    why = about_peak(measured)
+    why = about_peak(measured, record.case)
     if _only_gaps(measured):
         why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
     return f"{name_of(record.case, measured)}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
@@ -113,7 +133,7 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
     filled = ", mostly weights, gradients and optimizer state" if mostly else ""
     where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
-    do = advice(measured.peak_phase, mostly_model=mostly, whole=_left_whole(measured))
+    do = _advice(measured, measured.peak_phase, mostly, record.case)
     return limit, where + gaps, f"; {do}"
 
 

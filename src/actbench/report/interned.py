@@ -22,6 +22,7 @@ UNCOMPARED: Final = (
     "memory_limit_bytes",
     "rank_peak_bytes",
     "peak_parts",
+    "remedies",
     "phase_peaks",
     "estimated",
     "communication",

@@ -29,10 +29,14 @@ def name_of(case: Case, outcome: Any) -> str:
     return named(case.model, case.scheme, rows_of(case, outcome), case.meter)
 
 
+def names_in(scheme: str) -> list[str]:
+    """Return the names of the parts of a specification, that of an older record too."""
+    return [part.partition(",")[0].partition(":")[0] for part in scheme.split("+")]
+
+
 def without_name(text: str, scheme: str) -> tuple[str, str]:
     """Return the name of a part of a scheme that a text begins with, empty for none, and the rest of the text."""
-    parts = scheme.split("+")
-    names = (scheme, *parts, *(part.partition(",")[0].partition(":")[0] for part in parts))
+    names = (scheme, *scheme.split("+"), *names_in(scheme))
     name = next((each for each in names if text.startswith(f"{each}: ")), "")
     return name, text[len(name) + 2 :] if name else text
 

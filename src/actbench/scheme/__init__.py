@@ -10,7 +10,7 @@ from actbench.packing.refusals import refuse_lazy
 from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.packedsaved import with_packed_saved_tensors
-from actbench.scheme.registry import alone, build, changing, find_schemes, lookup, scheme_names
+from actbench.scheme.registry import alone, build, changing, examples, find_schemes, lookup, scheme_names
 from actbench.scheme.setup import TrainingSetup
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "apply",
     "build",
     "changing",
+    "examples",
     "find_schemes",
     "lookup",
     "scheme_names",

@@ -26,6 +26,7 @@ class Card:
         draws_alike: Whether dropout draws the masks of the exact model; else gradients are compared without dropout.
         extras: Extras of its package that some values of the scheme need, each with its purpose: "adapters of peft".
         trainer: Arguments of the Hugging Face Trainer that do the same, each with the field whose value it takes.
+        is_example: Whether messages name it where they say what changes of its kind lower a peak; few schemes are.
     """
 
     summary: str
@@ -38,6 +39,7 @@ class Card:
     draws_alike: bool = True
     extras: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
+    is_example: bool = False
 
     def variants_for(self, batch_size: int) -> tuple[str, ...]:
         """Return what follows the name in each specification that is worth trying for so many rows."""

@@ -47,6 +47,11 @@ def changing(changes: Collection[str]) -> list[str]:
     ]
 
 
+def examples(changes: Collection[str]) -> list[str]:
+    """Return those of these schemes whose cards let messages name them as examples."""
+    return [name for name in changing(changes) if find_schemes()[name].card.is_example]
+
+
 def lookup(name: str, text: str | None = None) -> type[Scheme]:
     """Return the scheme of a name.
 

@@ -22,7 +22,7 @@ from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.model.ledger import OUTSIDE
 from actbench.model.measured import PeakParts
 from actbench.model.records import Case
-from actbench.model.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
+from actbench.model.timeline import HOLDERS, LINES, OPTIMIZER, OTHER, POINTS, Timeline
 from actbench.packing.waiting import waiting
 from actbench.scheme.conditions import Limits
 from actbench.scheme.microbatches import Batch
@@ -276,3 +276,19 @@ def test_a_record_holds_the_peak_of_any_number_of_events(count: int) -> None:
     assert list(timeline.moments) == sorted({*timeline.moments, 0, count} if count < POINTS else {*timeline.moments})
     assert len(timeline.moments) == min(count + 1, POINTS)
     assert len(timeline.holders) <= HOLDERS + 3
+
+
+def test_small_holders_keep_their_lines() -> None:
+    """The largest are holders of their own; of the rest each line is one, and the smallest lines are one together."""
+    count = HOLDERS + 4 * LINES
+    events = [(name, 10_000 - name) for name in range(count)]
+    origins = {name: Origin(f"layer{name}", "aten::mm", f"a.py:{name // 2}") for name in range(count)}
+
+    timeline = StepEvents(events, count, count, [("forward", count)], {}, origins).timeline()
+    rest = [each for each in timeline.holders if each.module == OTHER]
+
+    assert len(timeline.holders) == HOLDERS + LINES + 1
+    assert [each.line for each in rest][:2] == [f"a.py:{HOLDERS // 2}", f"a.py:{HOLDERS // 2 + 1}"]
+    assert [each.tensors for each in rest] == [2] * LINES + [2 * LINES]
+    assert rest[-1].line is None
+    assert sum(each.held_bytes for each in timeline.holders) == timeline.peak_bytes

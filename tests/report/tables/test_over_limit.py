@@ -10,7 +10,8 @@ import pytest
 from actbench.model.advice import advice
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import LargestBatch, MeasuredRecord, Measurement, PeakParts
-from actbench.model.records import Failure, Unreached
+from actbench.model.records import Built, Failure, Unreached
+from actbench.model.scripts import Script
 from actbench.report import tables
 from actbench.report.advice import about_limit, about_peak
 from actbench.report.compare import compare, parse_limit
@@ -147,6 +148,40 @@ def test_weights_that_a_scheme_leaves_whole_are_named_if_they_fill_the_peak() ->
     assert "another --optimizer" not in (about_peak(found) or "")
     small = found.model_copy(update={"peak_bytes": 7 * GIB})
     assert "another --optimizer" in (about_peak(small) or "")
+
+
+def test_the_advice_names_schemes_that_the_case_does_not_use_yet(make_record: MakeRecord) -> None:
+    found = measured("backward", None).model_copy(update={"remedies": ("checkpoint", "chunked_loss", "offload")})
+    used = make_record("checkpoint:2,every=4+offload").case
+
+    assert (about_peak(found, make_record().case) or "").endswith(
+        "loss, such as checkpoint or chunked_loss or offload (see 'actbench schemes')"
+    )
+    assert (about_peak(found, used) or "").endswith("loss, such as chunked_loss (see 'actbench schemes')")
+
+
+@pytest.mark.parametrize(
+    ("phase", "built", "expected"),
+    [
+        ("backward", Built(model_class="Net", batch_size=8), "take a smaller --batch-size, or a --scheme"),
+        ("backward", Built(model_class="Net"), "take a smaller batch in the script, or a --scheme"),
+        ("optimizer", Built(model_class="Net", batch_size=8), "take another optimizer in the script, or a --scheme"),
+    ],
+)
+def test_the_advice_for_a_script_is_what_it_can_take(
+    make_record: MakeRecord, phase: str, built: Built, expected: str
+) -> None:
+    record = make_record(
+        model="train.py",
+        script=Script(target="train.py"),
+        built=built,
+        peak_phase=phase,
+        memory_limit_bytes=10,
+        over_limit_bytes=5,
+    )
+    outcome = record.outcome.model_copy(update={"memory_limit_bytes": 10})
+
+    assert expected in (about_limit(record.model_copy(update={"outcome": outcome})) or "")
 
 
 def test_schemes_are_found_by_what_they_change() -> None:

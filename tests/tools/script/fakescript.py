@@ -89,7 +89,7 @@ def measured(case: Case, peak_gib: float, at_most: tuple[str, ...]) -> Measureme
         largest_batch=(limit - model) // ROW_BYTES if case.find_largest_batch and case.meter == "simulated" else None,
         dtype="float32",
         optimizer="AdamW",
-        built=Built(model_class="Net", batch_size=rows, micro_batches=2),
+        built=Built(model_class="Net", batch_size=rows, micro_batches=2, stopped_after=3),
         timeline=Timeline(
             peak_bytes=peak,
             peak_event=1,

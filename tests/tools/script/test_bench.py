@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from actbench import scheme as schemes
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.tables import script_tables
 from actbench.units import MIB
 
 TRAINING = """
@@ -70,6 +72,71 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
     assert {line for kind, line in lines if kind == "weights"} == {
         "train.py:6 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.L…"
     }
+
+
+BRANCHES = """
+import torch
+from torch import nn
+
+names = [f"branch{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]
+model = nn.ModuleDict({name: nn.Linear(128, 128) for name in names})
+model = model.to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(512, 128, device="cuda")
+for step in range(9):
+    loss = sum(model[name](x).sigmoid().mean() for name in names)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScript) -> None:
+    found = run(BRANCHES)
+
+    assert isinstance(found, Measurement), found
+    assert found.timeline is not None
+    assert found.peak_parts is not None
+    on_lines: dict[tuple[str, str | None], int] = {}
+    for holder in found.timeline.holders:
+        key = holder.kind, (holder.line or "").partition(" ")[0]
+        on_lines[key] = on_lines.get(key, 0) + holder.held_bytes
+    assert len({holder.module for holder in found.timeline.holders}) < 64
+    assert on_lines["weights", "train.py:7"] == found.peak_parts.weights_bytes
+    assert on_lines["optimizer", "train.py:13"] == found.peak_parts.optimizer_bytes
+    assert on_lines["gradients", "train.py:12"] == found.peak_parts.gradients_bytes > 0
+    assert on_lines["batch", "train.py:9"] == 512 * 128 * 4
+    assert on_lines["saved", "train.py:11"] > 0.99 * found.peak_parts.activation_bytes
+    by_line = next(table for table in script_tables(found) if "line" in table.title)
+    assert by_line.rows[-1]["name"] == "(memory that no line of the script made)"
+    assert by_line.rows[-1]["kinds"] == "temporaries", "the workspace of products"
+
+
+TWO_PASSES = """
+import torch
+from torch import nn
+
+first, second = nn.Linear(512, 512).cuda(), nn.Linear(256, 512).cuda()
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
+for step in range(9):
+    first(torch.randn(8, 512, device="cuda")).mean().backward()
+    second(torch.randn(8, 256, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_gradients_are_on_the_lines_of_their_backward_passes(run: RunScript) -> None:
+    found = run(TWO_PASSES)
+
+    assert isinstance(found, Measurement), found
+    assert found.timeline is not None
+    on_lines: dict[str, int] = {}
+    for holder in found.timeline.holders:
+        if holder.kind == "gradients":
+            line = (holder.line or "").partition(" ")[0]
+            on_lines[line] = on_lines.get(line, 0) + holder.held_bytes
+    assert on_lines == {"train.py:8": (512 + 1) * 512 * 4, "train.py:9": (256 + 1) * 512 * 4}
 
 
 CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=torch.bfloat16):\n     hidden").replace(
@@ -233,6 +300,44 @@ def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> No
     assert isinstance(run(loop), Measurement)
     assert isinstance(found, Failure)
     assert "it has no DataLoader that trains" in found.message
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 128}, {"search": True}])
+def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
+    run: RunScript, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    loop = TRAINING.replace(
+        TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],
+        "for _ in range(9):\n    x = torch.randn(64, 256)\n    print('begins')\n",
+    )
+    found = run(loop, **options)
+
+    assert isinstance(found, Failure)
+    assert found.message == (
+        "--batch-size and --max-batch change the batches of a DataLoader, and this script has no DataLoader that "
+        "trains: change the script, or give its own argument for the batch"
+    )
+    assert (tmp_path / "out").read_text().count("begins") == 1
+
+
+@pytest.mark.parametrize(("times", "stopped_after"), [(8, 3), (2, None)])
+def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: int, stopped_after: int | None) -> None:
+    found = run(TRAINING.replace("4096", str(times * 512)))
+
+    assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert found.built.stopped_after == stopped_after
+
+
+def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run: RunScript) -> None:
+    whole, headless = run(TRAINING), run(TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 1024)"))
+
+    assert isinstance(whole, Measurement)
+    assert isinstance(headless, Measurement)
+    assert set(whole.remedies) <= set(schemes.examples(("saved tensors", "recomputation", "loss")))
+    assert "offload" in whole.remedies
+    assert "checkpoint" not in whole.remedies, "it has no blocks"
+    assert "chunked_loss" not in headless.remedies, "two layers have the most outputs"
 
 
 def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:

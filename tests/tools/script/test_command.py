@@ -75,6 +75,28 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
     assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
 
 
+def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any) -> None:
+    first = (
+        "No --device-profile is named, so the card is assumed to be cuda-16gib: name yours with --device-profile NAME "
+        "('actbench devices' lists them).\ntrain.py fits into"
+    )
+
+    assert first in cli("run", "--quiet", "train.py").out[:400]
+    assert first in cli("run", "--quiet", "--export-json", "-", "train.py").err
+    assert "assumed" not in cli("run", "--device-profile", "cuda-16gib", "train.py").out
+    assert "assumed" not in cli("run", "--meter", "cpu", "train.py").out
+
+
+@pytest.mark.parametrize("options", [(), ("-s", "checkpoint")])
+def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: Any, options: tuple[str, ...]) -> None:
+    made_up, stopped = "script prints are made up", "actbench stopped the script after 3 steps; nothing after them ran."
+    told = cli("run", *options, "train.py").out
+
+    assert (told.count(made_up), told.count(stopped)) == (1, 1)
+    quiet = cli("run", "--quiet", *options, "train.py").out
+    assert (quiet.count(made_up), quiet.count(stopped)) == (0, 0)
+
+
 def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
     plain = cli("run", "train.py").out
     train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
@@ -88,7 +110,7 @@ def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any
 def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
     ended = cli("run", "-s", "checkpoint", "-s", "exact", "train.py")
 
-    rows = [line.split() for line in ended.out.splitlines() if " simulated " in line]
+    rows = [line.split() for line in ended.out.splitlines() if " simulated  " in line]
     assert [row[:3] for row in rows] == [["train.py", "16", "exact"], ["train.py", "16", "checkpoint"]]
     assert "33.3 %" in ended.out
     assert ended.out.count("epoch 1") == 1
@@ -122,6 +144,10 @@ def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: 
     train.write_text(f"{TRAIN}PEAK_GIB = 20\n")
     third, other = cli(*command), cli(*command, "--lr", "3")
     (train.parent / "blk.py").write_text("WIDTH = 2")
+    beside = cli(*command)
+    train.write_text(f"{TRAIN}import blk")
+    imported = cli(*command)
+    (train.parent / "blk.py").write_text("WIDTH = 3")
     fourth, fifth = cli(*command), cli(*command)
 
     assert "epoch 1" in first.out
@@ -130,7 +156,7 @@ def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: 
     assert "0 measured, 0 failed, 1 taken from the results file" in second.err
     assert "20.00 GiB" in third.out
     assert "epoch 1 ['--lr', '3']" in other.out
-    assert ["epoch 1" in each.out for each in (fourth, fifth)] == [True, False]
+    assert ["epoch 1" in each.out for each in (beside, imported, fourth, fifth)] == [False, True, True, False]
     assert "epoch 1" in cli("run", "--force", *command[1:]).out
 
 
@@ -254,6 +280,8 @@ def test_a_script_that_fails_is_told_once(cli: Any, train: Path, text: str, nami
     ("arguments", "naming"),
     [
         (["nothing.py"], "nothing.py: there is no such file"),
+        (["--", "python", "train.py"], "python: leave this word out, since actbench starts Python itself"),
+        (["/usr/bin/python3.12", "train.py"], "python3.12: leave this word out"),
         (["package"], "package is a folder: name the script in it"),
         (["notes.txt"], "notes.txt is no Python script"),
         (["broken.py"], "broken.py:2: SyntaxError: expected ':'\n    for x in y\n              ^"),
@@ -303,4 +331,4 @@ def test_the_memory_over_the_step_is_shown_and_written(cli: Any) -> None:
 
     assert "peak 12.00 GiB in the" in ended.out
     assert json.loads(Path("t.json").read_text())[0]["timeline"]["peak_bytes"] == 12 * 1024**3
-    assert "The largest holders at the peak, by line" in Path("t.html").read_text()
+    assert "The largest holders at the peak, by the line that made them" in Path("t.html").read_text()

@@ -133,3 +133,11 @@ def test_without_a_step_nothing_is_measured() -> None:
 
     with pytest.raises(MeasurementError, match="no training step ended"):
         run.measurement  # noqa: B018
+
+
+def test_a_batch_that_no_loader_makes_is_refused(run: Run) -> None:
+    loader = TRAINING[TRAINING.index("for (x") : TRAINING.index("    loss")]
+    loop = TRAINING.replace(loader, "for _ in range(9):\n    x = torch.randn(8, 64)\n")
+
+    with pytest.raises(MeasurementError, match="this script has no DataLoader that trains"):
+        run(loop, "cpu", batch_size=16)

@@ -10,13 +10,13 @@ import pytest
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Built
 from actbench.model.scripts import Script
-from actbench.model.timeline import Holder, Span, Timeline
+from actbench.model.timeline import OTHER, Holder, Span, Timeline
 from actbench.report.advice import about_bounds
 from actbench.report.render import markdown
 from actbench.report.tables.step import holders_table
 from actbench.tools.script.suggestions import Suggestion, suggestions
 from actbench.tools.script.tables import script_tables
-from actbench.tools.script.verdict import verdict
+from actbench.tools.script.verdict import about_values, verdict
 
 GIB = 1024**3
 MakeRecord = Callable[..., MeasuredRecord]
@@ -165,11 +165,44 @@ def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record:
     timeline = held(("saved", "aten::mm", GIB, "b.py:1"), ("weights", "parameter", 3 * GIB, "b.py:1"), *small)
     by_line, by_module = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB).outcome)
 
-    assert [row["name"] for row in by_line.rows][::10] == ["b.py:1", "all others"]
+    assert [row["name"] for row in by_line.rows][::10] == ["b.py:1", "(3 smaller lines)"]
     assert by_line.rows[0] == {"name": "b.py:1", "kinds": "weights, saved tensors", "held_bytes": 4 * GIB, "share": 0.4}
     assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8
     assert by_module.rows[0]["held_bytes"] == 3 * GIB
     assert list(script_tables(make_record(failure="no").outcome)) == []
+
+
+def test_one_row_has_the_rest_and_says_what_it_is(make_record: MakeRecord) -> None:
+    def rest(*holders: tuple[Any, str, int, str | None], **changes: Any) -> list[tuple[str, int]]:
+        """Return the last row by line and by module; the last holder is changed."""
+        timeline = held(*holders)
+        last = timeline.holders[-1].model_copy(update=changes)
+        timeline = timeline.model_copy(update={"holders": (*timeline.holders[:-1], last)})
+        tables = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB).outcome)
+        return [(str(table.rows[-1]["name"]), int(str(table.rows[-1]["held_bytes"]))) for table in tables]
+
+    lines = [("saved", "aten::mm", GIB, f"a.py:{line}") for line in range(11)]
+    workspace = ("temporary", "unknown", 2 * GIB, None)
+
+    assert rest(*lines, module="m0") == [("(1 smaller line)", GIB), ("m9", GIB)]
+    assert rest(*lines, workspace, module=OTHER) == [
+        ("(1 smaller line and memory that no line of the script made)", 3 * GIB),
+        ("(1 smaller module and small tensors of any module)", 3 * GIB),
+    ]
+    assert rest(lines[0], workspace) == [("(memory that no line of the script made)", 2 * GIB), ("m0", GIB)]
+    assert rest(lines[0], lines[1], module=OTHER) == [("a.py:1", GIB), ("(small tensors of any module)", GIB)]
+
+
+def test_values_are_said_to_be_made_up_where_a_card_is_simulated(make_record: MakeRecord) -> None:
+    built = Built(model_class="Net", stopped_after=3)
+
+    assert about_values(make_record(built=built)) == [
+        "Losses and other values that the script prints are made up: a simulated card computes none.",
+        "actbench stopped the script after 3 steps; nothing after them ran.",
+    ]
+    assert len(about_values(make_record(built=Built(model_class="Net")))) == 1
+    assert about_values(make_record(meter="cpu", built=built)) == about_values(make_record(built=built))[1:]
+    assert about_values(make_record(failure="no")) == []
 
 
 def test_the_table_of_holders_has_lines_where_a_script_has_them(make_record: MakeRecord) -> None:

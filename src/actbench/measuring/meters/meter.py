@@ -15,7 +15,7 @@ from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.watch import Watch
-from actbench.model.advice import PHASES, advice
+from actbench.model.advice import FLAGS, PHASES, Settings, advice, helping_changes
 from actbench.model.blocks import BlockReadings
 from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.measured import PeakParts, PhasePeaks
@@ -39,6 +39,7 @@ class MemoryReading:
     peak_bytes: int
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
+    remedies: tuple[str, ...] = ()
     phase_peaks: PhasePeaks | None = None
     memory_limit_bytes: int | None = None
     over_limit_bytes: int | None = None
@@ -54,9 +55,14 @@ class MemoryReading:
     blocks: BlockReadings | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:
-        """Return this reading with a memory limit, and the bytes needed above the limit."""
+        """Return this reading with a memory limit, the bytes needed above it, and schemes that may lower the peak."""
         over = max(self.peak_bytes, self.reserved_bytes or 0) - memory_bytes
-        return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
+        found = replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
+        if self.peak_phase is None:
+            return found
+        is_model = self.peak_parts is not None and self.peak_parts.are_mostly_model
+        changes = helping_changes(self.peak_phase, mostly_model=is_model)
+        return replace(found, remedies=tuple(schemes.examples(changes)))
 
 
 def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read] | None:
@@ -168,8 +174,13 @@ class MeterKind:
 
 
 @contextmanager
-def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None = None) -> Iterator[None]:
-    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`; ``step`` is the running step, if any."""
+def allocation_failures(
+    device: str, memory_bytes: int, step: TrainStep | None = None, settings: Settings = FLAGS
+) -> Iterator[None]:
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`.
+
+    ``step`` is the running step, if any; ``settings`` are what the user can change.
+    """
     try:
         yield
     except Exception as error:
@@ -182,5 +193,5 @@ def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None =
         if phase is not None:
             message += f"memory ran out in the {PHASES[phase]}, where weights, gradients and optimizer state hold "
             message += f"{format_bytes(held)}; "
-        message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing)
+        message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing, settings=settings)
         raise OutOfMemoryError(message, phase) from error

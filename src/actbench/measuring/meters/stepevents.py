@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from actbench.measuring.meters.peak import Event, alive
 from actbench.model.ledger import of_blocks
 from actbench.model.records import Phase
-from actbench.model.timeline import HOLDERS, KINDS, OTHER, POINTS, Holder, Kind, Span, Timeline
+from actbench.model.timeline import HOLDERS, KINDS, LINES, OTHER, POINTS, Holder, Kind, Span, Timeline
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Origin:
 
 
 UNKNOWN = Origin(OTHER, "unknown")
+
+_Held = tuple[tuple[Kind, Origin], list[tuple[str, int]]]
+"""What a holder is, and the module and the bytes of each of its storages."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class StepEvents:
         return rows
 
     def _holders(self) -> Iterator[Holder]:
-        """Yield the holders at the peak: at most as many as a record names, then the rest of each kind.
+        """Yield the holders at the peak: at most as many as a record names, then the rest of each kind and line.
 
         The same module of several blocks is one holder.
         """
@@ -129,11 +132,7 @@ class StepEvents:
             origin = self.origin_of(name)
             sums[kind, replace(origin, module=of_blocks(origin.module))].append((origin.module, amount))
         ranked = sorted(sums.items(), key=lambda held: -sum(amount for _, amount in held[1]))
-        rest: dict[Kind, list[tuple[str, int]]] = defaultdict(list)
-        for (kind, _), parts in ranked[HOLDERS:]:
-            rest[kind] += ((OTHER, amount) for _, amount in parts)
-        others = [((kind, Origin(OTHER, "")), rest[kind]) for kind in KINDS if rest[kind]]
-        for (kind, origin), parts in [*ranked[:HOLDERS], *others]:
+        for (kind, origin), parts in [*ranked[:HOLDERS], *_rest(ranked[HOLDERS:])]:
             modules = {module for module, _ in parts}
             yield Holder(
                 module=modules.pop() if len(modules) == 1 else origin.module,
@@ -143,6 +142,18 @@ class StepEvents:
                 held_bytes=sum(amount for _, amount in parts),
                 line=origin.line or None,
             )
+
+
+def _rest(held: Sequence[_Held]) -> list[_Held]:
+    """Return what small holders hold: a holder for each kind and line, and for each kind without a line."""
+    sums: dict[tuple[Kind, str], list[tuple[str, int]]] = defaultdict(list)
+    for (kind, origin), parts in held:
+        sums[kind, origin.line] += ((OTHER, amount) for _, amount in parts)
+    lines = sorted((key for key in sums if key[1]), key=lambda key: -sum(amount for _, amount in sums[key]))
+    for kind, line in lines[LINES:]:
+        sums[kind, ""] += sums.pop((kind, line))
+    order = [*lines[:LINES], *((kind, "") for kind in KINDS if (kind, "") in sums)]
+    return [((kind, Origin(OTHER, "", line)), sums[kind, line]) for kind, line in order]
 
 
 def _chosen(totals: Sequence[int], peak: int) -> list[int]:

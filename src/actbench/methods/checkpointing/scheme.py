@@ -121,6 +121,7 @@ class Checkpoint(RecomputedBlocks):
         paper="Chen et al. 2016, arXiv 1604.06174",
         rank=30,
         variants=(",every=4", ",every=2", ""),
+        is_example=True,
     )
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:

@@ -131,6 +131,7 @@ class Adam8bit(_LowBitAdam):
         published=(Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),),
         rank=50,
         extras=_TORCHAO | {"bitsandbytes": "optimizers of bitsandbytes, for adam8bit:bnb"},
+        is_example=True,
     )
 
     suffix: ClassVar[str] = "8bit"

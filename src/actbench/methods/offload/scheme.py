@@ -46,6 +46,7 @@ class Offload(Scheme):
         summary="saved tensors wait in host memory for the backward pass; gradients are exact",
         paper="Rhu et al. 2016, arXiv 1602.08124",
         rank=40,
+        is_example=True,
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
     gradient: ClassVar[Gradient] = "exact"
@@ -101,6 +102,7 @@ class OptimizerOffload(Scheme):
         paper="Ren et al. 2021, arXiv 2101.06840",
         rank=55,
         keeps_updates=True,
+        is_example=True,
     )
     claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE, WAITING_GRADIENTS)
     changes: ClassVar[tuple[Change, ...]] = ("optimizer",)

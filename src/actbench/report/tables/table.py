@@ -137,7 +137,7 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
         measured, before, against = entry.measured, entry.exact_peak_bytes, ""
         if entry.previous is not None and entry.previous.case.scheme != "exact":
             before, against = entry.previous.outcome.peak_bytes, f" compared with {entry.previous.case.scheme}"
-        about = None if measured is None or measured is entry.exact else about_peak(measured)
+        about = None if measured is None or measured is entry.exact else about_peak(measured, entry.record.case)
         is_faster = (step_change(entry) or 0.0) <= -_FASTER
         if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
             alike.setdefault((against, about), []).append(entry.record)

@@ -100,21 +100,33 @@ class Session:
 
     def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
         def ended(found: Measurement) -> NoReturn:
-            finish(self._with_refusals(found, run))
+            finish(self._about_script(found, run, is_stopped=True))
 
         torch.manual_seed(self.case.seed)
+        is_whole = False
         with self._opened(script, stepped, ended) as run:
             launching.run(script)
+            is_whole = True  # else the block has ended the script
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
-        return self._with_refusals(run.measurement, run)
+        return self._about_script(run.measurement, run, is_stopped=not is_whole)
 
-    def _with_refusals(self, found: Measurement, run: Simulation | RealRun | CudaRun) -> Measurement:
-        """Return the measurement of the unchanged script, with the schemes that its model refuses."""
-        if self._scheme.changes or found.peak_parts is None or found.built is None:
-            return found
-        names = refused(OF_ANY_SCRIPT, run.lines.roots, run.steps.optimizers)
-        return found.model_copy(update={"built": found.built.model_copy(update={"refused": names})})
+    def _about_script(
+        self, found: Measurement, run: Simulation | RealRun | CudaRun, *, is_stopped: bool
+    ) -> Measurement:
+        """Return a measurement with where the script was stopped, and with the schemes that may help or are refused."""
+        assert found.built is not None
+        more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None}
+        if not self._scheme.changes and found.peak_parts is not None:
+            asked = dict.fromkeys((*OF_ANY_SCRIPT, *found.remedies))
+            more["refused"] = refused(asked, run.lines.roots, run.steps.optimizers)
+        built = found.built.model_copy(update=more)
+        helping = [
+            name
+            for name in found.remedies
+            if name not in built.refused and (built.head is not None or "loss" not in schemes.build(name).changes)
+        ]
+        return found.model_copy(update={"built": built, "remedies": tuple(helping)})
 
     def _opened(
         self, script: Script, stepped: Callable[[int, Step], object], finish: Finish
@@ -124,6 +136,7 @@ class Session:
             "memory_limit_bytes": self.case.memory_limit_bytes,
             "scheme": self._scheme if self._scheme.changes else None,
             "batch_size": script.batch_size,
+            "needs_batches": self.case.find_largest_batch,
             "steps": script.steps,
             "folder": Path.cwd() if script.is_module else target.resolve().parent,
             "script": None if script.file is None else Path(script.file),
@@ -143,8 +156,9 @@ class Session:
 
 def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options without those that change a script; a MeasurementError if one is asked for."""
-    for name, flag in (("scheme", "--scheme"), ("batch_size", "--batch-size")):
-        if options.pop(name) is not None:
+    flags = {"scheme": "--scheme", "batch_size": "--batch-size", "needs_batches": "--max-batch"}
+    for name, flag in flags.items():
+        if options.pop(name):
             raise MeasurementError(
                 f"{flag}: --meter cuda runs a script as it is; use --meter cpu or simulate it, or change the script"
             )

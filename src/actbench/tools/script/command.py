@@ -155,7 +155,9 @@ def run_script(
             progress=told,
             printed=None if progress.quiet else (out, sys.stderr),
         )
-    _show(comparison.records, columns, curve, exports)
+    _show(
+        comparison.records, columns, curve, exports, is_quiet=progress.quiet, is_assumed=device.device_profile is None
+    )
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 
@@ -193,13 +195,24 @@ def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: De
     )
 
 
-def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: CurveFlags, exports: ResultFlags) -> None:
-    """Print what came of a script, and write the files."""
+def _show(
+    records: Sequence[MeasuredRecord],
+    columns: tuple[str, ...],
+    curve: CurveFlags,
+    exports: ResultFlags,
+    *,
+    is_quiet: bool,
+    is_assumed: bool,
+) -> None:
+    """Print what came of a script, and write the files.
+
+    ``is_assumed`` says that nobody named the card. Quiet users know what is made up.
+    """
     from actbench.report.advice import about_limits
     from actbench.report.render.formats import json_lines
     from actbench.report.tables import report_tables
     from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import verdict
+    from actbench.tools.script.verdict import about_card, about_values, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
@@ -211,12 +224,17 @@ def _show(records: Sequence[MeasuredRecord], columns: tuple[str, ...], curve: Cu
         title=unchanged.case.model,
         records=records,
     )
+    if is_assumed and unchanged.case.meter == "simulated":
+        _say([about_card(unchanged)], exports)
     _say(verdict(unchanged), exports)
     show(*of_script, beside=exports)
+    told = [] if is_quiet else about_values(unchanged)
     if compares:
         show(*shown, beside=exports)
+        _say(told, exports)
     else:
-        _say([note for note in shown[0].notes if note not in about_limits(records)], exports)  # the verdict says more
+        notes = [note for note in shown[0].notes if note not in about_limits(records)]  # the verdict says more
+        _say([*notes, *told], exports)
         _say(_worth_trying(unchanged), exports)
     if curve.timeline:
         show_timelines(records, exports)

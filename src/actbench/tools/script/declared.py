@@ -36,6 +36,8 @@ def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
     file, target = script.file, script.target
     if file is None:
         raise UsageError(f"-m {target}: {_why_no_module(target)}")
+    if not script.is_module and re.fullmatch(r"python[0-9.]*", os.path.basename(target)):
+        raise UsageError(f"{target}: leave this word out, since actbench starts Python itself; {usage}")
     if not script.is_module and os.path.isdir(file):
         raise UsageError(f"{target} is a folder: name the script in it, such as {os.path.join(target, 'train.py')}")
     if not os.path.exists(file):

@@ -63,7 +63,13 @@ def prepared(
 
 
 @contextmanager
-def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real = nullcontext) -> Iterator[None]:
+def prepared_for_real(
+    note: Note,
+    *,
+    batch_size: int | None = None,
+    real: Real = nullcontext,
+    fetched: Callable[[int], object] = lambda rows: None,
+) -> Iterator[None]:
     """Inside the block, change only what a comparable run on real tensors needs, and what would leave this machine.
 
     Data is loaded in this process, nothing is compiled, logged or uploaded. Weights are read, and what a script saves
@@ -71,7 +77,7 @@ def prepared_for_real(note: Note, *, batch_size: int | None = None, real: Real =
     """
     with ExitStack() as stack:
         stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(note, real, batch_size))
+        stack.enter_context(data.loaded_here(note, real, batch_size, fetched))
         stack.enter_context(kernels.uncompiled(note))
         stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
         yield

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules import module as hooks
 
 from actbench.errors import is_users
-from actbench.measuring.meters.stepevents import Origin
+from actbench.measuring.meters.stepevents import UNKNOWN, Origin
 from actbench.model.ledger import OUTSIDE
 from actbench.model.timeline import OPTIMIZER
 
@@ -35,6 +35,7 @@ class Lines:
 
     Attributes:
         origins: The origin of each storage, by its name in the tracker's events.
+        passes: The line that began the backward pass in which a storage was made, by the same name.
         roots: The modules that ran and were part of no other that did.
         autocast: The types in which autocast computes where gradients are needed.
     """
@@ -46,7 +47,9 @@ class Lines:
         self._active: list[nn.Module] = []
         self._paths: dict[int, str] = {}
         self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]
+        self._backward = ""
         self.origins: dict[int, Origin] = {}
+        self.passes: dict[int, str] = {}
         self.roots: list[nn.Module] = []
         self.autocast: dict[str, None] = {}
         self.is_on = False
@@ -65,6 +68,8 @@ class Lines:
         """Note that an operator makes a storage now."""
         operator = "unknown" if func is None else func._schema.name
         node: Node | None = torch._C._current_autograd_node()
+        if node is not None:
+            self.passes[name] = self._backward
         if node is not None and self.is_on:
             _, module, line = self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1]
             self.origins[name] = Origin(module, operator, line)
@@ -74,6 +79,16 @@ class Lines:
                 # the node of this operator has been made already
                 self._turns.append((torch._C._autograd._get_sequence_nr() - 1, module, line))
             self.origins[name] = Origin(module, operator, line)
+
+    def begin_pass(self) -> None:
+        """Note the line that runs now as that which begins a backward pass."""
+        self._backward = self.line()
+
+    def of_gradient(self, name: int, module: str | None = None) -> Origin:
+        """Return the origin of a gradient of a module: the line that began its backward pass, else the last one."""
+        made = self.origins.get(name, UNKNOWN)
+        owner = made.module if module is None else module
+        return Origin(owner, made.operator, self.passes.get(name, self._backward))
 
     def line(self) -> str:
         """Return the innermost line of the user's that runs now; empty if none does."""

@@ -106,13 +106,19 @@ def head_of(models: Sequence[nn.Module]) -> str | None:
 
 
 def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, Origin]]:
-    """Yield storages with the modules of their parameters, on the lines that made them."""
+    """Yield storages with the modules of their parameters, on the lines that made them.
+
+    A gradient is made by the line that began its backward pass.
+    """
     paths: dict[int, str] = {}
 
-    def owned(path: str, what: str | None, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Origin]]:
-        for name in tracker.names([plain for tensor in tensors for plain in plain_tensors(tensor)]):
-            made = lines.origins.get(name, Origin(path, what or "unknown"))
-            yield name, Origin(path, what or made.operator, made.line)
+    def names(tensors: Sequence[Tensor]) -> set[int]:
+        return tracker.names([plain for tensor in tensors for plain in plain_tensors(tensor)])
+
+    def owned(path: str, what: str, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Origin]]:
+        for name in names(tensors):
+            made = lines.origins.get(name)
+            yield name, Origin(path, what, made.line if made else "")
 
     for module in (part for root in lines.roots for part in root.modules()):
         path = lines.path_of(module)
@@ -120,7 +126,7 @@ def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optim
             paths[id(parameter)] = path
             yield from owned(path, "parameter", [parameter])
             if parameter.grad is not None:
-                yield from owned(path, None, [parameter.grad])
+                yield from ((name, lines.of_gradient(name, path)) for name in names([parameter.grad]))
         yield from owned(path, "buffer", list(module.buffers(recurse=False)))
     for optimizer in optimizers:
         what = f"{type(optimizer).__name__} state"

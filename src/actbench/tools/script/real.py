@@ -13,11 +13,13 @@ from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.meter import allocation_failures
+from actbench.model.advice import Settings
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
 from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
+from actbench.tools.script.batches import Batches
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
@@ -26,6 +28,8 @@ from actbench.tools.script.reading import Held
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
+
+_SETTINGS = Settings(batch="a smaller batch in the script")
 
 
 class RealRun(TimedRun):
@@ -40,6 +44,7 @@ class RealRun(TimedRun):
         memory_limit_bytes: Memory that may be used; None for what is available now.
         scheme: Changes the models after the first step.
         batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
+        needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
         options: Those of :class:`~actbench.tools.script.timed.TimedRun`.
     """
 
@@ -49,6 +54,7 @@ class RealRun(TimedRun):
         memory_limit_bytes: int | None = None,
         scheme: Scheme | None = None,
         batch_size: int | None = None,
+        needs_batches: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -56,7 +62,7 @@ class RealRun(TimedRun):
         self.notes: dict[str, None] = {}
         self._applied = None if scheme is None else Applied(scheme)
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
-        self._batch_size = batch_size
+        self._batches = Batches(batch_size, are_needed=needs_batches)
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
         self._held: Held | None = None
@@ -66,10 +72,10 @@ class RealRun(TimedRun):
     def __enter__(self) -> Self:
         counters = RealMemory(self._allocations, self.memory_bytes)
         with ExitStack() as stack:
-            stack.enter_context(allocation_failures("the CPU", self.memory_bytes))
+            stack.enter_context(allocation_failures("the CPU", self.memory_bytes, settings=_SETTINGS))
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
-            stack.enter_context(prepared_for_real(self._note, batch_size=self._batch_size, real=Draws().own))
+            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=Draws().own))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())
@@ -84,6 +90,7 @@ class RealRun(TimedRun):
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._held is None:
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
+        self._batches.refuse_others()
         step = max(reversed(self.steps.steady(self._began)), key=lambda each: each.peak_bytes)
         found = reading.measurement(
             step,
@@ -92,6 +99,7 @@ class RealRun(TimedRun):
             origins=self._allocations.origins,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
+            built=self._batches.built(self._held.models, step),
         )
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
@@ -106,6 +114,7 @@ class RealRun(TimedRun):
     def _ended(self, step: Step) -> None:
         if self._begun_at is not None:
             self._seconds.append(time.perf_counter() - self._begun_at)
+        self._batches.refuse_none()
         if self._allocations.is_on:
             self._held = reading.held(self._allocations, self.lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)

@@ -1,10 +1,9 @@
-"""Remarks on the figures of a simulated script: what its steps were, and whether its batch changed."""
+"""Remarks on the figures of a simulated script: what its steps were, and what it needs outside of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
-from actbench.errors import MeasurementError
 from actbench.tools.script.steps import Steps
 from actbench.units import format_bytes
 
@@ -34,16 +33,4 @@ def about_outside(most_bytes: int, peak_bytes: int) -> Iterator[str]:
         yield (
             f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown: as it begins, or "
             "between steps; reserved memory includes it"
-        )
-
-
-def refuse_other_batches(asked: int | None, sizes: Set[int]) -> None:
-    """Raise a MeasurementError if none of the batches that were loaded has the number of rows that was asked for."""
-    if asked is not None and asked not in sizes:
-        found = (
-            f"its loaders made {', '.join(map(str, sorted(sizes)))}" if sizes else "it has no DataLoader that trains"
-        )
-        raise MeasurementError(
-            f"--batch-size and --max-batch change the batches of a DataLoader, and none of this script made {asked} "
-            f"rows: {found}; change the script, or give its own argument for the batch"
         )

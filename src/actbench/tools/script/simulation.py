@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
-from actbench.model.records import Built
 from actbench.model.timeline import Timeline
 from actbench.report.render import markdown
 from actbench.scheme import Scheme
@@ -28,6 +27,7 @@ from actbench.simulator.operators import device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import groups, kernels, reading, sharing
+from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
@@ -37,7 +37,7 @@ from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
-from actbench.tools.script.remarks import about_outside, about_steps, refuse_other_batches
+from actbench.tools.script.remarks import about_outside, about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps, Tracked
 from actbench.tools.script.tables import script_tables
@@ -63,6 +63,7 @@ class Simulation:
         memory_limit_bytes: Memory that may be used; None for all of the card's.
         scheme: Is applied to the models when the first step has ended; None for none.
         batch_size: Rows of the batches of each DataLoader; None for its own.
+        needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
         steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
         processes: How many processes train together; this is the first.
@@ -80,6 +81,7 @@ class Simulation:
         memory_limit_bytes: int | None = None,
         scheme: Scheme | None = None,
         batch_size: int | None = None,
+        needs_batches: bool = False,
         steps: int | None = None,
         raise_oom: bool = False,
         processes: int = 1,
@@ -94,11 +96,9 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
-        self.rows: int | None = None
-        self._sizes: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
-        self._batch_size = batch_size
+        self._batches = Batches(batch_size, are_needed=needs_batches)
         self._limit, self._stepped, self._when_ended = steps, stepped, ended
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
@@ -115,6 +115,7 @@ class Simulation:
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
+        self.steps.passing = self.lines.begin_pass
         self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -138,7 +139,7 @@ class Simulation:
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
-            stack.enter_context(prepared(self.note, batch_size=self._batch_size, real=self.real, fetched=self._fetched))
+            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
@@ -193,7 +194,7 @@ class Simulation:
         Raises:
             MeasurementError: No loader of the script made batches of the size that was asked for.
         """
-        refuse_other_batches(self._batch_size, self._sizes)
+        self._batches.refuse_others()
         profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
         step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
         outside = about_outside(
@@ -208,13 +209,13 @@ class Simulation:
             step,
             held,
             self.tracker.events[: step.ended],
-            origins=self.lines.origins,
+            origins={**self.lines.origins, **{name: self.lines.of_gradient(name) for name in step.gradients}},
             communicated=self.tracker.communicated,
             moved=self.moved,
             workspace=self.tracker.workspace,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
-            built=Built(model_class=held.models, batch_size=self.rows, micro_batches=max(1, len(step.forwards))),
+            built=self._batches.built(held.models, step),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
@@ -237,6 +238,7 @@ class Simulation:
         if self._measured is not None:  # the script has caught the end of its run, and goes on
             self._when_ended(self._measured)
             raise Ended
+        self._batches.refuse_none()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
         self._blocks.find(self.lines.roots)
@@ -258,10 +260,6 @@ class Simulation:
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
                 f"checking arguments for {func._schema.name})"
             )
-
-    def _fetched(self, rows: int) -> None:
-        self.rows = rows
-        self._sizes.add(rows)
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.tracker.add(tensors)  # no operator of another thread comes to the tracker

@@ -150,6 +150,7 @@ class Steps:
         phase: The part of the step that runs.
         passes: Backward passes so far.
         turned: Told of the part of the step that begins.
+        passing: Called by the line of the script that begins a backward pass.
     """
 
     def __init__(self, counting: Counting, ended: Callable[[Step], object], recorder: Recorder | None = None) -> None:
@@ -163,6 +164,7 @@ class Steps:
         self._recorded = 0
         self._depth = self.passes = 0
         self.turned: Callable[[Phase], object] = lambda phase: None
+        self.passing: Callable[[], object] = lambda: None
         self._turns: Counter[int] = Counter()
 
     @contextmanager
@@ -212,6 +214,7 @@ class Steps:
             if self._depth:  # a block that is run again inside of the backward pass
                 return own(*args, **kwargs)
             self._end_forward()
+            self.passing()
             self.passes += 1
             self._depth += 1
             try:

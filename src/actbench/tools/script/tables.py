@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from actbench.model.advice import PHASES
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Phase
-from actbench.model.timeline import TITLES, Holder, Timeline
+from actbench.model.timeline import OTHER, TITLES, Holder, Timeline
 from actbench.report.tables.step import LARGEST, display_holder
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, quotient
+from actbench.units import counted
 
 _KINDS = {
     "weights_bytes": TITLES["weights"],
@@ -22,7 +23,6 @@ _KINDS = {
     "communication_bytes": TITLES["communication"],
     "temporary_bytes": TITLES["temporary"],
 }
-NO_LINE = "(no line of the script)"
 
 
 def script_tables(measured: Outcome) -> Iterator[Table]:
@@ -36,8 +36,8 @@ def script_tables(measured: Outcome) -> Iterator[Table]:
     if measured.timeline is not None:
         timeline = measured.timeline
         if any(holder.line for holder in timeline.holders):
-            yield _holders("by line", "Line", lambda holder: holder.line or NO_LINE, timeline)
-        yield _holders("by module", "Module", display_holder, timeline)
+            yield _holders("by the line that made them", _LINE, timeline)
+        yield _holders("by module", _MODULE, timeline)
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,37 @@ def _kinds_table(measured: Measurement) -> Table:
     return fill("What the peak is made of", _columns("Kind"), rows)
 
 
-def _holders(how: str, title: str, of: Callable[[Holder], str], timeline: Timeline) -> Table:
-    """Return the largest holders on the device at the peak, those of one name as one, and the rest."""
-    alike: dict[str, list[Holder]] = {}
+@dataclass(frozen=True)
+class _Named:
+    """What names a holder: None where a record does not say it, and the words for such holders."""
+
+    title: str
+    name: Callable[[Holder], str | None]
+    nameless: str
+
+
+_LINE = _Named("Line", lambda holder: holder.line, "memory that no line of the script made")
+_MODULE = _Named(
+    "Module",
+    lambda holder: None if holder.module == OTHER else display_holder(holder),
+    "small tensors of any module",
+)
+
+
+def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
+    """Return the largest holders on the device at the peak, those of one name as one, and the rest in one row."""
+    alike: dict[str | None, list[Holder]] = {}
     for holder in timeline.holders:
         if holder.kind != "host":
-            alike.setdefault(of(holder), []).append(holder)
-    rows = sorted((_held(name, holders, timeline) for name, holders in alike.items()), key=lambda row: -row.held_bytes)
-    rest = [holder for row in rows[LARGEST:] for holder in alike[row.name]]
-    shown = [*rows[:LARGEST], *([_held("all others", rest, timeline)] if rest else [])]
-    return fill(f"The largest holders at the peak, {how}", _columns(title), shown)
+            alike.setdefault(named.name(holder), []).append(holder)
+    nameless = alike.pop(None, [])
+    rows = [_held(name, holders, timeline) for name, holders in alike.items() if name is not None]
+    rows.sort(key=lambda row: -row.held_bytes)
+    rest = [holder for row in rows[LARGEST:] for holder in alike[row.name]] + nameless
+    parts = [counted(len(rows) - LARGEST, f"smaller {named.title.lower()}")] if len(rows) > LARGEST else []
+    parts += [named.nameless] if nameless else []
+    shown = [*rows[:LARGEST], *([_held(f"({' and '.join(parts)})", rest, timeline)] if rest else [])]
+    return fill(f"The largest holders at the peak, {how}", _columns(named.title), shown)
 
 
 def _held(name: str, holders: Sequence[Holder], timeline: Timeline) -> _Held:

@@ -36,6 +36,27 @@ def verdict(record: MeasuredRecord) -> list[str]:
     return lines
 
 
+def about_card(record: MeasuredRecord) -> str:
+    """Return the sentence about a card that nobody named."""
+    return (
+        f"No --device-profile is named, so the card is assumed to be {device_of(record)}: name yours with "
+        "--device-profile NAME ('actbench devices' lists them)."
+    )
+
+
+def about_values(record: MeasuredRecord) -> list[str]:
+    """Return what a user has to know of the values that the script printed, and of where it ended."""
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    made_up = "Losses and other values that the script prints are made up: a simulated card computes none."
+    lines = [made_up] if record.case.meter == "simulated" else []
+    if measured.built is not None and measured.built.stopped_after is not None:
+        steps = counted(measured.built.stopped_after, "step")
+        lines.append(f"actbench stopped the script after {steps}; nothing after them ran.")
+    return lines
+
+
 def device_of(record: MeasuredRecord) -> str:
     """Return the device that a case is measured on, or simulated for."""
     if record.case.meter == "simulated":
