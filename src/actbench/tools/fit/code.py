@@ -107,16 +107,21 @@ INSTEAD = "# instead: "
 def _rounded(kept: Remedy) -> list[str]:
     """Return comments on what bfloat16 weights lose of updates, and what keeps them."""
     lines = [
-        f"The weights are bfloat16, which rounds small updates away: at a rate of {RATE}, of a small Llama's weights",
-        f"{100 * NEAREST:.0f} % change in ten steps (float32: all; stochastic rounding: {100 * BY_CHANCE:.0f} %).",
+        "The weights are bfloat16, which rounds small updates away. An example: in ten steps of AdamW at a learning",
+        f"rate of {RATE}, {100 * NEAREST:.0f} % of a small Llama's weights change. All change in float32, and",
+        f"{100 * BY_CHANCE:.0f} % under stochastic rounding.",
     ]
     if kept.optimizer or kept.scheme:
         lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
     if kept.float32 is not None:
-        needs = f"at most about {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
-        lines += [f"Float32 weights under autocast fit, too ({needs}); to measure them:", f"  {_command(kept.float32)}"]
+        most = f"at most {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
+        lines += [
+            "The same plan with float32 weights and autocast to bfloat16 loses no update and fits, too. It needs more",
+            f"than this one's {format_bytes(kept.need)}, but {most}. To measure it:",
+            f"  {_command(kept.float32)}",
+        ]
     elif not (kept.optimizer or kept.scheme):
-        lines.append("Float32 weights under autocast keep small updates, and need about twice the memory.")
+        lines.append("Float32 weights with autocast to bfloat16 keep small updates, and need about twice the memory.")
     return [f"# {line}" for line in lines]
 
 

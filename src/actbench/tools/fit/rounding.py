@@ -34,13 +34,15 @@ class Remedy(NamedTuple):
         scheme: The scheme of the case with stochastic rounding; empty if it cannot round so.
         optimizer: The optimizer in place of the case's, as code with ``{}`` for the parameters; empty if there is none.
         float32: The case with weights of float32 under autocast, if there is room for them, or None.
-        float32_bytes: About the most bytes that this case needs.
+        need: The bytes that the case itself needs.
+        float32_bytes: About the most bytes that ``float32`` needs.
         limit: The bytes that it may use.
     """
 
     scheme: str
     optimizer: str
     float32: Case | None
+    need: int
     float32_bytes: int
     limit: int
 
@@ -59,7 +61,8 @@ def remedy(case: Case, parts: Sequence[Scheme], measured: Measurement | None, ra
     known = "" if is_own else _BY_CHANCE.get(case.optimizer or OPTIMIZER, "")
     optimizer = known.replace("{rate}", rate) if is_free else ""
     float32, needs, limit = _in_float32(case, parts, measured)
-    return Remedy(spec, optimizer, float32, needs, limit)
+    need = needed_bytes(measured) if measured else 0
+    return Remedy(spec, optimizer, float32, need, needs, limit)
 
 
 def _by_chance(parts: Sequence[Scheme]) -> str:
