@@ -105,8 +105,8 @@ def fit(
 
     Single changes are simulated for the card, mostly on a copy with three blocks: recomputing, packing or moving what
     blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
-    up, so the fastest plan within the memory is solved for, not searched. This plan is simulated whole, with the limit
-    set; if it needs more memory than the sum said, fit solves again. Only plans that were simulated whole are shown.
+    up, and fit computes the fastest plan that fits by these sums. This plan is simulated whole, with the limit set; if
+    it needs more memory than the sums said, fit computes another. Only plans that were simulated whole are shown.
 
     First comes the answer: whether the model fits unchanged, the fastest plan with exact gradients, and the fastest of
     all. Tables have the fastest plan for each way in which training may change, and the frontiers of memory and time.
