@@ -74,7 +74,7 @@ def test_the_shares_of_weights_that_change_are_those_told(scheme: str, dtype: An
 
     told = " ".join(loop.replace("\n# ", " ").split())
     assert f"{100 * NEAREST:.0f} % of a small Llama's weights change" in told
-    assert f"{100 * BY_CHANCE:.0f} % under stochastic rounding" in told
+    assert f"with stochastic rounding {100 * BY_CHANCE:.0f} %." in told
     assert changed(loop, case) == pytest.approx(NEAREST, abs=0.015)
     assert changed(instead(loop), case) == pytest.approx(BY_CHANCE, abs=0.015)
 

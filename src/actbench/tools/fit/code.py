@@ -108,8 +108,10 @@ def _rounded(kept: Remedy) -> list[str]:
     """Return comments on what bfloat16 weights lose of updates, and what keeps them."""
     lines = [
         "The weights are bfloat16, which rounds small updates away. An example: in ten steps of AdamW at a learning",
-        f"rate of {RATE}, {100 * NEAREST:.0f} % of a small Llama's weights change. All change in float32, and",
-        f"{100 * BY_CHANCE:.0f} % under stochastic rounding.",
+        (
+            f"rate of {RATE}, {100 * NEAREST:.0f} % of a small Llama's weights change. In float32 all do, "
+            f"with stochastic rounding {100 * BY_CHANCE:.0f} %."
+        ),
     ]
     if kept.optimizer or kept.scheme:
         lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
