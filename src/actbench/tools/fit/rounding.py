@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from actbench import scheme as schemes
@@ -12,6 +12,7 @@ from actbench.model.records import Case, Optimizer
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import OPTIMIZER_STATE, Scheme
 from actbench.scheme.facets import LowPrecision, OwnOptimizer
+from actbench.units import format_bytes
 
 NEAREST: Final = 0.28
 BY_CHANCE: Final = 0.65
@@ -96,3 +97,29 @@ def _in_float32(case: Case, parts: Sequence[Scheme], measured: Measurement | Non
     others = [part.spec for part in parts if "precision" not in part.changes]
     update = {"dtype": "float32", "autocast": "bfloat16", "scheme": "+".join(others) or "exact"}
     return (case.model_copy(update=update) if needs <= limit else None), needs, limit
+
+
+def comments(kept: Remedy, rate: str, command: Callable[[Case], str]) -> list[str]:
+    """Return comments on what bfloat16 weights lose of updates, and what keeps them.
+
+    ``rate`` is the learning rate of the code, and ``command`` returns the command that measures a case.
+    """
+    lines = [
+        "The weights are bfloat16, which rounds small updates away. An example: in ten steps of AdamW at a learning",
+        (
+            f"rate of {rate}, {100 * NEAREST:.0f} % of a small Llama's weights change. In float32 all do, "
+            f"with stochastic rounding {100 * BY_CHANCE:.0f} %."
+        ),
+    ]
+    if kept.optimizer or kept.scheme:
+        lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
+    if kept.float32 is not None:
+        most = f"at most {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
+        lines += [
+            "The same plan with float32 weights and autocast to bfloat16 loses no update and fits, too. It needs more",
+            f"than this one's {format_bytes(kept.need)}, but {most}. To measure it:",
+            f"  {command(kept.float32)}",
+        ]
+    elif not (kept.optimizer or kept.scheme):
+        lines.append("Float32 weights with autocast to bfloat16 keep small updates, and need about twice the memory.")
+    return [f"# {line}" for line in lines]
