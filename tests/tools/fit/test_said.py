@@ -54,6 +54,7 @@ def unescaped(markdown: Path) -> str:
     return markdown.read_text().replace("\\", "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_crashing", "log")
 def test_what_crashed_is_simulated_again_and_then_nothing_is_said_of_it(cli, tmp_path, monkeypatch) -> None:
     words = (*STEP, *AMONG, "--memory-limit", "6GiB", "-o", tmp_path)
@@ -67,6 +68,7 @@ def test_what_crashed_is_simulated_again_and_then_nothing_is_said_of_it(cli, tmp
     assert "continued from" in second.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_crashing", "log")
 def test_other_questions_say_what_crashed(cli, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--largest-batch", "-o", tmp_path)
@@ -113,6 +115,7 @@ def test_nothing_is_said_to_fit_unchanged_where_it_does_not() -> None:
     assert "unchanged" not in " ".join(answer(found(("checkpoint", 1.2, 50), exact=200)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("log")
 def test_what_every_plan_has_fits_alone(cli, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "12GiB", "-o", tmp_path)
@@ -138,6 +141,7 @@ def test_results_are_stored_in_a_folder_that_a_clone_does_not_track() -> None:
         assert not listed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("log")
 def test_results_are_stored_below_where_it_runs(cli, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
