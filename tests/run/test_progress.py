@@ -111,7 +111,7 @@ def test_a_search_says_what_it_is_after_and_has_no_line_for_what_it_leaves_out(l
     assert lines.told() == []
     type(lines).at = 11.0
     lines.tick()
-    assert lines.told() == [f"solving for plans; at work: {second.title} (11 s); 1 ended (after 11 s)"]
+    assert lines.told() == [f"solving for plans; at work: {second.title} (11 s); 1 done (after 11 s)"]
 
 
 def test_cases_that_end_together_are_told_of_and_waited_for(lines):
@@ -187,7 +187,7 @@ def test_a_search_promises_no_number_of_cases_and_no_end(terminal, monkeypatch):
         told.started(first)
         told.finished(first, MEASURED)
         said = text_of(told) if terminal else where.file.getvalue()
-    assert ("1 done" if terminal else "[1] model0") in said
+    assert ("1 done" if terminal else "[1 done] model0") in said
     assert "of 2" not in said
     assert "/2]" not in said
     assert "left" not in said

@@ -89,9 +89,28 @@ def names_of_cases(cases: Sequence[Case]) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-def measured_on(record: MeasuredRecord) -> str:
-    """Return the sentence that names the machine and the versions of a record."""
-    machine, versions = record.machine, record.versions
-    device = machine.gpu or f"{machine.processor}, {counted(machine.cores, 'core')}"
-    commit = f", commit {versions.commit[:7]}" if versions.commit else ""
-    return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
+_MOST_CARDS = 3
+"""Cards that a sentence names; more are counted."""
+
+
+def measured_on(records: Iterable[MeasuredRecord]) -> list[str]:
+    """Return sentences that name the machines and the versions of records: what was simulated ran on no card."""
+    cards: dict[tuple[str, bool], dict[str, None]] = {}
+    for record in records:
+        machine, versions, is_simulated = record.machine, record.versions, record.case.meter == "simulated"
+        gpu = None if is_simulated else machine.gpu  # simulations use none
+        device = gpu or f"{machine.processor}, {counted(machine.cores, 'core')}"
+        commit = f", commit {versions.commit[:7]}" if versions.commit else ""
+        where = f"{machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
+        named = cards.setdefault((where, is_simulated), {})
+        named |= {record.case.device_profile: None} if record.case.device_profile else {}
+    return [
+        f"{f'Simulated{_for(list(named))}' if is_simulated else 'Measured'} on {where}"
+        for (where, is_simulated), named in cards.items()
+    ]
+
+
+def _for(cards: Sequence[str]) -> str:
+    if len(cards) > _MOST_CARDS:
+        return f" for {len(cards)} devices"
+    return f" for {', '.join(cards)}" if cards else ""

@@ -196,11 +196,12 @@ class ProgressLines(Progress):
         if told and self._total is None:  # a search, whose cases say little of what it is after
             what = f"{self._doing}; {what}"
         waits = f"; {len(self._together)} cases end together" if len(self._together) > 1 else ""
-        ended = f"; {self._count()} ended" if self._total != 0 else ""  # nobody knows yet how many there are
+        ended = f"; {self._count()}" if self._total is None else f"; {self._count()} ended"
+        ended = "" if self._total == 0 else ended  # nobody knows yet how many there are
         return f"{what}{waits}{ended}{self._times()}"
 
     def _count(self) -> str:
-        return str(self._pace.ended) if self._total is None else f"{self._pace.ended}/{self._total}"
+        return f"{self._pace.ended} done" if self._total is None else f"{self._pace.ended}/{self._total}"
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -247,3 +248,21 @@ def test_a_frame_has_the_keys_and_the_raw_values(make_record: MakeRecord) -> Non
 def test_quotients_that_say_nothing_are_none() -> None:
     assert (quotient(6, 3), quotient(0, 3), quotient(3, 0), quotient(None, 3), quotient(3, None)) == (2, 0, *[None] * 3)
     assert (change(4, 5), change(4, 3), change(0, 3)) == (0.25, -0.25, None)
+
+
+def test_rows_that_were_simulated_are_not_said_to_be_measured(make_record: MakeRecord) -> None:
+    card = partial(make_record, meter="simulated")
+
+    def notes(*records: MeasuredRecord) -> list[str]:
+        found = [note for note in tables.results_table(records).notes if " on box (a processor, 2 cores)" in note]
+        return [note.partition(" with actbench")[0] for note in found]
+
+    both = notes(card(device_profile="t4"), card("gact:L2", device_profile="rtx-4090"), make_record(meter="cpu"))
+    many = notes(*(card(device_profile=name) for name in ("t4", "rtx-4090", "rtx-4060", "rtx-3090")))
+
+    assert set(both) == {
+        "Simulated for rtx-4090, t4 on box (a processor, 2 cores)",
+        "Measured on box (a processor, 2 cores)",
+    }
+    assert many == ["Simulated for 4 devices on box (a processor, 2 cores)"]
+    assert notes(card(gpu="NVIDIA H200")) == ["Simulated on box (a processor, 2 cores)"]

@@ -58,6 +58,8 @@ class Session:
                 file.write(f"{self.case.meter} {self.case.scheme} {self.case.optimizer} {self.case.model}\n")
         if (refused := os.environ.get("FAKEFIT_REFUSED")) and refused in self.case.scheme:
             raise ConversionError(f"{refused}: this model has nothing to move")
+        if (crashes := os.environ.get("FAKEFIT_CRASHED")) and crashes in self.case.scheme:
+            raise RuntimeError(f"{crashes} met an operator\nof which pages follow")
         if any(idle in self.case.scheme for idle in os.environ.get("FAKEFIT_IDLE", "").split(",") if idle):
             raise NothingToConvertError(f"{self.case.scheme}: it holds no layer for this")
         held, seconds, top = self._costs(blocks_of(self.case.model) or [""])

@@ -60,7 +60,7 @@ def test_the_answer_comes_first_and_its_plan_in_json_csv_and_markdown(cli, log, 
     assert "gact:L2 on block 0, adamw-fused: 6.00 GiB of 6.00 GiB, 1.17 of the exact step's time" in ended.err
     rows = (tmp_path / "t").read_text().splitlines()
     assert rows[0].startswith("scheme,optimizer,plan,")
-    assert rows[1].startswith('"gact:L2,only=model.layers.0",adamw-fused,"gact:L2 0, adamw-fused",')
+    assert rows[1].startswith('"gact:L2,only=model.layers.0",adamw-fused,"gact:L2 block 0, adamw-fused",')
     assert set(found) == set(records_below(tmp_path))
     (table,) = tmp_path.rglob("*.fit.md")
     assert "gact:L2 on block 0" in table.read_text()
@@ -133,11 +133,13 @@ def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log
     assert "over the limit" in half.err
 
 
-def test_above_the_exact_peak_the_answer_is_the_exact_step(cli, log, tmp_path) -> None:
+def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 
     assert ended.status == 0, ended.err
-    assert ended.out.startswith("adamw-fused: 9.50 GiB of 12.00 GiB, 0.97 of the exact step's time")
+    first, second, *_ = ended.out.splitlines()
+    assert first == "It fits unchanged: 9.50 GiB of 12.00 GiB."
+    assert second.startswith("adamw-fused: 9.50 GiB of 12.00 GiB, 0.97 of the exact step's time")
 
 
 def test_a_model_without_blocks_is_changed_as_a_whole(cli, log, tmp_path) -> None:

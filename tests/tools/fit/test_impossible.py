@@ -29,7 +29,7 @@ def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
     fast = cli(*words)
 
     assert slow.status == 1
-    assert "0 cases simulated whole" in slow.err
+    assert "0 simulations of the whole model" in slow.err
     assert "Nothing takes at most 1.2 times" in slow.out
     assert "What fits" not in slow.out
     assert fast.status == 0

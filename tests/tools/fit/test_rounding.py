@@ -18,7 +18,7 @@ from actbench.model.records import Built, Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit.code import INSTEAD, code_for
 from actbench.tools.fit.rounding import BY_CHANCE, NEAREST
-from actbench.units import parse_bytes
+from actbench.units import format_bytes, parse_bytes
 
 LLAMA = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "device_profile": "cpu"}
 BYTES = {"weights_bytes": 1, "activation_bytes": 1, "peak_bytes": 3}
@@ -72,8 +72,9 @@ def test_the_shares_of_weights_that_change_are_those_told(scheme: str, dtype: An
 
     loop = code_for(case, SAID).loop
 
-    told = f"{100 * NEAREST:.0f} % change in ten steps (float32: all; stochastic rounding: {100 * BY_CHANCE:.0f} %)"
-    assert told in loop
+    told = " ".join(loop.replace("\n# ", " ").split())
+    assert f"{100 * NEAREST:.0f} % of a small Llama's weights change" in told
+    assert f"with stochastic rounding {100 * BY_CHANCE:.0f} %." in told
     assert changed(loop, case) == pytest.approx(NEAREST, abs=0.015)
     assert changed(instead(loop), case) == pytest.approx(BY_CHANCE, abs=0.015)
 
@@ -135,9 +136,10 @@ def test_float32_weights_are_offered_where_there_is_room(scheme: str) -> None:
 
     loop = code_for(Case(**settings), said).loop
 
-    told = re.search(r"at most about (\S+ \S+) of", loop)
+    told = re.search(r"more\n# than this one's (\S+ \S+), but at most (\S+ \S+) of", loop)
     assert told
-    assert needed_bytes(exact) <= parse_bytes(told[1].replace(" ", ""))
+    assert told[1] == format_bytes(needed_bytes(said))
+    assert needed_bytes(exact) <= parse_bytes(told[2].replace(" ", ""))
     assert f"#   actbench measure tiny-llama -s {scheme} -b 4 --sequence-length 64 --autocast bfloat16" in loop
     assert "float32 weights" not in code_for(Case(**settings), tight).loop.lower()
 

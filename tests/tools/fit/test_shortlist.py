@@ -135,7 +135,7 @@ def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titl
 @pytest.mark.parametrize(
     ("plans", "exact", "lead"),
     [
-        ((), 20, ["The exact step fits: 20.00 GiB of 100.00 GiB."]),
+        ((), 20, ["It fits unchanged: 20.00 GiB of 100.00 GiB."]),
         (
             (("checkpoint,only=model.layers.[0-10]", 1.3, 90), ("gact:L2", 1.2, 95, UNBIASED)),
             200,
@@ -184,7 +184,7 @@ def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titl
         "nothing",
     ],
 )
-def test_the_answer_in_at_most_three_sentences(plans: Sequence[Plan], exact: int, lead: Sequence[str]) -> None:
+def test_the_answer_in_a_few_sentences(plans: Sequence[Plan], exact: int, lead: Sequence[str]) -> None:
     told = tables_of(found(*plans, exact=exact), "What fits")[0].lead
 
     assert len(told) == len(lead) <= 3
@@ -205,8 +205,11 @@ def test_uniform_plans_are_compared_with() -> None:
     plans = (("checkpoint,only=model.layers.[0-10]", 1.2, 90), ("offload,only=model.layers.[0-31]", 1.5, 90))
     what = found(*plans, exact=200)
 
-    (note,) = (note for note in tables_of(what, "t")[0].notes if note.startswith("With the same for all blocks"))
-    assert "exact gradients the fastest that fits is offload all: 1.50 of the exact step's time" in note
+    (note,) = (note for note in tables_of(what, "t")[0].notes if "treats all blocks alike" in note)
+    assert note == (
+        "With exact gradients, the best plan that treats all blocks alike needs 90.00 GiB and takes 1.50 of the exact "
+        "step's time: offload all blocks."
+    )
 
 
 def record_of(scheme: str, limit: int, need: int, meter: MeterName = "simulated") -> FitRecord:
@@ -259,31 +262,31 @@ TWO = Blocks(tuple(f"model.{half}.layers.{place}" for half in ("encoder", "decod
         (
             LAYERS,
             "checkpoint,only=model.layers.[0-10]+msln,only=model.layers.[11-31]+chunked_loss:8",
-            "checkpoint 0-10, msln 11-31, chunked_loss:8",
+            "checkpoint blocks 0-10, msln blocks 11-31, chunked_loss:8",
             "checkpoint on blocks 0-10, msln on blocks 11-31, chunked_loss:8",
         ),
         (
             LAYERS,
             "checkpoint,only=model.layers.[0-3]/model.layers.9+offload,only=model.layers.[0-1]",
-            "checkpoint+offload 0-1, checkpoint 2-3 9",
+            "checkpoint+offload blocks 0-1, checkpoint blocks 2-3/9",
             "checkpoint with offload on blocks 0-1, checkpoint on blocks 2-3 and 9",
         ),
         (
             LAYERS,
             "msln,only=model.norm/model.layers.[0-31]",
-            "msln all model.norm",
+            "msln all blocks and model.norm",
             "msln on all blocks and on model.norm",
         ),
         (
             STAGES,
             "gact:L2,only=conv1/layer1.[0-1]/layer2.3",
-            "gact:L2 layer1.0-1 layer2.3 conv1",
+            "gact:L2 blocks layer1.0-1/layer2.3 and conv1",
             "gact:L2 on blocks layer1.0-1 and layer2.3 and on conv1",
         ),
         (
             TWO,
             "checkpoint,only=model.decoder.layers.[0-1]",
-            "checkpoint decoder.layers.0-1",
+            "checkpoint blocks decoder.layers.0-1",
             "checkpoint on blocks decoder.layers.0-1",
         ),
         (Blocks(), "checkpoint,only=h.0", "checkpoint h.0", "checkpoint on h.0"),
@@ -310,7 +313,7 @@ def test_specifications_of_plans_stand_below_the_table() -> None:
 
     notes = tables_of(found((spec, 1.2, 90), exact=200), "t")[0].notes
 
-    assert notes[0] == f"checkpoint 0-10 is -s '{spec}' --optimizer adamw"
+    assert notes[0] == f"checkpoint blocks 0-10 is -s '{spec}' --optimizer adamw"
 
 
 OLD = Path(__file__).parents[2] / "data" / "fit-2026-11.fit.jsonl"

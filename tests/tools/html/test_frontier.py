@@ -30,7 +30,7 @@ def table(name: str, *rows: tuple[str, int, float], limit: int | None = 4 * GIB)
     return Table(f"Frontier, {name}", COLUMNS, filled, lead=(f"{name} <b>first</b>",), curve=curve)
 
 
-EXACT = table("exact", ("exact", 8 * GIB, 1.0), ("checkpoint 0-3", 4 * GIB, 1.3))
+EXACT = table("exact", ("exact", 8 * GIB, 1.0), ("checkpoint blocks 0-3", 4 * GIB, 1.3))
 OTHER = table("any", ("gact", 3 * GIB, 1.2))
 
 
@@ -43,7 +43,7 @@ def test_tables_of_one_chart_are_drawn_together_with_the_limit() -> None:
     assert [(row["kind"], row["scheme"], row["drawn"], row["drawn_time"]) for row in values] == [
         ("any gradients", "gact", 3.0, 1.2),
         ("exact gradients", "exact", 8.0, 1.0),
-        ("exact gradients", "checkpoint 0-3", 4.0, 1.3),
+        ("exact gradients", "checkpoint blocks 0-3", 4.0, 1.3),
     ]
     assert "limit 4.00 GiB" in json.dumps(picture.spec["layer"])
 

@@ -99,7 +99,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bo
     lines = chain(
         settings.described(),
         about_largest(records),
-        map(measured_on, records),
+        measured_on(records),
         _published(records),
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),

@@ -1,4 +1,4 @@
-"""The answer of a fit in a few sentences: the fastest plan with exact gradients, and the fastest of all."""
+"""The answer of a fit in a few sentences: whether the model fits unchanged, and the fastest plans."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ from actbench.units import format_bytes
 
 
 def answer(found: Fitted) -> tuple[str, ...]:
-    """Return at most three sentences about what fits and is fast enough, or about what comes nearest."""
+    """Return a sentence if the model fits unchanged, and at most three about what else fits and is fast enough.
+
+    If nothing does, the sentence is about what comes nearest.
+    """
     shown, adapted = found.shortlist(), found.shortlist(adapters=True)  # what the answer names is in a table below it
     if not shown and not adapted:
         return (_nearest(found),)
     chosen = [_nearest_to_exact(shown or adapted), *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    return tuple(_told(each, found) for each in _each_once(chosen))
+    plans = [_told(each, found) for each in _each_once(chosen) if each is not found.exact]
+    return (*_unchanged(found), *plans)
+
+
+def _unchanged(found: Fitted) -> Sequence[str]:
+    """Return the sentence that what the user named fits as it is; none if it does not."""
+    base = found.exact.record.asked.scheme
+    what = "unchanged" if base == "exact" else f"with {base} alone"
+    return [f"It fits {what}: {_memory(found.exact, found)}."] if found.fits(found.exact) else []
 
 
 def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
@@ -31,15 +42,16 @@ def _each_once(plans: Iterable[Tried]) -> list[Tried]:
 
 
 def _told(tried: Tried, found: Fitted) -> str:
-    memory = f"{format_bytes(tried.need_bytes)} of {format_bytes(found.limit_bytes)}"
-    if tried is found.exact:
-        return f"The exact step fits: {memory}."
     training = tried.training
     changes = [f"gradients {training.gradient}"]
     changes += [f"{what} changed" for what in ("updates", "precision") if getattr(training, what) == "other"]
     changes += ["adapters trained in place of the model"] if training.trained == "adapters" else []
     of_time = f"{tried.slowdown:.2f} of the exact step's time (estimated)"
-    return f"{tried.words}: {memory}, {of_time}, {', '.join(changes)}."
+    return f"{tried.words}: {_memory(tried, found)}, {of_time}, {', '.join(changes)}."
+
+
+def _memory(tried: Tried, found: Fitted) -> str:
+    return f"{format_bytes(tried.need_bytes)} of {format_bytes(found.limit_bytes)}"
 
 
 def _nearest(found: Fitted) -> str:

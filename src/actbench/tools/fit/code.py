@@ -16,8 +16,8 @@ from actbench.scheme.facets import LowPrecision
 from actbench.simulator import profiles
 from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
-from actbench.tools.fit.rounding import BY_CHANCE, NEAREST, Remedy, remedy
-from actbench.units import counted, format_bytes
+from actbench.tools.fit.rounding import Remedy, comments, remedy
+from actbench.units import counted
 from actbench.workload.optimizers import TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]
@@ -80,7 +80,7 @@ def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | N
             if own_loss
             else ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""]
         ),
-        *(_rounded(kept) if kept else []),
+        *(comments(kept, RATE, _command) if kept else []),
         *_prepared(case, built),
     ]
     lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
@@ -102,22 +102,6 @@ def _joined(lines: Iterable[str]) -> str:
 
 INSTEAD = "# instead: "
 """Begins a line that may stand in place of the one above."""
-
-
-def _rounded(kept: Remedy) -> list[str]:
-    """Return comments on what bfloat16 weights lose of updates, and what keeps them."""
-    lines = [
-        f"The weights are bfloat16, which rounds small updates away: at a rate of {RATE}, of a small Llama's weights",
-        f"{100 * NEAREST:.0f} % change in ten steps (float32: all; stochastic rounding: {100 * BY_CHANCE:.0f} %).",
-    ]
-    if kept.optimizer or kept.scheme:
-        lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
-    if kept.float32 is not None:
-        needs = f"at most about {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
-        lines += [f"Float32 weights under autocast fit, too ({needs}); to measure them:", f"  {_command(kept.float32)}"]
-    elif not (kept.optimizer or kept.scheme):
-        lines.append("Float32 weights under autocast keep small updates, and need about twice the memory.")
-    return [f"# {line}" for line in lines]
 
 
 _PLAIN = [
@@ -208,7 +192,7 @@ def _trainer(
     half = next((each.dtype for each in _precisions(parts) if each.of_weights), case.dtype)
     yours = f"make_optimizer, from the model to its {own}, " if own else ""
     collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
-    prepared = [*(_rounded(kept) if kept else []), *_prepared(case, built), *before, *collator]
+    prepared = [*(comments(kept, RATE, _command) if kept else []), *_prepared(case, built), *before, *collator]
     lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
     if is_function(case.model):
         lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from actbench.cli import completions
 from actbench.cli.app import Exit, argument, command, count_option, named, option, seconds_option
@@ -24,11 +24,13 @@ from actbench.cli.printing import (
 )
 from actbench.tools.fit.asking import QuestionFlags
 from actbench.tools.fit.stepflags import FitFlags
-from actbench.units import counted
 
 if TYPE_CHECKING:
     from actbench.tools.fit.fit import Fit
     from actbench.tools.fit.questions import Answer
+
+RESULTS: Final = Path("fit-results")
+"""Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
 
 
 @command()
@@ -88,7 +90,7 @@ def fit(
         float,
         seconds_option(
             "--budget",
-            "Seconds, from the end of loading, after which no new simulation starts; one at work has a quarter more.",
+            "Seconds, from the end of loading, after which no simulation starts; what is at work has a quarter more.",
             least=1,
         ),
     ] = 120.0,
@@ -96,20 +98,23 @@ def fit(
     progress: ProgressFlags,
     questions: QuestionFlags,
     nodes: ClusterFlags,
-    output: OutputOption = Path("results/fit"),
+    output: OutputOption = RESULTS,
     exports: ExportFlags,
 ) -> None:
     """Plan how a training step fits on a card: what to do with each block, what it costs, and the code to paste.
 
     Single changes are simulated for the card, mostly on a copy with three blocks: recomputing, packing or moving what
     blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
-    up, so the fastest plan within the memory is solved for, not searched. This plan is simulated whole, with the limit
-    set; if it needs more memory than the sum, fit solves again. Only plans that were simulated whole are shown.
+    up, and fit computes the fastest plan that fits by these sums. This plan is simulated whole, with the limit set; if
+    it needs more memory than the sums said, fit computes another. Only plans that were simulated whole are shown.
 
-    First comes the answer: the fastest plan with exact gradients, and the fastest of all. Tables have the fastest plan
-    for each way in which training may change, and the frontiers of memory and time. Plans that train adapters instead
-    of the model's parameters have their own table. Run the same command again to continue a stopped fit. On a machine
-    with the card, --measure runs the first three plans and shows the errors of the estimates.
+    First comes the answer: whether the model fits unchanged, the fastest plan with exact gradients, and the fastest of
+    all. Tables have the fastest plan for each way in which training may change, and the frontiers of memory and time.
+    Plans that train adapters instead of the model's parameters have their own table. On a machine with the card,
+    --measure runs the first three plans and shows the errors of the estimates.
+
+    Simulations are stored in the folder fit-results, or in that of --output. Run the same command again to continue a
+    stopped fit.
 
     Exit status: 0 something fits within --max-slowdown, with adapters or without, 1 nothing does, 2 wrong usage.
 
@@ -177,7 +182,8 @@ def fit(
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
     chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
-    tables[0] = replace(tables[0], lead=(*_cut_short(found), *tables[0].lead), code=pieces_of(chosen))
+    lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)
+    tables[0] = replace(tables[0], lead=lead, code=pieces_of(chosen))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
@@ -220,8 +226,8 @@ def _verdict(found: Fit) -> str:
 
 
 def _remarks(found: Fit, *, verbose: bool) -> None:
-    known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
-    remark(f"{counted(found.simulated, 'case')} simulated whole, {known} taken from the results file")
+    for text in found.counts.said(found.path):
+        remark(text)
     if found.path is not None:
         remark(f"results: {found.path} (tables in the same folder, as .md and .csv)")
     for why in found.about_refused(each=verbose):

@@ -67,7 +67,7 @@ class Errors:
 
     def remarks(self) -> list[str]:
         """Return sentences about where the errors come from, and which are unknown."""
-        found = [f"errors of the gradient are of {self.measured_on}"] if self.measured_on else []
+        found = [f"errors of the gradient were measured on the CPU, of {self.measured_on}"] if self.measured_on else []
         why = [f"the error of {name} is unknown, so no plan has {name}: {each}" for name, each in self.unknown.items()]
         return found + why
 
@@ -191,4 +191,4 @@ class ErrorMeter:
             return ""
         case = self._case
         tokens = f" of {case.sequence_length} tokens" if case.sequence_length else ""
-        return f"{case.model} at batch {case.batch_size}{tokens}, measured on the CPU"
+        return f"{case.model} at batch {case.batch_size}{tokens}"

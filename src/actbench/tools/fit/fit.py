@@ -14,6 +14,7 @@ from actbench.run.executor import Machines
 from actbench.run.progress import Progress
 from actbench.simulator import profiles
 from actbench.tools.fit import ondevice
+from actbench.tools.fit.counts import Counts, about_crashed, is_crash
 from actbench.tools.fit.fitting import BUDGET_SECONDS, Fitting, Means, checked, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, LEVELS
 from actbench.tools.fit.planner import Planner
@@ -32,7 +33,8 @@ class Fit:
     Attributes:
         found: The plans that were simulated whole, and the exact step.
         records: Their records, with failures.
-        simulated: How many were simulated now; the others were in the results file.
+        counts: How many simulations there were.
+        crashed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
         is_over: Whether the time ended before all plans were simulated.
         knows_least: Whether the plan that needs least was simulated whole.
         refused: Names of the choices that the model or the device refused, with the reason.
@@ -45,7 +47,8 @@ class Fit:
 
     found: Fitted
     records: tuple[FitRecord, ...]
-    simulated: int
+    counts: Counts
+    crashed: Mapping[Case, Failure]
     is_over: bool
     knows_least: bool
     refused: Mapping[str, Failure]
@@ -62,6 +65,11 @@ class Fit:
         if idle:
             lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
         return lines
+
+    @property
+    def about_crashed(self) -> tuple[str, ...]:
+        """The line that ends the answer if simulations crashed."""
+        return about_crashed(self.crashed, self.path)
 
     @property
     def is_possible(self) -> bool:
@@ -174,10 +182,15 @@ def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> 
     return Fit(
         found,
         records,
-        sum(run.simulated for run in made.runs),
+        made.count(),
+        made.crashed,
         is_over,
         planner.knows_least and not is_over,
-        {choice.name: outcome for choice, outcome in planner.refused.items() if isinstance(outcome, Failure)},
+        {
+            choice.name: outcome
+            for choice, outcome in planner.refused.items()
+            if isinstance(outcome, Failure) and not is_crash(outcome)
+        },
         (*planner.choices.kept, *planner.space.errors.remarks()),
         made.path,
         least,

@@ -12,7 +12,7 @@ from actbench import scheme as schemes
 from actbench.errors import UsageError
 from actbench.machine import machine, now
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case, Optimizer
+from actbench.model.records import Case, Failure, Optimizer
 from actbench.report.store import Store
 from actbench.run.executor import PRELOAD, Machines
 from actbench.run.progress import Progress
@@ -23,6 +23,7 @@ from actbench.tools.fit import scripts
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices, choices_for
 from actbench.tools.fit.copies import FromCopies
+from actbench.tools.fit.counts import Counts
 from actbench.tools.fit.plan import Plan, training_of
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord
@@ -74,6 +75,7 @@ class Fitting:
         given: What the user's exact step has, too: plans train as it does.
         store: The results file.
         simulates: What simulates cases.
+        stored: Cases that the results file had when it was opened.
         runs: What the planners have simulated.
     """
 
@@ -82,6 +84,7 @@ class Fitting:
     given: str
     store: Store[FitRecord]
     simulates: Simulator
+    stored: frozenset[Case] = frozenset()
     runs: list[Simulations] = field(default_factory=list)
 
     def planner(self, case: Case, asked: Asked, choices: Choices | None = None) -> Planner:
@@ -116,6 +119,16 @@ class Fitting:
     def records(self, cases: Sequence[Case]) -> tuple[FitRecord, ...]:
         """Return the records of cases, as far as they were simulated."""
         return tuple(record for case in cases if (record := self.store.find(case)) is not None)
+
+    @property
+    def crashed(self) -> dict[Case, Failure]:
+        """Cases whose simulation crashed, with why."""
+        return {case: why for run in self.runs for case, why in run.crashed.items()}
+
+    def count(self) -> Counts:
+        """Return how many simulations there were."""
+        taken = set[Case]().union(*(run.taken for run in self.runs)) & self.stored
+        return Counts(sum(run.simulated for run in self.runs), sum(run.copies for run in self.runs), len(taken))
 
     @property
     def path(self) -> Path | None:
@@ -157,7 +170,8 @@ def fitting(name: str, case: Case, choices: Choices, means: Means) -> Iterator[F
             preload=_needed(case, choices),
             bench=scripts.bench_of(case),
         ) as simulates:
-            yield Fitting(means, name, case.scheme, store, simulates)
+            stored = frozenset(record.case for record in store.records)
+            yield Fitting(means, name, case.scheme, store, simulates, stored)
         if means.output is not None:
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
 

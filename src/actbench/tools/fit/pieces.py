@@ -13,8 +13,8 @@ from actbench.tools.fit.records import Tried
 
 
 def pieces_of(chosen: Sequence[Tried]) -> tuple[tuple[str, str], ...]:
-    """Return the pieces of code of plans, each with its heading."""
-    return tuple(pair for plan in chosen for pair in _pieces(plan))
+    """Return the pieces of code of plans, each with its heading; a plan that changes nothing has none."""
+    return tuple(pair for plan in chosen if not plan.is_unchanged for pair in _pieces(plan))
 
 
 def _pieces(plan: Tried) -> Iterator[tuple[str, str]]:
@@ -30,7 +30,7 @@ def _pasted(plan: Tried, code: Code) -> Iterator[tuple[str, str]]:
         yield f"{plan.words}: with transformers' Trainer", code.trainer
     else:
         yield f"{plan.words}: not with transformers' Trainer", f"# {code.why_no_trainer}\n"
-    yield f"{plan.words}: measured on the device", f"{code.command}\n"
+    yield f"{plan.words}: the command that measures it on the device", f"{code.command}\n"
 
 
 def _of_script(plan: Tried, script: Script) -> Iterator[tuple[str, str]]:
@@ -38,8 +38,8 @@ def _of_script(plan: Tried, script: Script) -> Iterator[tuple[str, str]]:
     case, lines = plan.case, []
     for line in lines_for(case.scheme, plan.measured.optimizer) if case.scheme != "exact" else ():
         is_of_model = line.startswith("model")
-        lines.append("# where the model is made, before its optimizer is" if is_of_model else "# behind the optimizer")
-        lines.append(line)
+        where = "where the model is made, before its optimizer is" if is_of_model else "after its optimizer is made"
+        lines += [f"# {where}", line]
     if lines:
         modules = ("actbench", "actbench.optim", "torchao.optim", "bitsandbytes.optim")
         used = [f"import {each}" for each in modules if f"{each}." in "".join(lines)]

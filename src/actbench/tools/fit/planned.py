@@ -85,6 +85,7 @@ class FitResult:
         limit_bytes: Memory that a step may use.
         least: What needs least of all that was simulated.
         is_over: Whether the time ended before all plans were simulated.
+        crashed: Why simulations crashed, each with the scheme before it; if there are any, plans may be missing.
         path: The results file, if one is kept.
     """
 
@@ -93,6 +94,7 @@ class FitResult:
     limit_bytes: int
     least: PlannedStep
     is_over: bool
+    crashed: tuple[str, ...]
     path: Path | None
     _found: Fitted
 
@@ -184,6 +186,7 @@ def fit(
         found.limit_bytes,
         _planned(found.least),
         result.is_over,
+        tuple(f"{case.scheme}: {failure.message}" for case, failure in result.crashed.items()),
         result.path,
         found,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from actbench.model.records import Case
@@ -11,12 +11,13 @@ from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
 from actbench.simulator import profiles
 from actbench.tools.fit.cards import Cards, OnCard
+from actbench.tools.fit.counts import about_crashed
 from actbench.tools.fit.fitting import Fitting, Means, checked, choices_of, fitting
 from actbench.tools.fit.growing import LARGEST, Axis, Grower, Largest
 from actbench.tools.fit.levels import EXACT, LEVELS, Level
 from actbench.tools.fit.records import Asked, FitRecord, Trained, Tried, step_seconds_of
 from actbench.tools.fit.sharding import Sharded, Shardings
-from actbench.units import counted, format_bytes
+from actbench.units import format_bytes
 
 _UNITS: dict[Axis, str] = {"sequence_length": "tokens", "batch_size": "rows"}
 _WHAT: dict[Axis, str] = {"sequence_length": "Longest sequence", "batch_size": "Largest batch"}
@@ -125,12 +126,13 @@ def _tried(made: Fitting, grown: Largest) -> Tried:
 
 
 def _answer(made: Fitting, tables: tuple[Table, ...], chosen: list[Tried], remarks: list[str]) -> Answer:
-    told = [f"{counted(sum(run.simulated for run in made.runs), 'case')} simulated whole"]
+    first = replace(tables[0], notes=(*tables[0].notes, *about_crashed(made.crashed, made.path)))
+    told = made.count().said(made.path)
     told += [f"results: {made.path}"] if made.path else []
     if any(run.over for run in made.runs):
         told.append("the time of --budget ended before all was simulated; the same command goes on from there")
     records = tuple({each.record.case: each.record for each in chosen}.values())
-    return Answer(tables, records, tuple(chosen), (*remarks, *told), bool(chosen))
+    return Answer((first, *tables[1:]), records, tuple(chosen), (*remarks, *told), bool(chosen))
 
 
 def which_card(case: Case, asked: Asked, means: Means) -> Answer:

@@ -172,13 +172,18 @@ class Tried:
         return self.seconds / self.exact_seconds
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether it is the model with its own optimizer, and without any scheme: there is nothing to paste."""
+        return self.record.case.scheme == "exact" and self.record.case.optimizer == self.record.asked.optimizer
+
+    @property
     def is_uniform(self) -> bool:
         """Whether it does the same with all blocks."""
         return is_uniform(self.record.case.scheme, self.blocks)
 
     @property
     def name(self) -> str:
-        """The plan in short, without what every plan has: ``checkpoint 0-10, msln 11-31, chunked_loss:8``."""
+        """The plan in short, without what every plan has: ``checkpoint blocks 0-10, chunked_loss:8``."""
         return self._with_optimizer(short(self.record.case.scheme, self.blocks, self.record.asked.scheme))
 
     @property

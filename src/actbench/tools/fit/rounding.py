@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from actbench import scheme as schemes
@@ -12,6 +12,7 @@ from actbench.model.records import Case, Optimizer
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import OPTIMIZER_STATE, Scheme
 from actbench.scheme.facets import LowPrecision, OwnOptimizer
+from actbench.units import format_bytes
 
 NEAREST: Final = 0.28
 BY_CHANCE: Final = 0.65
@@ -34,13 +35,15 @@ class Remedy(NamedTuple):
         scheme: The scheme of the case with stochastic rounding; empty if it cannot round so.
         optimizer: The optimizer in place of the case's, as code with ``{}`` for the parameters; empty if there is none.
         float32: The case with weights of float32 under autocast, if there is room for them, or None.
-        float32_bytes: About the most bytes that this case needs.
+        need: The bytes that the case itself needs.
+        float32_bytes: About the most bytes that ``float32`` needs.
         limit: The bytes that it may use.
     """
 
     scheme: str
     optimizer: str
     float32: Case | None
+    need: int
     float32_bytes: int
     limit: int
 
@@ -59,7 +62,8 @@ def remedy(case: Case, parts: Sequence[Scheme], measured: Measurement | None, ra
     known = "" if is_own else _BY_CHANCE.get(case.optimizer or OPTIMIZER, "")
     optimizer = known.replace("{rate}", rate) if is_free else ""
     float32, needs, limit = _in_float32(case, parts, measured)
-    return Remedy(spec, optimizer, float32, needs, limit)
+    need = needed_bytes(measured) if measured else 0
+    return Remedy(spec, optimizer, float32, need, needs, limit)
 
 
 def _by_chance(parts: Sequence[Scheme]) -> str:
@@ -93,3 +97,29 @@ def _in_float32(case: Case, parts: Sequence[Scheme], measured: Measurement | Non
     others = [part.spec for part in parts if "precision" not in part.changes]
     update = {"dtype": "float32", "autocast": "bfloat16", "scheme": "+".join(others) or "exact"}
     return (case.model_copy(update=update) if needs <= limit else None), needs, limit
+
+
+def comments(kept: Remedy, rate: str, command: Callable[[Case], str]) -> list[str]:
+    """Return comments on what bfloat16 weights lose of updates, and what keeps them.
+
+    ``rate`` is the learning rate of the code, and ``command`` returns the command that measures a case.
+    """
+    lines = [
+        "The weights are bfloat16, which rounds small updates away. An example: in ten steps of AdamW at a learning",
+        (
+            f"rate of {rate}, {100 * NEAREST:.0f} % of a small Llama's weights change. In float32 all do, "
+            f"with stochastic rounding {100 * BY_CHANCE:.0f} %."
+        ),
+    ]
+    if kept.optimizer or kept.scheme:
+        lines.append("Lines that begin with 'instead' round stochastically, in the same bytes; they need torchao.")
+    if kept.float32 is not None:
+        most = f"at most {format_bytes(kept.float32_bytes)} of {format_bytes(kept.limit)}"
+        lines += [
+            "The same plan with float32 weights and autocast to bfloat16 loses no update and fits, too. It needs more",
+            f"than this one's {format_bytes(kept.need)}, but {most}. To measure it:",
+            f"  {command(kept.float32)}",
+        ]
+    elif not (kept.optimizer or kept.scheme):
+        lines.append("Float32 weights with autocast to bfloat16 keep small updates, and need about twice the memory.")
+    return [f"# {line}" for line in lines]

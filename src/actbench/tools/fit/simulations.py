@@ -16,6 +16,7 @@ from actbench.run.executor import Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
+from actbench.tools.fit.counts import is_crash
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
 
@@ -39,6 +40,9 @@ class Simulations:
 
     Attributes:
         simulated: How many were simulated, those of copies of the model not counted.
+        copies: How many copies of the model were simulated or measured.
+        taken: Cases that the results file had.
+        crashed: Cases whose simulation crashed, with why.
         over: Whether time ran out before all cases had begun.
     """
 
@@ -57,7 +61,9 @@ class Simulations:
         self._begun, self._budget_seconds = time.monotonic(), budget_seconds
         self._share = 1.0  # of the budget, that may be spent now
         self._planned: list[Case] = []
-        self.simulated = 0
+        self.simulated = self.copies = 0
+        self.taken: set[Case] = set()
+        self.crashed: dict[Case, Failure] = {}
         self.over = False
 
     def __call__(self, plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
@@ -65,9 +71,10 @@ class Simulations:
         todo = []
         for case in plans:
             record = self._store.find(case) if self._store.done(case) else None
-            if record is None:
+            if record is None or is_crash(record.outcome):  # it may not crash again
                 todo.append(case)
                 continue
+            self.taken.add(case)
             known = {"machine": record.machine, "versions": record.versions, "command": record.command}
             mine = self._make_record(case, plans[case], record.outcome, known)
             # Another fit may have asked for something else, or for another model, of which this one was a copy.
@@ -83,6 +90,9 @@ class Simulations:
                     self._store.append(record)
                     self._progress.finished(case, _told(record))
                     self.simulated += not record.of_copy
+                    self.copies += record.of_copy
+                    if is_crash(outcome):
+                        self.crashed[case] = outcome
                     yield case, outcome
 
     @contextmanager

@@ -15,6 +15,7 @@ from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
 from actbench.tools.fit.answer import answer
+from actbench.tools.fit.counts import about_crashed, is_crash
 from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
 from actbench.tools.fit.shortlist import Fitted, fitted, simulated, without_limit
 from actbench.units import format_bytes, format_seconds
@@ -135,7 +136,9 @@ def _notes_of_pairs(found: Fitted) -> list[str]:
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
     """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and frontiers."""
     tables = [table for found in fitted(records) for table in tables_of(found, title)]
-    return tuple(tables) or (fill(title, _COLUMNS, []),)
+    first, *others = tables or [fill(title, _COLUMNS, [])]
+    lost = {each.case: each.outcome for each in records if is_crash(each.outcome)}
+    return (replace(first, lead=(*first.lead, *about_crashed(lost, None))), *others)
 
 
 def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]:
@@ -225,13 +228,14 @@ def _notes(found: Fitted) -> list[str]:
 
 
 def _about_uniform(found: Fitted) -> Iterator[str]:
-    """Yield what the fastest plans take that do the same with all blocks."""
+    """Yield what the fastest plans need and take that treat all blocks alike."""
     exact, other = found.uniform(exact=True), found.uniform(exact=False)
     for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
         if uniform is not None and uniform is not found.exact:
             yield (
-                f"With the same for all blocks and {gradients} gradients the fastest that fits is {uniform.name}: "
-                f"{uniform.slowdown:.2f} of the exact step's time, {format_bytes(uniform.need_bytes)}."
+                f"With {gradients} gradients, the best plan that treats all blocks alike needs "
+                f"{format_bytes(uniform.need_bytes)} and takes {uniform.slowdown:.2f} of the exact step's time: "
+                f"{uniform.name}."
             )
 
 

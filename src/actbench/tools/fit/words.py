@@ -85,7 +85,7 @@ def parts_of(spec: str, blocks: Blocks, base: str = "exact") -> list[Part]:
 
 
 def short(spec: str, blocks: Blocks, base: str = "exact") -> str:
-    """Return a plan for a cell of a table, such as ``checkpoint 0-10, msln 11-31, chunked_loss:8``."""
+    """Return a plan for a cell of a table, such as ``checkpoint blocks 0-10, chunked_loss:8``."""
     return _joined(spec, base, [_short(part, blocks) for part in parts_of(spec, blocks, base)])
 
 
@@ -107,8 +107,12 @@ def _joined(spec: str, base: str, texts: Sequence[str]) -> str:
 
 
 def _short(part: Part, blocks: Blocks) -> str:
-    numbers = ["all"] if len(part.blocks) == len(blocks.paths) else blocks.numbers(part.blocks)
-    return " ".join(["+".join(part.names), *(numbers if part.blocks else ()), *_others(part)])
+    places = []
+    if part.blocks:
+        several = f"block{'' if len(part.blocks) == 1 else 's'} {'/'.join(blocks.numbers(part.blocks))}"
+        places = ["all blocks" if len(part.blocks) == len(blocks.paths) else several]
+    where = " and ".join([*places, *_others(part)])
+    return f"{'+'.join(part.names)} {where}".rstrip()
 
 
 def _words(part: Part, blocks: Blocks) -> str:

@@ -27,8 +27,8 @@ from actbench.tools.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
-    "{} ended, and no optimizer of torch has stepped: does it train with these arguments? 'actbench run' reads "
-    "training steps, which end with optimizer.step()"
+    "{} ended, and no optimizer of torch has stepped. 'actbench run' reads training steps, which end with "
+    "optimizer.step(): give the script the arguments with which it trains"
 )
 
 
