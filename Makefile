@@ -32,7 +32,7 @@ demo: $(READY)  ## a script on a simulated card, and the quickstart sweep; table
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run
-test slow: export PYTHONDONTWRITEBYTECODE :=
+test slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## the tests but the slow ones and those of a GPU
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -42,6 +42,9 @@ plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes
 
 slow: $(READY)  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
+
+exhaustive: $(READY)  ## slow tests of further models of a kind, before a release or with another torch
+	$(BIN)/python -m pytest -m exhaustive -n 2 --dist load
 
 gpu:  ## on a machine with a GPU: measure on it, records to $(RESULTS); all steps, or STEPS
 	$(PYTHON) benchmarks/gpu.py $(RESULTS) $(STEPS:%=--step %)

@@ -7,7 +7,7 @@ decides what a compiler makes of it, and its size only how long that takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,12 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
     "vgg": models.vgg11_bn,
     "vision_transformer": lambda: models.VisionTransformer(64, 16, 2, 2, 32, 64),
 }
+FURTHER = {
+    *("alexnet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "vgg"),
+    *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
+}
+"""Families whose code is like that of others, or takes minutes to compile."""
+
 FAMILIES = {preset.config["model_type"]: name for name, preset in reversed(presets().items())}
 
 NARROWED = {
@@ -219,15 +225,17 @@ def _compiled_anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TORCHVISION)
+def slow_or_exhaustive(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.exhaustive if name in FURTHER else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_or_exhaustive(TORCHVISION))
 def test_a_family_of_torchvision_has_its_gradients(name: str) -> None:
     check(of_torchvision(name))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*slow reference code:UserWarning")
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNCOMPILED))
+@pytest.mark.parametrize("family", slow_or_exhaustive(sorted(FAMILIES.keys() - UNCOMPILED)))
 def test_a_family_of_presets_has_its_gradients(family: str, tmp_path: Path) -> None:
     check(of_preset(FAMILIES[family], tmp_path))
 

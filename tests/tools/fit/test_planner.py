@@ -67,7 +67,14 @@ MODELS: dict[str, dict[str, int]] = {
 
 SCHEMES = ("checkpoint", "actnn:L2")
 BLOCKS = 3  # of which every plan is simulated; what is done with the others is left as it is
-QUICK = ("tiny-bert@num_hidden_layers=2",)
+QUICK = "tiny-bert@num_hidden_layers=2"
+FURTHER = {
+    *("tiny-llama@num_hidden_layers=3", "tiny-gpt2@n_layer=3", "tiny-bert@num_hidden_layers=3"),
+    *("tiny-roberta@num_hidden_layers=4", "tiny-distilbert@n_layers=3", "tiny-t5@num_layers=2"),
+    *("tiny-vit@num_hidden_layers=4", "tiny-llama@num_hidden_layers=2,vocab_size=4096"),
+}
+"""Deeper models of a kind, of which every plan takes longer to simulate."""
+
 WHOLE = tuple(model for model in MODELS if not model.startswith("whisper"))
 """Of which the fastest of all plans is compared. What the allocator keeps of a small Whisper differs by a third of the
 peak from plan to plan, and no sum of costs says so."""
@@ -98,7 +105,9 @@ def seconds_of(found: Measurement) -> float:
 
 
 def kinds() -> list[Any]:
-    return [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in WHOLE]
+    further = {each for each in MODELS for begun in FURTHER if each.startswith(begun)}
+    marks = {each: pytest.mark.exhaustive if each in further else pytest.mark.slow for each in WHOLE} | {QUICK: ()}
+    return [pytest.param(each, marks=marks[each]) for each in WHOLE]
 
 
 @pytest.mark.parametrize("model", kinds())
