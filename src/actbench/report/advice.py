@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
@@ -34,6 +34,27 @@ def about_peak(measured: Measurement, case: Case | None = None) -> str | None:
         name, most, mostly_model = _most(measured.peak_parts)
         where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
     return f"{where}; {_advice(measured, measured.peak_phase, mostly_model, case)}"
+
+
+def about_growth(rows: Iterable[tuple[MeasuredRecord, Measurement | None]]) -> Iterator[str]:
+    """Yield why cases need more than the exact model, where the places that they change keep less.
+
+    Args:
+        rows: Records, each with the measurement of its exact model, if there is one.
+    """
+    grown: list[MeasuredRecord] = []
+    for record, exact in rows:
+        measured = record.outcome
+        if exact is None or not isinstance(measured, Measurement) or measured.peak_bytes <= exact.peak_bytes:
+            continue
+        less = sum((site.bytes_before or 0) - (site.bytes_after or 0) for site in measured.sites)
+        if less > 0 and measured.activation_bytes > exact.activation_bytes:
+            grown.append(record)
+    if grown:
+        yield (
+            f"{names_of(grown)}: the changed places keep less for backward, but other layers keep the same tensors, so "
+            "that what stands for them comes on top."
+        )
 
 
 def _advice(measured: Measurement, phase: Phase, mostly_model: bool, case: Case | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 from actbench.model.advice import advice
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import LargestBatch, MeasuredRecord, Measurement, PeakParts
-from actbench.model.records import Built, Failure, Unreached
+from actbench.model.records import Built, Failure, Site, Unreached
 from actbench.model.scripts import Script
 from actbench.report import tables
 from actbench.report.advice import about_limit, about_peak
@@ -275,6 +275,22 @@ def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRec
 
     assert [note.partition(";")[0] for note in notes if "nothing of the peak" in note] == [
         "tiny, gact, batch 8 (simulated): nothing of the peak is saved"
+    ]
+
+
+def test_a_scheme_that_needs_more_says_that_other_layers_keep_the_same_tensors(make_record: MakeRecord) -> None:
+    def relu(after: int) -> tuple[Site, ...]:
+        return (Site(path="relu", was="nn.ReLU", becomes="1-bit ReLU", bytes_before=64 * MIB, bytes_after=after),)
+
+    exact = make_record(peak_bytes=5 * GIB, activation_bytes=GIB)
+    grown = make_record("fewbit", peak_bytes=5 * GIB + 1, activation_bytes=GIB + 1, sites=relu(2 * MIB))
+    honest = make_record("encode", peak_bytes=5 * GIB + 1, activation_bytes=GIB + 1, sites=relu(65 * MIB))
+    faster = make_record("gact", peak_bytes=5 * GIB - 1, activation_bytes=GIB + 1, sites=relu(2 * MIB))
+
+    notes = tables.results_table([exact, grown, honest, faster]).notes
+
+    assert [note.partition(":")[0] for note in notes if "other layers keep the same tensors" in note] == [
+        "tiny, fewbit, batch 8 (simulated)"
     ]
 
 

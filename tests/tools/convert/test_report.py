@@ -28,6 +28,9 @@ def test_sites_that_lose_more_than_the_model_have_a_note() -> None:
         == "These places keep 3.00 KiB less, the whole model 64 B less: other layers keep some of the same tensors."
     )
 
+    (worse,) = converted.sites_table(sites, saved_bytes=-64).notes
+    assert worse.startswith("These places keep 3.00 KiB less, the whole model 64 B more: ")
+
 
 def test_sites_whose_bytes_are_not_known_have_no_total() -> None:
     table = converted.sites_table([Site(path="", was="the model", becomes="offloaded")])

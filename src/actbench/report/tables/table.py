@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
-from actbench.report.advice import about_bounds, about_largest, about_limits, about_peak, names_of
+from actbench.report.advice import about_bounds, about_growth, about_largest, about_limits, about_peak, names_of
 from actbench.report.sentences import ALL, failures, measured_on, names_of_cases, warnings
 from actbench.report.tables.columns import (
     BATCH,
@@ -105,6 +105,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bo
         about_limits(records),
         about_bounds(records),
         _saving_nothing(entries),
+        about_growth((entry.record, entry.exact) for entry in entries),
         about_estimates(records) if with_estimates else (),
         _warnings(records),
     )

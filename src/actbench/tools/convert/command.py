@@ -94,10 +94,11 @@ def convert(
 
 def _print_totals(report: ConversionReport, to: TextIO) -> None:
     before, after = report.bytes_before, report.bytes_after
+    times = f"{before / after:.2f} times smaller" if before >= after else f"{after / before:.2f} times larger"
     length = f" of {report.built.sequence_length} tokens" if report.built and report.built.sequence_length else ""
     print(
         f"The whole model keeps {format_bytes(before)} for backward before, {format_bytes(after)} after "
-        f"({before / after:.2f} times smaller), at batch {report.case.batch_size}{length}.",
+        f"({times}), at batch {report.case.batch_size}{length}.",
         file=to,
     )
     for warning in report.warnings:

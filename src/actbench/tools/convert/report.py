@@ -143,9 +143,10 @@ def sites_table(
     total = _total(ran)
     lost = (total.bytes_before or 0) - (total.bytes_after or 0)
     if saved_bytes is not None and lost > saved_bytes:
+        whole = f"{format_bytes(abs(saved_bytes))} {'more' if saved_bytes < 0 else 'less'}"
         notes.append(
-            f"These places keep {format_bytes(lost)} less, the whole model {format_bytes(saved_bytes)} less: "
-            "other layers keep some of the same tensors."
+            f"These places keep {format_bytes(lost)} less, the whole model {whole}: other layers keep some of the same "
+            "tensors."
         )
     shown = [_times(site, times) for site, times in folded(sites)] if fold else sites
     if len(shown) < len(sites):
