@@ -34,7 +34,7 @@ demo: $(READY)  ## a script on a simulated card, and the quickstart sweep; table
 # without bytecode each worker would rewrite all assertions in every run
 test slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## the tests but the slow ones and those of a GPU
+test: $(READY)  ## the tests that are not marked slow, exhaustive or gpu
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed

@@ -192,6 +192,6 @@ def test_a_size_that_no_model_takes_is_told(cli):
     text = cli("measure", "tiny-roberta", *flags, "--image-size", "64")
     both = cli("sweep", "-M", "tiny-roberta,resnet-cifar", *flags, "--sequence-length", "8", "--image-size", "32")
 
-    assert "--sequence-length 8 changes nothing: resnet-cifar reads no text" in image.err
-    assert "--image-size 64 changes nothing: tiny-roberta reads no images" in text.err
+    assert "sequence length 8 changes nothing: resnet-cifar reads no text" in image.err
+    assert "image size 64 changes nothing: tiny-roberta reads no images" in text.err
     assert "changes nothing" not in both.err

@@ -257,13 +257,13 @@ def _compare(
 
 def _without_effect(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     """Yield a sentence for each size that was asked for, where the input of no model has it."""
-    built = [found for each in records if (found := getattr(each.outcome, "built", None)) and found.task]
-    models = ", ".join(dict.fromkeys(each.case.model for each in records))
+    built = [(each.case, found) for each in records if (found := getattr(each.outcome, "built", None)) and found.task]
+    models = ", ".join(dict.fromkeys(case.model for case, _ in built))
     for size, what in (("sequence_length", "text"), ("image_size", "images")):
-        asked = next((value for each in records if (value := getattr(each.case, size))), None)
-        if asked and built and all(getattr(each, size) is None for each in built):
-            flag = size.replace("_", "-")
-            yield f"--{flag} {asked} changes nothing: {models} {'read' if ',' in models else 'reads'} no {what}"
+        asked = ", ".join(dict.fromkeys(str(value) for case, _ in built if (value := getattr(case, size))))
+        if asked and all(getattr(found, size) is None for _, found in built):
+            name = size.replace("_", " ")
+            yield f"{name} {asked} changes nothing: {models} {'read' if ',' in models else 'reads'} no {what}"
 
 
 def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | None:

@@ -24,8 +24,9 @@ FLAGS = Settings()
 """What a user of flags can change."""
 
 _OF_MODEL = ("optimizer", "gradients")
+"""Kinds of changes by which a scheme helps if most of a peak does not depend on the batch."""
 _OF_SAMPLES = ("saved tensors", "recomputation", "loss")
-"""The kinds of changes by which a scheme helps if most of a peak is the model's, or that of the samples."""
+"""Kinds of changes by which a scheme helps if most of a peak comes from the batch."""
 
 
 def helping_changes(phase: Phase, *, mostly_model: bool) -> Sequence[str]:

@@ -24,8 +24,10 @@ MOST_ENTRIES: Final = 20_000
 _LONGEST_SCRIPT: Final = 16 * MIB
 _NOT_IMPORTED: Final = ("__pycache__", "site-packages", "node_modules")
 
-_BY_NAME: Final = frozenset(("hydra", "importlib", "pkgutil", "runpy"))
-"""Modules that import others by names that only a run knows; so do the functions ``__import__`` and ``exec``."""
+_BY_NAME: Final = frozenset(
+    ("builtins", "gin", "hydra", "imp", "importlib", "jsonargparse", "mmengine", "pkgutil", "pydoc", "runpy")
+)
+"""Modules that import others by names that only a run knows; so do ``eval``, ``exec``, ``__import__`` and torch.hub."""
 _OTHERWISE: Final = frozenset(("importlib.metadata", "importlib.resources"))
 """Modules of theirs that import none."""
 
@@ -136,7 +138,8 @@ def _parsed(path: str) -> ast.AST:
             name.partition(".")[0] in _BY_NAME and ".".join(name.split(".")[:2]) not in _OTHERWISE for name in names
         ):
             raise _UnknownNamesError
-        if isinstance(node, ast.Name) and node.id in ("__import__", "exec"):
+        by_name = isinstance(node, ast.Name) and node.id in ("__import__", "eval", "exec", "LightningCLI")
+        if by_name or (isinstance(node, ast.Attribute) and node.attr in ("hub", "LightningCLI")):
             raise _UnknownNamesError
     return tree
 

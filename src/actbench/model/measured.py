@@ -54,6 +54,10 @@ class Mesh(Data):
         return self.dp * self.tp
 
 
+OF_MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+"""Fields of :class:`PeakParts` that do not depend on the batch."""
+
+
 class PeakParts(Data):
     """What the peak is made of; the parts add up to it.
 
@@ -76,7 +80,7 @@ class PeakParts(Data):
     @property
     def model_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
-        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return sum(getattr(self, name) for name in OF_MODEL)
 
     @property
     def are_mostly_model(self) -> bool:

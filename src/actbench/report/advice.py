@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
-from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.measured import OF_MODEL, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Case, Failure, Phase
 from actbench.report.sentences import name_of, names_in
 from actbench.units import format_bytes
@@ -17,8 +17,6 @@ PARTS = {
     "temporary_bytes": "temporaries",
 }
 """Words for the fields of :class:`PeakParts` that come and go within a step."""
-
-_MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def about_peak(measured: Measurement, case: Case | None = None) -> str | None:
@@ -87,7 +85,7 @@ def _most(parts: PeakParts) -> tuple[str, int, bool]:
     if parts.are_mostly_model:
         return "weights, gradients and optimizer state", parts.model_bytes, True
     found = parts.model_dump()
-    part = max(found.keys() - set(_MODEL), key=found.__getitem__)
+    part = max(found.keys() - set(OF_MODEL), key=found.__getitem__)
     return PARTS[part], found[part], False
 
 

@@ -47,9 +47,9 @@ _begun_with: ContextVar[Known | None] = ContextVar("_begun_with", default=None)
 
 
 @contextmanager
-def beginning_with(known: Known) -> Iterator[None]:
+def beginning_with(recipes: Known) -> Iterator[None]:
     """Inside the block, let new modes begin with what is known, and add to it."""
-    token = _begun_with.set(known)
+    token = _begun_with.set(recipes)
     try:
         yield
     finally:
@@ -89,6 +89,8 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     devices and bytes of storage, and they share storages in the same way. A result is recalled if it consists of
     tensors with storages of their own, views of arguments, arguments themselves and plain values. Operators that look
     at values always run. So do operators of other libraries, as their fake forms may depend on anything.
+
+    A mode knows nothing at first, or what :func:`beginning_with` gives it.
 
     Products of tensors of two dtypes are refused, as real operators do.
     """

@@ -65,6 +65,8 @@ def shared(owners: list[int]) -> list[int]:
 
 def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
     """Return what makes the result again from alike arguments, or None if nothing does."""
+    if type(result) is torch.Size:
+        return None
     # decompositions return named tuples, and operators plain ones
     several = list if type(result) is list else tuple if isinstance(result, tuple) else None
     given = _Given(tensors)
@@ -87,19 +89,19 @@ class _Given:
             self.sources.setdefault(tensor.untyped_storage()._cdata, place)
 
 
-def _part(leaf: Any, known: _Given, before: int) -> Make | None:
+def _part(leaf: Any, given: _Given, before: int) -> Make | None:
     """Return what makes one tensor or plain value of a result again."""
     if type(leaf) in PLAIN:
         return Same(leaf)
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
         return None
-    place = known.places.get(id(leaf))
+    place = given.places.get(id(leaf))
     if place is not None:
         return Argument(place)
-    source = known.sources.get(leaf.untyped_storage()._cdata)
-    first = int(leaf.storage_offset()) - before - (0 if source is None else int(known.tensors[source].storage_offset()))
+    source = given.sources.get(leaf.untyped_storage()._cdata)
+    first = int(leaf.storage_offset()) - before - (0 if source is None else int(given.tensors[source].storage_offset()))
     make = Twin.of(leaf, source, first)
-    return make if is_alike(make(leaf.fake_mode, known.tensors, before), leaf) else None
+    return make if is_alike(make(leaf.fake_mode, given.tensors, before), leaf) else None
 
 
 class Same(NamedTuple):

@@ -7,11 +7,10 @@ data goes from process to process: a mode that outlived its case made later ones
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import pickle
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
@@ -21,13 +20,15 @@ import torch
 from actbench.simulator.recalled import Known
 
 _LENGTH = struct.Struct("!Q")
-_MOST_BYTES = 64 * 2**20
+_PART = struct.Struct("!HI")
+_MOST_BYTES = 8 * 2**20  # which take half a second to read; ResNet-50 with all that fit tries has half a MiB
 
 
 class SharedRecipes:
     """Recipes in a file that a process and those that are forked from it later have in common.
 
-    Its first bytes are the length of what is whole: a process that is killed while it writes leaves that as it was.
+    Its first bytes are the length of what is whole: a process that is killed while it writes, or has no space, leaves
+    that as it was. Each part has the name of a device, and recipes as a pickle.
 
     Args:
         file: A descriptor of an empty file. It holds pickles, so nothing else may write to it: it has no name.
@@ -35,50 +36,72 @@ class SharedRecipes:
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._of: Hashable = None
-        self._taken = 0
 
-    def take(self, of: Hashable) -> Known:
-        """Return recipes of all processes, for :func:`~actbench.simulator.recalled.beginning_with`.
-
-        Args:
-            of: What the processes have in common that share them, such as the device that they simulate.
-        """
-        self._of = of
-        with self._locked(fcntl.LOCK_SH) as length:
-            parts = io.BytesIO(os.pread(self._file, length, _LENGTH.size))
+    def take(self, device: str) -> Taken:
+        """Return the recipes of all processes that simulated a device; none where they cannot be read."""
         known: Known = {}
         operators: dict[str, Any] = {}
-        while parts.tell() < length:
-            whose, added = pickle.load(parts)
-            for name, rest, make in added if whose == of else ():
-                operator = operators[name] = operators.get(name) or _operator(name)
-                if operator is not None:
-                    known[operator, *rest] = make
-        self._taken = len(known)
-        return known
+        with suppress(OSError):
+            with self._locked(fcntl.LOCK_SH) as length:
+                held = os.pread(self._file, length, _LENGTH.size)
+            for part in _parts_of(held, device.encode()):
+                for name, rest, make in pickle.loads(part):
+                    operator = operators[name] = operators.get(name) or _operator(name)
+                    if operator is not None:
+                        known[operator, *rest] = make
+        return Taken(self, device, known)
 
-    def give(self, known: Known) -> None:
-        """Give other processes what was added to the recipes that were taken."""
-        found = islice(known.items(), self._taken, None)
+    def add(self, device: str, found: Known) -> None:
+        """Add recipes for processes to come, as far as there is space for them."""
         # without space, or with something among arguments that no other process can have, others look for themselves
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
-            added = [(str(operator), rest, make) for (operator, *rest), make in found]
-            part = pickle.dumps((self._of, added))
+            recipes = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in found.items()])
+            part = _PART.pack(len(device.encode()), len(recipes)) + device.encode() + recipes
             with self._locked(fcntl.LOCK_EX) as length:
-                if length + len(part) <= _MOST_BYTES:
-                    os.pwrite(self._file, part, _LENGTH.size + length)
-                    os.pwrite(self._file, _LENGTH.pack(length + len(part)), 0)
+                # a full disk takes less than all, and says nothing
+                if length + len(part) <= _MOST_BYTES and self._wrote(part, _LENGTH.size + length):
+                    self._wrote(_LENGTH.pack(length + len(part)), 0)
+
+    def _wrote(self, data: bytes, place: int) -> bool:
+        return os.pwrite(self._file, data, place) == len(data)
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[int]:
-        """Lock the file, and yield the bytes of its recipes."""
+        """Lock the file, and yield the bytes of its parts."""
         fcntl.lockf(self._file, kind)
         try:
             written = os.pread(self._file, _LENGTH.size, 0)
             yield _LENGTH.unpack(written)[0] if written else 0
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+class Taken:
+    """Recipes that a process begins with.
+
+    Attributes:
+        known: They, for :func:`~actbench.simulator.recalled.beginning_with`.
+    """
+
+    def __init__(self, shared: SharedRecipes, device: str, known: Known) -> None:
+        self._shared, self._device = shared, device
+        self._count = len(known)
+        self.known = known
+
+    def give(self) -> None:
+        """Give other processes what was added to them."""
+        self._shared.add(self._device, dict(islice(self.known.items(), self._count, None)))
+
+
+def _parts_of(held: bytes, device: bytes) -> Iterator[bytes]:
+    """Yield the pickles of a device."""
+    place = 0
+    while place < len(held):
+        of_name, of_recipes = _PART.unpack_from(held, place)
+        begins = place + _PART.size + of_name
+        if held[place + _PART.size : begins] == device:
+            yield held[begins : begins + of_recipes]
+        place = begins + of_recipes
 
 
 def _operator(name: str) -> Any:

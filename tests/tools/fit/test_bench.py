@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import tempfile
 
 import pytest
 
@@ -11,6 +14,7 @@ from actbench.measuring import bench as plain
 from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
+from actbench.simulator.sharedrecipes import SharedRecipes
 from actbench.tools.fit import bench
 
 LLAMA = "tiny-llama@num_hidden_layers=6"
@@ -35,6 +39,26 @@ def readings(scheme: str = "exact", model: str = LLAMA) -> BlockReadings:
 
 def held(block: BlockReading) -> int:
     return block.after_bytes - block.before_bytes
+
+
+def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryFile() as file:
+        monkeypatch.setattr(bench, "_RECIPES", SharedRecipes(file.fileno()))
+        for scheme in ("exact", "checkpoint"):
+            if (pid := os.fork()) == 0:
+                with contextlib.suppress(BaseException):
+                    measured(scheme)
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        taken = bench._RECIPES.take(f"{case_of().device_profile} None True")
+        after = measured("checkpoint+adam8bit")
+    with tempfile.TemporaryFile() as file:
+        monkeypatch.setattr(bench, "_RECIPES", SharedRecipes(file.fileno()))
+        alone = measured("checkpoint+adam8bit")
+
+    assert len(taken.known) > 100
+    assert after == alone
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from actbench.simulator.simulated import SimulatedMeter
 
 with tempfile.TemporaryFile() as _file:
     _RECIPES = SharedRecipes(os.dup(_file.fileno()))
-"""Of the cases of a fit, whose processes are forked from the one that imports this file."""
+"""Recipes that the cases of a fit share: their processes are forked from the one that imports this module."""
 
 
 class Session(bench.Session):
@@ -35,8 +35,8 @@ class Session(bench.Session):
 
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
-        self._recipes = _RECIPES.take((case.device_profile, case.torch_era, case.workspaces))
-        with beginning_with(self._recipes):
+        self._recipes = _RECIPES.take(f"{case.device_profile} {case.torch_era} {case.workspaces}")
+        with beginning_with(self._recipes.known):
             super().__init__(case)
 
     def memory(self) -> Measurement:
@@ -44,7 +44,7 @@ class Session(bench.Session):
         try:
             return self._memory()
         finally:
-            _RECIPES.give(self._recipes)
+            self._recipes.give()
 
     def _memory(self) -> Measurement:
         if not self.scheme.changes or self._inspects:

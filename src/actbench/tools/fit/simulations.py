@@ -71,7 +71,8 @@ class Simulations:
         todo = []
         for case in plans:
             record = self._store.find(case) if self._store.done(case) else None
-            if record is None or is_crash(record.outcome):  # it may not crash again
+            # what crashed in another run may not crash again
+            if record is None or (is_crash(record.outcome) and case not in self.crashed):
                 todo.append(case)
                 continue
             self.taken.add(case)

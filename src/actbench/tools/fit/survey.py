@@ -54,7 +54,7 @@ class Survey:
     _in_parts: dict[Around, tuple[int, Costs]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
-        """Learn all: :meth:`begin`, whose errors it has, then :meth:`look_further`."""
+        """Learn all by :meth:`begin`, then by :meth:`look_further`; errors are those of :meth:`begin`."""
         self.begin()
         self.look_further()
 

@@ -137,8 +137,8 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
     """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and frontiers."""
     tables = [table for found in fitted(records) for table in tables_of(found, title)]
     first, *others = tables or [fill(title, _COLUMNS, [])]
-    lost = {each.case: each.outcome for each in records if is_crash(each.outcome)}
-    return (replace(first, lead=(*first.lead, *about_crashed(lost, None))), *others)
+    lost = about_crashed({each.case: each.outcome for each in records if is_crash(each.outcome)}, None)
+    return (replace(first, lead=(*first.lead, *lost)), *others)
 
 
 def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]:

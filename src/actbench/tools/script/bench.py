@@ -106,7 +106,7 @@ class Session:
         is_whole = False
         with self._opened(script, stepped, ended) as run:
             launching.run(script)
-            is_whole = True  # else the block has ended the script
+            is_whole = True  # not reached where the run was stopped inside the block
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
         return self._about_script(run.measurement, run, is_stopped=not is_whole)
