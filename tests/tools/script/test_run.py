@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES, ScriptCase, Size
+from cases import CASES, ScriptCase, Size, slow_or_exhaustive
 
 PROFILE = "h100-80gb"
 ROOT = Path(__file__).parents[3]
+SLOW = ("nanogpt", "trainer", "vit", "gpt_train", "unet_lora", "batch_finder", "fsdp2", "graphs")
 EXAMPLE = str(ROOT / "examples" / "train.py")
 
 
@@ -38,8 +39,7 @@ def check(case: ScriptCase, size: Size, command: Any, tmp_path: Path) -> None:
     assert any(".py:" in (holder["line"] or "") for holder in found["timeline"]["holders"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", slow_or_exhaustive(CASES, SLOW))
 def test_each_script_runs_at_its_real_size(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     check(case, "real", command, tmp_path)
 
