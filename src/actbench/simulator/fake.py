@@ -153,7 +153,9 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
-            stays_fake = any(self._has_no_place(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
+            results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+            # a script's fake tensors are on the CPU, those for the card too: only the argument says where it is wanted
+            stays_fake = _asks_for_device(leaves) or any(map(self._has_no_place, results))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             stays_fake = False
         if stays_fake:
@@ -217,6 +219,11 @@ def _holds_fake(values: Iterable[Any]) -> bool:
 def _is_fake(value: Any) -> bool:
     """Whether a value is fake, or a storage without bytes, as torch.load makes under a fake tensor mode."""
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
+
+
+def _asks_for_device(leaves: list[Any]) -> bool:
+    """Whether an argument of an operator is a device with memory of its own."""
+    return any(isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta") for leaf in leaves)
 
 
 def _allocates(func: Any, leaves: list[Any]) -> bool:

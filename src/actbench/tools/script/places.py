@@ -74,7 +74,9 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         place = _place.get()
         if place is not None:
             return place == "host"
-        return hostmemory.is_running() or not (_any_on_card(args) or _any_on_card(kwargs.values()))
+        # of torch's own operators none is asked for the card here (see Facade), but ours have arguments of this kind
+        is_asked = any(isinstance(each, torch.device) and each.type == "cuda" for each in (*args, *kwargs.values()))
+        return hostmemory.is_running() or not (is_asked or _any_on_card(args) or _any_on_card(kwargs.values()))
 
 
 _aten = torch.ops.aten
