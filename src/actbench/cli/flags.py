@@ -203,8 +203,8 @@ class StepFlags:
         WeightsChoice | None,
         option(
             "--weights",
-            "auto takes the cache or the hub and, if neither answers within seconds, random weights with a warning; "
-            "random never asks the network.",
+            "random (the default, but of convert) never asks the network; auto (of convert) takes the cache or the hub "
+            "and, if neither answers within seconds, random weights with a warning; pretrained does or fails.",
         ),
     ] = None
     trust_remote_code: Annotated[

@@ -315,7 +315,7 @@ def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
     assert isinstance(found, Failure)
     assert found.message == (
         "--batch-size and --max-batch change the batches of a DataLoader, and this script has no DataLoader that "
-        "trains: change the script, or give its own argument for the batch"
+        "trains: set the batch in the script, or by the script's own argument, behind its name"
     )
     assert (tmp_path / "out").read_text().count("begins") == 1
 

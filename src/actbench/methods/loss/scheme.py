@@ -60,7 +60,6 @@ class ChunkedLoss(Scheme):
         rank=5,
         variants=(":8", ":32"),
         extras={"liger": "kernels of Liger on a GPU, for chunked_loss:liger"},
-        is_example=True,
     )
     changes: ClassVar[tuple[Change, ...]] = ("loss",)
 

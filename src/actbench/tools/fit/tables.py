@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
+from actbench.report.advice import CONTEXT_BYTES
 from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
@@ -18,7 +19,7 @@ from actbench.tools.fit.answer import answer
 from actbench.tools.fit.counts import about_crashed, is_crash
 from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
 from actbench.tools.fit.shortlist import Fitted, fitted, simulated, without_limit
-from actbench.units import format_bytes, format_seconds
+from actbench.units import GIB, format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
 
@@ -207,6 +208,12 @@ def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
             yield replace(table, curve=drawn)
 
 
+_CONTEXT: Final = (
+    f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB more, not counted here: --memory-limit leaves room for "
+    "it."
+)
+
+
 def _notes(found: Fitted) -> list[str]:
     limit = found.limit_bytes
     case = found.case
@@ -222,6 +229,7 @@ def _notes(found: Fitted) -> list[str]:
     return [
         f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans} simulated whole.",
         f"The exact step {exact}{'' if found.fits(found.exact) else ', so that it does not fit'}. Times are estimated.",
+        *([] if case.device_profile == "cpu" else [_CONTEXT]),
         *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
         *_about_uniform(found),
     ]
@@ -233,7 +241,7 @@ def _about_uniform(found: Fitted) -> Iterator[str]:
     for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
         if uniform is not None and uniform is not found.exact:
             yield (
-                f"With {gradients} gradients, the best plan that treats all blocks alike needs "
+                f"With {gradients} gradients, the fastest plan that treats all blocks alike needs "
                 f"{format_bytes(uniform.need_bytes)} and takes {uniform.slowdown:.2f} of the exact step's time: "
                 f"{uniform.name}."
             )

@@ -18,7 +18,7 @@ class Loading(TypedDict):
 
 
 _ASKED = "--batch-size and --max-batch change the batches of a DataLoader, and "
-_REMEDY = "change the script, or give its own argument for the batch"
+_REMEDY = "set the batch in the script, or by the script's own argument, behind its name"
 
 
 class Batches:

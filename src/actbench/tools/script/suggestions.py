@@ -73,7 +73,7 @@ def _packed(measured: Measurement, parts: PeakParts) -> Suggestion | None:
     results = _held(measured, lambda holder: holder.kind == "saved" and _ACTIVATION.search(holder.operator))
     if not results:
         return None
-    why = f"inputs of activations are as large as their results, {_percent(results, measured)}: 3 bits per element stay"
+    why = f"activation functions keep inputs, {_percent(results, measured)}: this keeps 3 bits of each element"
     return Suggestion("fewbit:3", why, round(0.9 * results))
 
 

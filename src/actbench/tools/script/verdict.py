@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from actbench.model.advice import PHASES
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.report.advice import needed_bytes
+from actbench.report.advice import CONTEXT_BYTES, needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
 from actbench.units import GIB, counted, format_bytes, format_seconds
-
-CONTEXT_BYTES: Final = GIB // 2
-"""What a CUDA context takes in addition to a step: its memory, and the code of kernels that the driver loads.
-
-The kernels are those of torch, cuBLAS and cuDNN. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and
-libraries; no record can know."""
 
 
 def verdict(record: MeasuredRecord) -> list[str]:
@@ -80,7 +72,8 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
         room = f"the limit of {format_bytes(limit)}"
     if over is None:
         left = format_bytes(max(0, limit - needed_bytes(measured)))
-        return f"{what} fits into {room}, with {left} to spare: the peak of {step} is {peak}{where}."
+        fits = "barely fits" if _lacks_context(record, measured) else "fits"
+        return f"{what} {fits} into {room}, with {left} to spare: the peak of {step} is {peak}{where}."
     does_not = "may not fit" if measured.at_most else "does not fit"
     return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. The peak of {step} is {peak}{where}."
 
@@ -97,8 +90,15 @@ def _reserved(measured: Measurement) -> list[str]:
 
 def _context(record: MeasuredRecord, measured: Measurement) -> str:
     told = f"The CUDA context of a process takes some {CONTEXT_BYTES / GIB:.1f} GiB more, not included here"
-    limit, needed = measured.memory_limit_bytes, needed_bytes(measured)
-    is_whole_card = limit is not None and record.case.memory_limit_bytes is None and record.case.meter == "simulated"
-    if limit is not None and is_whole_card and measured.fits and needed + CONTEXT_BYTES > limit:
+    if _lacks_context(record, measured):
         return f"{told}: the step and the context need more than the card has, so expect it to run out of memory."
     return f"{told}."
+
+
+def _lacks_context(record: MeasuredRecord, measured: Measurement) -> bool:
+    """Return whether a step fits into a simulated card, and no CUDA context beside it."""
+    limit = measured.memory_limit_bytes
+    is_whole_card = record.case.memory_limit_bytes is None and record.case.meter == "simulated"
+    if limit is None or not (is_whole_card and measured.fits and measured.simulated == "cuda"):
+        return False
+    return needed_bytes(measured) + CONTEXT_BYTES > limit
