@@ -176,7 +176,10 @@ def test_it_steps_within_the_backward_pass() -> None:
     ("make", "why"),
     [
         (lambda module: torch.optim.SGD(module.parameters(), lr=0.1), "SGD; bitsandbytes has a twin"),
-        (lambda module: torch.optim.AdamW(module.parameters(), maximize=True), "maximize=True, which bitsandbytes'"),
+        (
+            lambda module: torch.optim.AdamW(module.parameters(), maximize=True),
+            "maximize=True, which the opt",
+        ),
         (lambda module: torch.optim.Adam(module.parameters(), weight_decay=0.1), "decays weights as AdamW does"),
     ],
 )

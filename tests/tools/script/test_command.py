@@ -89,7 +89,7 @@ def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any
 
 @pytest.mark.parametrize("options", [(), ("-s", "checkpoint")])
 def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: Any, options: tuple[str, ...]) -> None:
-    made_up, stopped = "script prints are made up", "actbench stopped the script after 3 steps; nothing after them ran."
+    made_up, stopped = "script prints are made up", "The script was stopped after 3 steps; the rest of it did not run."
     told = cli("run", *options, "train.py").out
 
     assert (told.count(made_up), told.count(stopped)) == (1, 1)

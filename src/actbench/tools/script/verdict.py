@@ -45,7 +45,7 @@ def about_values(record: MeasuredRecord) -> list[str]:
     lines = [made_up] if record.case.meter == "simulated" else []
     if measured.built is not None and measured.built.stopped_after is not None:
         steps = counted(measured.built.stopped_after, "step")
-        lines.append(f"actbench stopped the script after {steps}; nothing after them ran.")
+        lines.append(f"The script was stopped after {steps}; the rest of it did not run.")
     return lines
 
 
