@@ -109,7 +109,7 @@ def test_doctor_leaves_out_what_is_left_out_elsewhere(theirs: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "group", "shown"),
     [
-        (("schemes",), "schemes", "checkpoint"),
+        pytest.param(("schemes",), "schemes", "checkpoint", marks=pytest.mark.slow),
         pytest.param(("models",), "workloads", "a note of theirs", marks=pytest.mark.slow),
         pytest.param(("report", "--help"), "exports", "--twin", marks=pytest.mark.slow),
     ],
@@ -121,6 +121,7 @@ def test_a_list_goes_on_without_them(theirs: Any, arguments: tuple[str, ...], gr
     assert shown in ended.stdout
 
 
+@pytest.mark.slow
 def test_help_stays_help_and_a_kind_of_another_name_reads_no_file(theirs: Any, tmp_path: Path) -> None:
     (tmp_path / "kettle.other.jsonl").write_text("{}\n")
 

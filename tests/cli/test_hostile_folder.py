@@ -30,7 +30,8 @@ TABLES = ("tables", "gelu", "--bits", "3")
 MEASURE = ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
 
 
-@pytest.mark.parametrize("arguments", [TABLES, pytest.param(MEASURE, marks=pytest.mark.slow)], ids=lambda each: each[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [TABLES, MEASURE], ids=lambda each: each[0])
 def test_a_command_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(
     witness, arguments, tmp_path, monkeypatch
 ):

@@ -1,7 +1,12 @@
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from actbench.cli.sweep import without_effect
+from actbench.model.measured import MeasuredRecord
+from actbench.model.records import Built
 from actbench.report import store
 from actbench.run import runner, sweep
 
@@ -186,12 +191,16 @@ def test_a_model_of_ones_own_is_measured_anew_into_a_file(cli, tmp_path):
     assert "1 measured, 0 failed, 0 taken from the results file" in ended.err
 
 
-def test_a_size_that_no_model_takes_is_told(cli):
-    flags = ("--no-exact", "-s", "checkpoint", "-b", "1", "--meter", "simulated")
-    image = cli("measure", "resnet-cifar", *flags, "--sequence-length", "8")
-    text = cli("measure", "tiny-roberta", *flags, "--image-size", "64")
-    both = cli("sweep", "-M", "tiny-roberta,resnet-cifar", *flags, "--sequence-length", "8", "--image-size", "32")
+def test_a_size_that_no_model_takes_is_told(make_record: Callable[..., MeasuredRecord]):
+    def record(model: str, failure: str | None = None, **sizes: Any) -> MeasuredRecord:
+        reads = {"image_size": (32, 32)} if "resnet" in model else {"sequence_length": 16}
+        built = None if failure else Built(model_class="A", task="causal-lm", **reads)
+        return make_record(model=model, failure=failure, built=built, **sizes)
 
-    assert "sequence length 8 changes nothing: resnet-cifar reads no text" in image.err
-    assert "image size 64 changes nothing: tiny-roberta reads no images" in text.err
-    assert "changes nothing" not in both.err
+    images = [record("resnet18", sequence_length=8), record("resnet50", sequence_length=16)]
+    text = [record("gpt2", image_size=64), record("tiny-vit", failure="crash", image_size=64)]
+    both = [record("gpt2", image_size=64, sequence_length=8), record("resnet18", image_size=64, sequence_length=8)]
+
+    assert list(without_effect(images)) == ["sequence length 8, 16 changes nothing: resnet18, resnet50 read no text"]
+    assert list(without_effect(text)) == ["image size 64 changes nothing: gpt2 reads no images"]
+    assert list(without_effect(both)) == []

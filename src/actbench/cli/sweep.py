@@ -247,7 +247,7 @@ def _compare(
     for why in failed:
         remark(f"actbench: {why}")
     show(*(() if failed else shown), beside=exports)
-    for note in _without_effect(records):
+    for note in without_effect(records):
         remark(note)
     show_timelines(records, exports)
     export_timelines(records, timeline)
@@ -255,7 +255,7 @@ def _compare(
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 
-def _without_effect(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+def without_effect(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     """Yield a sentence for each size that was asked for, where the input of no model has it."""
     built = [(each.case, found) for each in records if (found := getattr(each.outcome, "built", None)) and found.task]
     models = ", ".join(dict.fromkeys(case.model for case, _ in built))

@@ -132,6 +132,7 @@ def test_what_lies_between_graphs_is_followed() -> None:
     assert broken.activation_bytes == whole.activation_bytes + 4 * 32 * 256 * 4
 
 
+@pytest.mark.slow
 def test_a_peak_on_cuda_is_marked_as_an_estimate_and_has_no_time() -> None:
     on_cpu, on_cuda = (simulated(Block(), "compile:0.5", profile) for profile in ("cpu", "a100-80gb"))
 

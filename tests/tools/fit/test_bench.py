@@ -59,11 +59,11 @@ def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest
     [
         (LLAMA, "exact"),
         (LLAMA, "lora:4+checkpoint,only=layers.[1-4]"),
-        (LLAMA, "release+adam8bit+gact:L2,only=layers.*"),
-        (LLAMA, "chunked_loss:4+accumulate:2+selective"),
-        (LLAMA, "offload,only=layers.*"),
+        pytest.param(LLAMA, "release+adam8bit+gact:L2,only=layers.*", marks=pytest.mark.slow),
+        pytest.param(LLAMA, "chunked_loss:4+accumulate:2+selective", marks=pytest.mark.slow),
+        pytest.param(LLAMA, "offload,only=layers.*", marks=pytest.mark.slow),
         ("resnet18", "actnn:L2,only=layer2.*"),
-        ("tiny-t5", "exact"),
+        pytest.param("tiny-t5", "exact", marks=pytest.mark.slow),
     ],
 )
 def test_readings_make_up_the_step_and_change_nothing_else(model: str, scheme: str) -> None:

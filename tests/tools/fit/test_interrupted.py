@@ -205,6 +205,7 @@ def test_what_has_nothing_to_do_in_the_model_is_not_tried_in_other_ways_of_compu
     assert sum("missing" in scheme for scheme in schemes) == 1
 
 
+@pytest.mark.slow
 def test_what_is_refused_only_beside_another_change_stays_possible() -> None:
     def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
         for case, plan in plans.items():

@@ -156,7 +156,7 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("model", "within"),
     [
-        ("tiny-llama@num_hidden_layers=3", 0.005),
+        pytest.param("tiny-llama@num_hidden_layers=3", 0.005, marks=pytest.mark.slow),
         pytest.param("tiny-gpt2@n_layer=3", 0.005, marks=pytest.mark.slow),
         pytest.param("tiny-vit@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
         pytest.param("tiny-roberta@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),

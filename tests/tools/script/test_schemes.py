@@ -37,7 +37,8 @@ OTHERS = tuple(
 )
 
 
-@pytest.mark.parametrize("specs", [DRAWING, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["drawing", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize("specs", [DRAWING, OTHERS], ids=["drawing", "others"])
 def test_a_script_runs_under_each_scheme_or_it_is_refused(specs: tuple[str, ...], tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "found.json"
     script.write_text(SCRIPT)
