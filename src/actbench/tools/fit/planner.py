@@ -14,7 +14,7 @@ from actbench.report.advice import needed_bytes
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
-from actbench.tools.fit.records import MARGIN, step_seconds_of
+from actbench.tools.fit.records import MARGIN, step_seconds_of, to_nine_digits
 from actbench.tools.fit.setting import Solved
 from actbench.tools.fit.survey import Survey, is_refusal
 
@@ -104,7 +104,7 @@ class Planner(Survey):
     def reaching(self, goal: Goal) -> list[Found]:
         """Return the simulated plans that reach a goal, the fastest first."""
         reach = (each for each in self.found if each.need <= goal.limit and self._is_of(each, goal))
-        return sorted(reach, key=lambda each: (each.seconds, len(each.plan.choices), each.need))
+        return sorted(reach, key=lambda each: (to_nine_digits(each.seconds), len(each.plan.choices), each.need))
 
     def fastest(self, goal: Goal) -> Found | None:
         """Return the fastest simulated plan that reaches a goal."""

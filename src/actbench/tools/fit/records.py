@@ -136,6 +136,11 @@ def step_seconds_of(outcome: Measurement | Failure | None) -> float | None:
     return outcome.estimated.step_seconds if isinstance(outcome, Measurement) and outcome.estimated else None
 
 
+def to_nine_digits(seconds: float) -> float:
+    """Round seconds so that the same times, added up in another order, are the same."""
+    return float(f"{seconds:.9g}")
+
+
 MARGIN: Final = 1.1
 """The error of a plan's gradient may be this many times the root of the sum of squares, which is right to 10 %."""
 

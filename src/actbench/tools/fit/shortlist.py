@@ -10,7 +10,7 @@ from actbench.model.contents import Content, content_of
 from actbench.model.gradient import GRADIENTS
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.tools.fit.records import MARGIN, FitRecord, Tried, step_seconds_of
+from actbench.tools.fit.records import MARGIN, FitRecord, Tried, step_seconds_of, to_nine_digits
 from actbench.tools.fit.words import Blocks
 
 _ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
@@ -141,7 +141,7 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
             tried, plan = Tried(asked, record.outcome, time, seconds, blocks), without_limit(record.case)
             if plan not in least or _excess(tried) < _excess(least[plan]):
                 least[plan] = tried
-    in_order = tuple(sorted(least.values(), key=lambda each: (each.seconds, each.need_bytes)))
+    in_order = tuple(sorted(least.values(), key=lambda each: (to_nine_digits(each.seconds), each.need_bytes)))
     return Fitted(least[without_limit(exact.case)], in_order, on_device)
 
 
