@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from groups import CARD, MODEL, PROCESSES, ddp, fsdp2, on_card, trained
 from residual import ROWS, Block, Residual, batch
 from torch import Tensor, distributed, nn
@@ -187,15 +186,3 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         distributed.init_process_group("nccl")
         with pytest.raises(UntraceableError, match="sparse=False"):
             DistributedDataParallel(nn.Embedding(10, 10, sparse=True).cuda())
-
-
-@pytest.fixture
-def no_state_left() -> Iterator[None]:
-    """Accelerate remembers the processes that it found."""
-    PartialState._reset_state()
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    yield
-    PartialState._reset_state()
-    AcceleratorState._reset_state()
-    GradientState._reset_state()

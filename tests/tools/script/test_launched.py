@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from groups import CARD, MODEL, PROCESSES, ddp, fsdp2, on_card, trained
 from residual import ROWS, Residual, batch
 from torch import distributed, nn
@@ -184,6 +186,18 @@ def accelerated(**options: Any) -> Measurement:
             optimizer.zero_grad()
             assert accelerator.gather_for_metrics(loss.detach()).tolist() == [1] * PROCESSES
     return card.measurement
+
+
+@pytest.fixture
+def no_state_left() -> Iterator[None]:
+    """Accelerate remembers the processes that it found."""
+    PartialState._reset_state()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    yield
+    PartialState._reset_state()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
 
 
 @pytest.mark.slow
