@@ -202,5 +202,8 @@ def test_a_size_that_no_model_takes_is_told(make_record: Callable[..., MeasuredR
     both = [record("gpt2", image_size=64, sequence_length=8), record("resnet18", image_size=64, sequence_length=8)]
 
     assert list(without_effect(images)) == ["sequence length 8, 16 changes nothing: resnet18, resnet50 read no text"]
+    narrow = [record("tiny-llama@num_hidden_layers=2,vocab_size=512", image_size=64)]
+
+    assert list(without_effect(narrow)) == [f"image size 64 changes nothing: {narrow[0].case.model} reads no images"]
     assert list(without_effect(text)) == ["image size 64 changes nothing: gpt2 reads no images"]
     assert list(without_effect(both)) == []

@@ -7,13 +7,14 @@ decides what a compiler makes of it, and its size only how long that takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torchvision
+from marks import slow_or_exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import convnext, densenet, efficientnet, maxvit, mobilenetv3, regnet, resnet, swin_transformer
@@ -225,17 +226,13 @@ def _compiled_anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def slow_or_exhaustive(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.exhaustive if name in FURTHER else pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", slow_or_exhaustive(TORCHVISION))
+@pytest.mark.parametrize("name", slow_or_exhaustive(TORCHVISION, FURTHER.__contains__))
 def test_a_family_of_torchvision_has_its_gradients(name: str) -> None:
     check(of_torchvision(name))
 
 
 @pytest.mark.filterwarnings("ignore:.*slow reference code:UserWarning")
-@pytest.mark.parametrize("family", slow_or_exhaustive(sorted(FAMILIES.keys() - UNCOMPILED)))
+@pytest.mark.parametrize("family", slow_or_exhaustive(sorted(FAMILIES.keys() - UNCOMPILED), FURTHER.__contains__))
 def test_a_family_of_presets_has_its_gradients(family: str, tmp_path: Path) -> None:
     check(of_preset(FAMILIES[family], tmp_path))
 

@@ -258,12 +258,12 @@ def _compare(
 def without_effect(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     """Yield a sentence for each size that was asked for, where the input of no model has it."""
     built = [(each.case, found) for each in records if (found := getattr(each.outcome, "built", None)) and found.task]
-    models = ", ".join(dict.fromkeys(case.model for case, _ in built))
+    models = list(dict.fromkeys(case.model for case, _ in built))
     for size, what in (("sequence_length", "text"), ("image_size", "images")):
         asked = ", ".join(dict.fromkeys(str(value) for case, _ in built if (value := getattr(case, size))))
         if asked and all(getattr(found, size) is None for _, found in built):
-            name = size.replace("_", " ")
-            yield f"{name} {asked} changes nothing: {models} {'read' if ',' in models else 'reads'} no {what}"
+            read = "read" if len(models) > 1 else "reads"
+            yield f"{size.replace('_', ' ')} {asked} changes nothing: {', '.join(models)} {read} no {what}"
 
 
 def _machines(nodes: GpuClusterFlags, launched: Machines | None) -> Machines | None:

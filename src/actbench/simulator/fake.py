@@ -117,6 +117,14 @@ def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, T
     return twins[id(tensor)][1]
 
 
+def asks_for_device(arguments: Iterable[Any]) -> bool:
+    """Return whether an argument of an operator is a device with memory of its own.
+
+    A script's fake tensors are on the CPU, those for its card too: only such an argument says where a result is wanted.
+    """
+    return any(isinstance(each, torch.device) and each.type not in ("cpu", "meta") for each in arguments)
+
+
 LARGEST_REAL_BYTES = 64 * 1024
 """Bytes of the largest real tensor: even a thousand of them take little memory."""
 
@@ -154,8 +162,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
             results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-            # a script's fake tensors are on the CPU, those for the card too: only the argument says where it is wanted
-            stays_fake = _asks_for_device(leaves) or any(map(self._has_no_place, results))
+            stays_fake = asks_for_device(leaves) or any(map(self._has_no_place, results))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             stays_fake = False
         if stays_fake:
@@ -219,11 +226,6 @@ def _holds_fake(values: Iterable[Any]) -> bool:
 def _is_fake(value: Any) -> bool:
     """Whether a value is fake, or a storage without bytes, as torch.load makes under a fake tensor mode."""
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
-
-
-def _asks_for_device(leaves: list[Any]) -> bool:
-    """Whether an argument of an operator is a device with memory of its own."""
-    return any(isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta") for leaf in leaves)
 
 
 def _allocates(func: Any, leaves: list[Any]) -> bool:

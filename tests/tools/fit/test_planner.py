@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from marks import slow_or_exhaustive
 from surveyed import ANY_NUMBER, measured, planner_of, simulate
 
 from actbench import scheme as schemes
@@ -105,9 +106,8 @@ def seconds_of(found: Measurement) -> float:
 
 
 def kinds() -> list[Any]:
-    further = {each for each in MODELS for begun in FURTHER if each.startswith(begun)}
-    marks = {each: pytest.mark.exhaustive if each in further else pytest.mark.slow for each in WHOLE} | {QUICK: ()}
-    return [pytest.param(each, marks=marks[each]) for each in WHOLE]
+    others = [each for each in WHOLE if each != QUICK]
+    return [QUICK, *slow_or_exhaustive(others, lambda model: any(map(model.startswith, FURTHER)))]
 
 
 @pytest.mark.parametrize("model", kinds())

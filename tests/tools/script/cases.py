@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import pytest
+from typing import Literal
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Size = Literal["tiny", "real"]
@@ -260,9 +258,3 @@ CASES = [
         cpu="--device cpu",
     ),
 ]
-
-
-def slow_or_exhaustive(cases: Sequence[ScriptCase], slow: Collection[str]) -> list[Any]:
-    """Return cases as parameters of slow tests, and those not named in ``slow`` of exhaustive ones."""
-    marks = [pytest.mark.slow if case.name in slow else pytest.mark.exhaustive for case in cases]
-    return [pytest.param(case, id=case.name, marks=mark) for case, mark in zip(cases, marks, strict=True)]

@@ -4,19 +4,23 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cards import Card
 from cases import Folders, ScriptCase, Size
 from tokenizers import Tokenizer, models, pre_tokenizers
+from trainings import RunScript
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.tools.script.card import believed
+from actbench.units import MIB
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]
 CHAT_TEMPLATE = (
@@ -68,6 +72,28 @@ def outcome(server: ForkServer, tmp_path: Path) -> Callable[[Case], Measurement 
             return session.memory()
 
     return measured
+
+
+@pytest.fixture
+def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> RunScript:
+    """Return what runs a script of this text and returns its outcome."""
+
+    def ran(text: str, *arguments: str, scheme: str = "exact", search: bool = False, **options: Any) -> Any:
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        script = Script(target=str(file), arguments=arguments, **options)
+        case = Case(
+            model=script.text,
+            batch_size=1,
+            script=script,
+            scheme=scheme,
+            device_profile="rtx-4090",
+            find_largest_batch=search,
+            memory_limit_bytes=64 * MIB if search else None,
+        )
+        return outcome(case)
+
+    return ran
 
 
 @pytest.fixture

@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from trainings import TRAINING, WEIGHTS, RunScript
 
 from actbench import scheme as schemes
 from actbench.model.measured import Measurement
-from actbench.model.records import Case, Failure
-from actbench.model.scripts import Script
+from actbench.model.records import Failure
 from actbench.tools.script.suggestions import suggestions
-from actbench.tools.script.tables import script_tables
-from actbench.units import MIB
 
 SLOW = pytest.mark.slow
-TRAINING = """
-import torch, sys
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for (x,) in DataLoader(TensorDataset(torch.randn(4096, 256)), batch_size=512, shuffle=True, num_workers=2):
-    hidden = model[1](model[0](x.cuda()))
-    loss = model[2](hidden).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print("loss", loss.item())
-"""
-WEIGHTS = (2 * 256 * 1024 + 1024 + 256) * 4
-
-RunScript = Callable[..., Measurement | Failure]
-
-
-@pytest.fixture
-def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> RunScript:
-    """Return what runs a script of this text and returns its outcome."""
-
-    def ran(text: str, *arguments: str, scheme: str = "exact", search: bool = False, **options: Any) -> Any:
-        file = tmp_path / "train.py"
-        file.write_text(text)
-        script = Script(target=str(file), arguments=arguments, **options)
-        case = Case(
-            model=script.text,
-            batch_size=1,
-            script=script,
-            scheme=scheme,
-            device_profile="rtx-4090",
-            find_largest_batch=search,
-            memory_limit_bytes=64 * MIB if search else None,
-        )
-        return outcome(case)
-
-    return ran
 
 
 def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
@@ -73,71 +30,6 @@ def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
     assert {line for kind, line in lines if kind == "weights"} == {
         "train.py:6 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.L…"
     }
-
-
-BRANCHES = """
-import torch
-from torch import nn
-
-names = [f"branch{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]
-model = nn.ModuleDict({name: nn.Linear(128, 128) for name in names})
-model = model.to("cuda")
-optimizer = torch.optim.AdamW(model.parameters())
-x = torch.randn(512, 128, device="cuda")
-for step in range(9):
-    loss = sum(model[name](x).sigmoid().mean() for name in names)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-"""
-
-
-def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScript) -> None:
-    found = run(BRANCHES)
-
-    assert isinstance(found, Measurement), found
-    assert found.timeline is not None
-    assert found.peak_parts is not None
-    on_lines: dict[tuple[str, str | None], int] = {}
-    for holder in found.timeline.holders:
-        key = holder.kind, (holder.line or "").partition(" ")[0]
-        on_lines[key] = on_lines.get(key, 0) + holder.held_bytes
-    assert len({holder.module for holder in found.timeline.holders}) < 64
-    assert on_lines["weights", "train.py:7"] == found.peak_parts.weights_bytes
-    assert on_lines["optimizer", "train.py:13"] == found.peak_parts.optimizer_bytes
-    assert on_lines["gradients", "train.py:12"] == found.peak_parts.gradients_bytes > 0
-    assert on_lines["batch", "train.py:9"] == 512 * 128 * 4
-    assert on_lines["saved", "train.py:11"] > 0.99 * found.peak_parts.activation_bytes
-    by_line = next(table for table in script_tables(found) if "line" in table.title)
-    assert by_line.rows[-1]["name"] == "(memory that no line of the script made)"
-    assert by_line.rows[-1]["kinds"] == "temporaries", "the workspace of products"
-
-
-TWO_PASSES = """
-import torch
-from torch import nn
-
-first, second = nn.Linear(512, 512).cuda(), nn.Linear(256, 512).cuda()
-optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
-for step in range(9):
-    first(torch.randn(8, 512, device="cuda")).mean().backward()
-    second(torch.randn(8, 256, device="cuda")).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-"""
-
-
-def test_gradients_are_on_the_lines_of_their_backward_passes(run: RunScript) -> None:
-    found = run(TWO_PASSES)
-
-    assert isinstance(found, Measurement), found
-    assert found.timeline is not None
-    on_lines: dict[str, int] = {}
-    for holder in found.timeline.holders:
-        if holder.kind == "gradients":
-            line = (holder.line or "").partition(" ")[0]
-            on_lines[line] = on_lines.get(line, 0) + holder.held_bytes
-    assert on_lines == {"train.py:8": (512 + 1) * 512 * 4, "train.py:9": (256 + 1) * 512 * 4}
 
 
 CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=torch.bfloat16):\n     hidden").replace(
@@ -311,38 +203,6 @@ def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None
     assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
 
 
-@pytest.mark.slow
-def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> None:
-    loop = TRAINING.replace(
-        TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],
-        "for _ in range(9):\n    x = torch.randn(64, 256)\n",
-    )
-
-    found = run(loop, batch_size=128)
-
-    assert isinstance(run(loop), Measurement)
-    assert isinstance(found, Failure)
-    assert "this script has no DataLoader that trains" in found.message
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 128}, {"search": True}])
-def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
-    run: RunScript, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    loop = TRAINING.replace(
-        TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],
-        "for _ in range(9):\n    x = torch.randn(64, 256)\n    print('begins')\n",
-    )
-    found = run(loop, **options)
-
-    assert isinstance(found, Failure)
-    assert found.message == (
-        "--batch-size and --max-batch change the batches of a DataLoader, and this script has no DataLoader that "
-        "trains: set the batch in the script, or by the script's own argument, behind its name"
-    )
-    assert (tmp_path / "out").read_text().count("begins") == 1
-
-
 @pytest.mark.parametrize(("times", "stopped_after"), [(8, 3), (2, None)])
 def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: int, stopped_after: int | None) -> None:
     found = run(TRAINING.replace("4096", str(times * 512)))
@@ -361,28 +221,6 @@ def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run:
     assert "offload" in whole.remedies
     assert "checkpoint" not in whole.remedies, "it has no blocks"
     assert "chunked_loss" not in headless.remedies, "two layers have the most outputs"
-
-
-def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
-    small, large = run(TRAINING, batch_size=64), run(TRAINING, batch_size=128)
-
-    assert isinstance(small, Measurement)
-    assert isinstance(large, Measurement)
-    per_row = (large.activation_bytes - small.activation_bytes) / 64
-    assert per_row == pytest.approx((2 * 1024 + 256) * 4, rel=0.01)
-
-
-@pytest.mark.slow
-def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
-    found = run(TRAINING, search=True)
-
-    assert isinstance(found, Measurement)
-    searched = found.largest_batch_search
-    assert searched is not None
-    fitting, failing = (run(TRAINING, batch_size=searched.batch_size + more) for more in (0, 1))
-    assert isinstance(fitting, Measurement)
-    assert isinstance(failing, Measurement)
-    assert (fitting.reserved_bytes or 0) <= 64 * MIB < (failing.reserved_bytes or 0)
 
 
 def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None:

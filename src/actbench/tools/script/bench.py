@@ -121,12 +121,8 @@ class Session:
             asked = dict.fromkeys((*OF_ANY_SCRIPT, *found.remedies))
             more["refused"] = refused(asked, run.lines.roots, run.steps.optimizers)
         built = found.built.model_copy(update=more)
-        helping = [
-            name
-            for name in found.remedies
-            if name not in built.refused and (built.head is not None or "loss" not in schemes.build(name).changes)
-        ]
-        return found.model_copy(update={"built": built, "remedies": tuple(helping)})
+        helping = tuple(name for name in found.remedies if name not in built.refused)
+        return found.model_copy(update={"built": built, "remedies": helping})
 
     def _opened(
         self, script: Script, stepped: Callable[[int, Step], object], finish: Finish

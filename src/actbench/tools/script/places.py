@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.ops import hostmemory
 from actbench.ops.simulation import plain_tensors
+from actbench.simulator.fake import asks_for_device
 from actbench.simulator.recalled import tensors_of
 from actbench.simulator.tracker import StorageTracker
 
@@ -74,9 +75,9 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         place = _place.get()
         if place is not None:
             return place == "host"
-        # of torch's own operators none is asked for the card here (see Facade), but ours have arguments of this kind
-        is_asked = any(isinstance(each, torch.device) and each.type == "cuda" for each in (*args, *kwargs.values()))
-        return hostmemory.is_running() or not (is_asked or _any_on_card(args) or _any_on_card(kwargs.values()))
+        given = (*args, *kwargs.values())
+        # of torch's own operators none is asked for the card here (see Facade), but some of ours are
+        return hostmemory.is_running() or not (asks_for_device(given) or _any_on_card(given))
 
 
 _aten = torch.ops.aten

@@ -1,0 +1,76 @@
+"""What a step holds is on the lines of the script that made it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trainings import RunScript
+
+from actbench.model.measured import Measurement
+from actbench.tools.script.tables import script_tables
+
+
+def held_on_lines(found: Measurement) -> Counter[tuple[str, str]]:
+    """Return the bytes of each kind on each line at the peak; a line is written as ``train.py:7``."""
+    assert found.timeline is not None
+    held = Counter[tuple[str, str]]()
+    for holder in found.timeline.holders:
+        held[holder.kind, (holder.line or "").partition(" ")[0]] += holder.held_bytes
+    return held
+
+
+BRANCHES = """
+import torch
+from torch import nn
+
+names = [f"branch{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]
+model = nn.ModuleDict({name: nn.Linear(128, 128) for name in names})
+model = model.to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(512, 128, device="cuda")
+for step in range(9):
+    loss = sum(model[name](x).sigmoid().mean() for name in names)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScript) -> None:
+    found = run(BRANCHES)
+
+    assert isinstance(found, Measurement), found
+    assert found.timeline is not None
+    assert found.peak_parts is not None
+    on_lines = held_on_lines(found)
+    assert len({holder.module for holder in found.timeline.holders}) < 64
+    assert on_lines["weights", "train.py:7"] == found.peak_parts.weights_bytes
+    assert on_lines["optimizer", "train.py:13"] == found.peak_parts.optimizer_bytes
+    assert on_lines["gradients", "train.py:12"] == found.peak_parts.gradients_bytes > 0
+    assert on_lines["batch", "train.py:9"] == 512 * 128 * 4
+    assert on_lines["saved", "train.py:11"] > 0.99 * found.peak_parts.activation_bytes
+    by_line = next(table for table in script_tables(found) if "line" in table.title)
+    assert by_line.rows[-1]["name"] == "(memory that no line of the script made)"
+    assert by_line.rows[-1]["kinds"] == "temporaries", "the workspace of products"
+
+
+TWO_PASSES = """
+import torch
+from torch import nn
+
+first, second = nn.Linear(512, 512).cuda(), nn.Linear(256, 512).cuda()
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
+for step in range(9):
+    first(torch.randn(8, 512, device="cuda")).mean().backward()
+    second(torch.randn(8, 256, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_gradients_are_on_the_lines_of_their_backward_passes(run: RunScript) -> None:
+    found = run(TWO_PASSES)
+
+    assert isinstance(found, Measurement), found
+    on_lines = {line: held for (kind, line), held in held_on_lines(found).items() if kind == "gradients"}
+    assert on_lines == {"train.py:8": (512 + 1) * 512 * 4, "train.py:9": (256 + 1) * 512 * 4}
