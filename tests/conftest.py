@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib
 import importlib.metadata
 import os
@@ -40,6 +41,25 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many parameters and ``sampled(fast=..., slow=...)``, leave as many fast, and make the next slow.
+
+    The others are exhaustive. Digests of their names give the order: a sample of all kinds, which a further parameter
+    hardly changes.
+    """
+    tests: dict[str, list[tuple[pytest.Item, pytest.Mark]]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, mark))
+    for found in tests.values():
+        found.sort(key=lambda each: hashlib.sha256(each[0].name.encode()).digest())
+        for place, (item, mark) in enumerate(found):
+            fast, slow = mark.kwargs.get("fast", 0), mark.kwargs["slow"]
+            if place >= fast:
+                item.add_marker("slow" if place < fast + slow else "exhaustive")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -92,6 +92,7 @@ def of_group(group: str) -> dict[tuple[str, str], str]:
     return {key: why for key, why in REASONS.items() if key[0] == group}
 
 
+@pytest.mark.slow
 def test_doctor_leaves_out_what_is_left_out_elsewhere(theirs: Any) -> None:
     lines = [" ".join(line.split()) for line in theirs("doctor").stdout.splitlines()]
 

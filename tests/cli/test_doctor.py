@@ -79,6 +79,7 @@ def test_the_core_names_only_the_extras_that_no_plug_in_declares() -> None:
     assert not declared & extras.OWN.keys()
 
 
+@pytest.mark.slow
 def test_an_extra_of_another_package_is_a_row_with_what_its_plug_in_needs_it_for(tmp_path: Path) -> None:
     module = (
         "from actbench.report.exporting import ExportFormat\n"

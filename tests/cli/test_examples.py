@@ -118,8 +118,9 @@ def test_there_are_commands_to_run() -> None:
 
 def quick_or_slow(words: tuple[str, ...], places: list[str]) -> Any:
     """Return a command for a test: a plan takes seconds, even of made up figures, and only README's is quick."""
-    is_slow = words[1:2] == ("fit",) and "--help" not in words and "README.md" not in places
-    return pytest.param(words, places, marks=pytest.mark.slow if is_slow else (), id=" ".join(words))
+    takes_seconds = words[1:2] == ("fit",) and "--help" not in words
+    mark = pytest.mark.slow if takes_seconds else pytest.mark.sampled(fast=40, slow=60)
+    return pytest.param(words, places, marks=() if "README.md" in places else mark, id=" ".join(words))
 
 
 @pytest.mark.usefixtures("users_folder", "made_up")
@@ -131,7 +132,7 @@ def test_a_command_that_is_written_somewhere_ends_well(words: tuple[str, ...], p
 CONVERTED = [words for words in WRITTEN if words[1:2] == ("convert",) and "--help" not in words]
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=3)
 @pytest.mark.usefixtures("users_folder", "tasks_here")
 @pytest.mark.parametrize("words", CONVERTED, ids=" ".join)
 def test_a_conversion_that_is_written_somewhere_ends_well(words: tuple[str, ...], cli: Any) -> None:

@@ -17,7 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FIGURES = [
-    pytest.param(page, shlex.split(command.replace("\\\n", " ")), shown, id=f"{page} {place} {command.split()[1]}")
+    pytest.param(
+        page,
+        shlex.split(command.replace("\\\n", " ")),
+        shown,
+        id=f"{page} {place} {command.split()[1]}",
+        marks=pytest.mark.exhaustive if command.split()[1] == "fit" else pytest.mark.slow,  # a plan takes minutes
+    )
     for page in ("README.md", "docs/run.md", "docs/questions.md")
     for place, (command, shown) in enumerate(_FIGURE.findall((ROOT / page).read_text(encoding="utf-8")), 1)
     if not shown.startswith("actbench ")
@@ -79,7 +85,6 @@ def test_a_plain_installation_has_no_package_of_an_extra(tmp_path: Path) -> None
     assert done.stdout == "['numpy']\n", done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("page", "words", "shown"), FIGURES)
 def test_pages_show_what_commands_print(page: str, words: list[str], shown: str, tmp_path: Path) -> None:
     environment = plainly_installed(tmp_path, (ROOT / page).read_text(encoding="utf-8"))

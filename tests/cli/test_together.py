@@ -52,7 +52,7 @@ def test_what_is_wrong_is_told_once_and_ends_all() -> None:
 MODELS = {"tiny-llama@num_hidden_layers=4": ("--sequence-length", "64"), "resnet-cifar": ()}
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_rank_needs_what_is_simulated_and_gradients_are_those_of_all_batches(model: str, tmp_path: Path) -> None:
     schemes = ["ddp:2", "zero1:2", "fsdp:2"]

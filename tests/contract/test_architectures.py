@@ -91,7 +91,7 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
     "vision_transformer": lambda: models.VisionTransformer(64, 16, 2, 2, 32, 64),
 }
 FURTHER = {
-    *("alexnet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "vgg"),
+    *("alexnet", "densenet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "regnet", "swin_v2", "vgg"),
     *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
 }
 """Families whose code is like that of others, or takes minutes to compile."""

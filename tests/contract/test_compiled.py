@@ -192,7 +192,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
     check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=20)
 @pytest.mark.parametrize(
     ("backend", "network", "needs_gradient"),
     [
@@ -214,7 +214,7 @@ def test_every_network_has_its_gradients(
     [
         ("fewbit:3", "chain", 0.5),
         *(
-            pytest.param(spec, network, budget, marks=pytest.mark.slow)
+            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=6))
             for spec in COMPILE.values()
             for network, budget in (("chain", 0), ("transformer", 0.5))
         ),
@@ -273,7 +273,10 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     ("spec", "in_place"),
     [
         *((spec, place % 2 == 0) for place, spec in enumerate(REFUSE.values())),
-        *(pytest.param(spec, place % 2 == 1, marks=pytest.mark.slow) for place, spec in enumerate(REFUSE.values())),
+        *(
+            pytest.param(spec, place % 2 == 1, marks=pytest.mark.sampled(slow=8))
+            for place, spec in enumerate(REFUSE.values())
+        ),
     ],
 )
 def test_the_others_refuse_with_the_reason(spec: str, in_place: bool, networks: dict[str, Any]) -> None:

@@ -135,7 +135,7 @@ def quick_or_slow(first: str, second: str) -> Any:
     """Return a pair for a test: of those of which one is bound around the other, two of three are quick."""
     around = [pair for pair in PAIRS if AROUND & set(pair) and "invact" not in pair]
     is_quick = (first, second) in around and around.index((first, second)) % 3
-    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.slow])
+    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=40)])
 
 
 @pytest.mark.parametrize(("first", "second"), [quick_or_slow(*pair) for pair in PAIRS if not exclude_each_other(*pair)])
@@ -171,7 +171,7 @@ def test_compile_takes_what_can_be_compiled_on_the_same_block_and_refuses_the_re
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [pytest.param(*pair, marks=pytest.mark.slow if place % 8 else ()) for place, pair in enumerate(PAIRS)],
+    [pytest.param(*pair, marks=pytest.mark.sampled(slow=70) if place % 8 else ()) for place, pair in enumerate(PAIRS)],
 )
 def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     activations = (activation_for(first), activation_for(second))

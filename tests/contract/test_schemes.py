@@ -119,7 +119,9 @@ def _same_noise() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part in SLOW)) for part in PARTS])
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.sampled(slow=40)] * (part in SLOW)) for part in PARTS]
+)
 @pytest.mark.parametrize("spec", ["exact", *specs()])
 def test_a_part_of_the_contract(spec: str, part: str) -> None:
     check_scheme(spec, on=case_for(spec).model, batch_size=2, parts=[part])
@@ -210,7 +212,7 @@ def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: Train
 
 
 @pytest.mark.parametrize(
-    "spec", [spec if spec in TWICE else pytest.param(spec, marks=pytest.mark.slow) for spec in limited()]
+    "spec", [spec if spec in TWICE else pytest.param(spec, marks=pytest.mark.sampled(slow=8)) for spec in limited()]
 )
 def test_a_scheme_stands_twice_for_parts_that_do_not_overlap(spec: str, setup: TrainingSetup) -> None:
     path = blocks_of(setup.module)[0]

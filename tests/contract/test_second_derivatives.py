@@ -64,7 +64,7 @@ def penalty(model: nn.Module, x: Tensor, of_parameters: bool, power: int) -> lis
     return list(torch.autograd.grad(squares, sources, allow_unused=True)) if squares.requires_grad else []
 
 
-@pytest.mark.parametrize("network", [*NETWORKS, pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", [*NETWORKS, pytest.param("transformer", marks=pytest.mark.sampled(slow=20))])
 @pytest.mark.parametrize("spec", SPECS + VARIANTS)
 def test_a_gradient_penalty_is_right_or_raises(spec: str, network: str, networks: dict) -> None:  # type: ignore[type-arg]
     kind = networks[network]

@@ -114,7 +114,7 @@ def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -
     check(stem, macros, architecture)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=60)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in QUICK], ids=name)
 def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
@@ -133,7 +133,7 @@ def test_stack_would_be_seen() -> None:
 
 
 EXACT = [
-    pytest.param(stem, macros, marks=() if macros == FIRST[stem] else pytest.mark.slow)
+    pytest.param(stem, macros, marks=() if macros == FIRST[stem] else pytest.mark.sampled(slow=8))
     for stem in ("stepwise", "groupquant", "smaq", "smaqstep")
     for macros in MACROS[stem]
 ]

@@ -42,7 +42,8 @@ def case(spec: str, **fields: object) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS]
+    ("name", "spec"),
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=8)) for pair in PAIRS],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()

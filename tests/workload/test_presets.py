@@ -10,7 +10,8 @@ from actbench.workload.names import find_preset, presets
 HEAD = 768 * 2 + 2  # a linear classifier of two labels
 PLACES = 2 * 128  # frequencies of positions, no parameters in the published code
 GROUPS = pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")
-LIKE_ANOTHER = pytest.mark.slow  # of a class of which another preset is counted in the quick tests
+SLOW = pytest.mark.sampled(slow=8)
+LIKE_ANOTHER = pytest.mark.sampled(slow=16)  # of a class of which another preset is counted in the quick tests
 
 
 @pytest.mark.parametrize(
@@ -111,28 +112,28 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param("llama-3.1-70b@num_hidden_layers=1", marks=pytest.mark.slow),
+        pytest.param("llama-3.1-70b@num_hidden_layers=1", marks=SLOW),
         pytest.param("mixtral-8x7b@num_hidden_layers=1", marks=GROUPS),
-        pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=[pytest.mark.slow, GROUPS]),
-        pytest.param("gemma-3-1b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("mamba-130m@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("modernbert-base@num_hidden_layers=2", marks=pytest.mark.slow),
-        pytest.param("deberta-v3-base@num_hidden_layers=1", marks=pytest.mark.slow),
+        pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=[SLOW, GROUPS]),
+        pytest.param("gemma-3-1b@num_hidden_layers=1", marks=SLOW),
+        pytest.param("mamba-130m@num_hidden_layers=1", marks=SLOW),
+        pytest.param("modernbert-base@num_hidden_layers=2", marks=SLOW),
+        pytest.param("deberta-v3-base@num_hidden_layers=1", marks=SLOW),
         "whisper-small@encoder_layers=1,decoder_layers=1",
-        pytest.param("dinov2-base@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("siglip-base-patch16-224", marks=pytest.mark.slow),
-        pytest.param("convnext-base-224", marks=pytest.mark.slow),
-        pytest.param("llama-2-7b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("phi-3-mini@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("phi-4-mini@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("gemma-2-2b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("qwen2.5-0.5b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("granite-3.1-2b@num_hidden_layers=1", marks=pytest.mark.slow),
-        pytest.param("deepseek-v2-lite@num_hidden_layers=2", marks=[pytest.mark.slow, GROUPS]),
-        pytest.param("flan-t5-small", marks=pytest.mark.slow),
-        pytest.param("wav2vec2-base@num_hidden_layers=2", marks=pytest.mark.slow),
-        pytest.param("clip-vit-base-patch32", marks=pytest.mark.slow),
-        pytest.param("detr-resnet-50", marks=pytest.mark.slow),
+        pytest.param("dinov2-base@num_hidden_layers=1", marks=SLOW),
+        pytest.param("siglip-base-patch16-224", marks=SLOW),
+        pytest.param("convnext-base-224", marks=SLOW),
+        pytest.param("llama-2-7b@num_hidden_layers=1", marks=SLOW),
+        pytest.param("phi-3-mini@num_hidden_layers=1", marks=SLOW),
+        pytest.param("phi-4-mini@num_hidden_layers=1", marks=SLOW),
+        pytest.param("gemma-2-2b@num_hidden_layers=1", marks=SLOW),
+        pytest.param("qwen2.5-0.5b@num_hidden_layers=1", marks=SLOW),
+        pytest.param("granite-3.1-2b@num_hidden_layers=1", marks=SLOW),
+        pytest.param("deepseek-v2-lite@num_hidden_layers=2", marks=[SLOW, GROUPS]),
+        pytest.param("flan-t5-small", marks=SLOW),
+        pytest.param("wav2vec2-base@num_hidden_layers=2", marks=SLOW),
+        pytest.param("clip-vit-base-patch32", marks=SLOW),
+        pytest.param("detr-resnet-50", marks=SLOW),
     ],
 )
 def test_a_preset_is_converted_and_simulated(model: str) -> None:

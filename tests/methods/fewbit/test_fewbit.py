@@ -34,7 +34,7 @@ def convert(model, spec="fewbit:3"):
 
 
 @pytest.mark.parametrize("guise", guises())
-@pytest.mark.parametrize("bits", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("bits", [pytest.param(1, marks=pytest.mark.sampled(slow=8)), 3])
 def test_every_guise_is_exact_forward_and_has_the_table_of_its_own_derivative(guise, bits):
     module, function = guises()[guise]
     model = nn.Sequential(module)
@@ -205,7 +205,7 @@ QUICK = [*((function, 3) for function in CONTINUOUS), *(("tanh", bits) for bits 
 @pytest.mark.parametrize(
     ("function", "bits"),
     [
-        pytest.param(function, bits, marks=() if (function, bits) in QUICK else pytest.mark.slow)
+        pytest.param(function, bits, marks=() if (function, bits) in QUICK else pytest.mark.sampled(slow=24))
         for function in CONTINUOUS
         for bits in range(1, 9)
     ],

@@ -54,6 +54,7 @@ def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest
     assert after == alone
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("model", "scheme"),
     [

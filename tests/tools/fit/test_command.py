@@ -66,6 +66,7 @@ def test_the_answer_comes_first_and_its_plan_in_json_csv_and_markdown(cli, log, 
     assert "gact:L2 on block 0" in table.read_text()
 
 
+@pytest.mark.slow
 def test_every_line_of_a_pipe_has_what_answers_the_question(cli, log, tmp_path) -> None:
     words = ("fit", DEEP, *STEP[2:], *AMONG)
     ended = cli(*words, "--memory-limit", "6GiB", "-o", tmp_path)
@@ -91,6 +92,7 @@ def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     assert "adapters" not in ended.out
 
 
+@pytest.mark.slow
 def test_quiet_leaves_out_progress(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--quiet", "--memory-limit", "6GiB", "-o", tmp_path)
 
@@ -133,6 +135,7 @@ def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log
     assert "over the limit" in half.err
 
 
+@pytest.mark.slow
 def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 
@@ -142,6 +145,7 @@ def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tm
     assert second.startswith("adamw-fused: 9.50 GiB of 12.00 GiB, 0.97 of the exact step's time")
 
 
+@pytest.mark.slow
 def test_a_model_without_blocks_is_changed_as_a_whole(cli, log, tmp_path) -> None:
     model = tmp_path / "own.py"
     model.write_text("def build(): pass\n")
@@ -160,6 +164,7 @@ def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) 
     assert ended.status == 0, ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "wants", "tried", "remarks"),
     [

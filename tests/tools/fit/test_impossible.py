@@ -10,6 +10,7 @@ from fitcommand import AMONG, STEP, TRAINED_ALL
 from actbench.simulator import profiles
 
 
+@pytest.mark.slow
 def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     among = ("--scheme", "checkpoint", "--max-slowdown", "1.2", "-o", tmp_path)
 
@@ -64,6 +65,7 @@ def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fak
     assert "What fits" not in ended.out
 
 
+@pytest.mark.slow
 def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path, monkeypatch) -> None:
     words = [word if word != "rtx-4090" else "rtx-4060" for word in STEP]
 
@@ -77,6 +79,7 @@ def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path, monkeypatc
     assert "--device-profile rtx-3080-10gb, the smallest card that would do" in " ".join(ended.err.split())
 
 
+@pytest.mark.slow
 def test_where_the_model_alone_is_too_much_no_smaller_batch_is_advised(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "512MiB", "-o", tmp_path)
 

@@ -76,6 +76,7 @@ def test_other_questions_say_what_crashed(cli, tmp_path) -> None:
     assert CRASHED in " ".join(ended.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_crashing", "log")
 def test_the_result_in_python_has_what_crashed() -> None:
     crashed = actbench.fit(
@@ -123,6 +124,7 @@ def test_what_every_plan_has_fits_alone(cli, tmp_path) -> None:
     assert ended.out.startswith("It fits with lora:16 alone: ")
 
 
+@pytest.mark.slow
 def test_counts_say_what_they_count_and_a_first_fit_continues_nothing(cli, log, tmp_path) -> None:
     ended = cli("fit", DEEP, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path)
 

@@ -79,6 +79,7 @@ def limits_of(everything: Everything) -> list[float]:
     return [float(shares[0] - 1), *map(float, shares), math.inf]
 
 
+@pytest.mark.sampled(fast=60, slow=140)
 @pytest.mark.parametrize("seed", range(INSTANCES))
 def test_the_answer_is_that_of_all_plans(seed: int) -> None:
     chain = a_chain(seed)

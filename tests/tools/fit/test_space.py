@@ -221,6 +221,7 @@ def space_of(chance: random.Random, blocks: int = 4) -> Space:
     return Space(Blocks(paths, ("one",) * blocks, outputs), [way])
 
 
+@pytest.mark.sampled(fast=6, slow=14)
 @pytest.mark.parametrize("seed", range(20))
 def test_the_answer_is_the_fastest_of_all_plans_of_all_settings(seed: int) -> None:
     space = space_of(random.Random(seed))

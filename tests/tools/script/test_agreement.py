@@ -17,7 +17,7 @@ from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN
 
 HERE = Path(__file__).parent
 PROFILE = "rtx-4090"
-SLOW = ("nanogpt", "trainer", "classification", "classification_amp", "retinanet", "gan", "graphs", "lightning_resnet")
+SLOW = ("nanogpt", "trainer", "classification_amp", "gan", "lightning_resnet")
 
 
 def peak(words: list[str], folder: Path) -> int:

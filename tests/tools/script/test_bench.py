@@ -38,6 +38,7 @@ CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=tor
 EVALUATION = "    with torch.no_grad(), torch.autocast('cuda', dtype=torch.float16):\n     model(x.cuda())\n"
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("text", "autocast"),
     [
@@ -164,6 +165,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(run: RunScript) -> None:
     exact, adapted = run(ENCODER), run(ENCODER, scheme="lora:16")
 
@@ -193,6 +195,7 @@ def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> 
     assert found.peak_bytes < 0.8 * exact.peak_bytes
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None:
     scheduled = TRAINING.replace(
         "for (x", "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)\nfor (x"
@@ -212,6 +215,7 @@ def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: 
     assert found.built.stopped_after == stopped_after
 
 
+@pytest.mark.slow
 def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run: RunScript) -> None:
     whole, headless = run(TRAINING), run(TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 1024)"))
 

@@ -44,6 +44,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("wrap", "scheme"),
     [

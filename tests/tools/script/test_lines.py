@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from trainings import RunScript
 
 from actbench.model.measured import Measurement
@@ -36,6 +37,7 @@ for step in range(9):
 """
 
 
+@pytest.mark.slow
 def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScript) -> None:
     found = run(BRANCHES)
 

@@ -47,7 +47,7 @@ def test_a_second_moment_on_a_linear_scale_does_not_train(losses: Callable[..., 
     assert not statistics.mean(linear[-5:]) < 2
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_300_steps_end_within_0_02_of_the_validation_loss_of_float32(name: str, validation_loss) -> None:
     ours, theirs, options = OPTIMIZERS[name]
