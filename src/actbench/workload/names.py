@@ -223,7 +223,10 @@ def _folder(text: str) -> ModelName:
     if not os.path.exists(path):
         raise ModelError(f"model {text!r}: there is no such folder")
     if path.suffix == ".py":
-        raise ModelError(f"model {text!r}: say which function builds the model, as in {text}:build")
+        raise ModelError(
+            f"model {text!r}: say which function builds the model, as in {text}:build; a whole training script is for "
+            f"'actbench run {text}'"
+        )
     reason = "pickles are not read, because reading one runs the code in it" if path.suffix in _PICKLES else ""
     raise ModelError(
         f"model {text!r} is a file, not a folder{f'; {reason}' if reason else ''}: "

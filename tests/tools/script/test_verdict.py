@@ -58,11 +58,10 @@ def test_gaps_of_the_allocator_are_told_apart(make_record: MakeRecord) -> None:
 
     assert "with 11.00 GiB to spare" in lines[0]
     assert lines[1] == (
-        "What is to spare is counted from the 13.00 GiB that torch's allocator reserves for this step: the peak of "
-        "10.00 GiB, and 3.00 GiB in gaps between its blocks."
+        "The step needs 13.00 GiB: its peak of 10.00 GiB, and 3.00 GiB that torch's allocator loses in gaps."
     )
     assert told(make_record, reserved_bytes=26 * GIB, over_limit_bytes=2 * GIB)[1].startswith(
-        "What is missing is counted from the 26.00 GiB that torch's allocator reserves"
+        "The step needs 26.00 GiB"
     )
 
 

@@ -14,13 +14,18 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
     If nothing does, the sentence is about what comes nearest.
     """
-    shown, adapted = found.shortlist(), found.shortlist(adapters=True)  # what the answer names is in a table below it
+    plans = plans_of_answer(found)
+    return (*_unchanged(found), *(_told(each, found) for each in plans)) if plans else (_nearest(found),)
+
+
+def plans_of_answer(found: Fitted) -> list[Tried]:
+    """Return the plans that an answer names, in its order; each is in a table below it. The exact step is left out."""
+    shown, adapted = found.shortlist(), found.shortlist(adapters=True)
     if not shown and not adapted:
-        return (_nearest(found),)
+        return []
     chosen = [_nearest_to_exact(shown or adapted), *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    plans = [_told(each, found) for each in _each_once(chosen) if each is not found.exact]
-    return (*_unchanged(found), *plans)
+    return [each for each in each_once(chosen) if each is not found.exact]
 
 
 def _unchanged(found: Fitted) -> Sequence[str]:
@@ -37,7 +42,8 @@ def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
     return next(iter((*exact, *same, *plans)))
 
 
-def _each_once(plans: Iterable[Tried]) -> list[Tried]:
+def each_once(plans: Iterable[Tried]) -> list[Tried]:
+    """Return plans without those that stand there twice."""
     return list({id(each): each for each in plans}.values())
 
 

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
 
+BUDGET: Final = 120.0
+"""Seconds after which no simulation of a model starts."""
+
+BUDGET_OF_SCRIPT: Final = 600.0
+"""As ``BUDGET``, of a script: each of its simulations runs the script."""
+
 
 @command()
 @expanded
@@ -82,18 +88,22 @@ def fit(
         bool,
         option("--measure", "Measure the first three on this machine's device, and show the errors of the estimates."),
     ] = False,
-    show_code: Annotated[int, count_option("--code", "Print the code of the first N plans.", least=0, metavar="N")] = 1,
+    show_code: Annotated[
+        int,
+        count_option("--code", "Print the code of the first N plans, those of the answer first.", least=0, metavar="N"),
+    ] = 1,
     jobs: Annotated[
         int | None, count_option("--jobs -j", "Cases that are simulated at a time (default: one a core here).")
     ] = None,
     budget: Annotated[
-        float,
+        float | None,
         seconds_option(
             "--budget",
-            "Seconds, from the end of loading, after which no simulation starts; what is at work has a quarter more.",
+            "Seconds, from the end of loading, after which no simulation starts; what is at work has a quarter more "
+            f"(default: {BUDGET:g}, and with --script, whose simulations take longer, {BUDGET_OF_SCRIPT:g}).",
             least=1,
         ),
-    ] = 120.0,
+    ] = None,
     timeout: TimeoutOption = 1800.0,
     progress: ProgressFlags,
     questions: QuestionFlags,
@@ -143,9 +153,11 @@ def fit(
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case = flags.case(model, elsewhere=machines is not None)
+    seconds = budget or (BUDGET if case.script is None else BUDGET_OF_SCRIPT)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.report.render.formats import json_lines
+    from actbench.tools.fit.answer import each_once, plans_of_answer
     from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.scripts import check as check_script
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
@@ -160,7 +172,7 @@ def fit(
             schemes = alone(among)
         if case.script is not None:
             check_script(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
-        means = Means(output, command_line(), schemes, jobs, budget, timeout, told, machines)
+        means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
         answer = questions.answer(case, asked, means)
         if answer is None:
             found = find(
@@ -171,7 +183,7 @@ def fit(
                 measure=measure,
                 command=command_line(),
                 jobs=jobs,
-                budget_seconds=budget,
+                budget_seconds=seconds,
                 timeout_seconds=timeout,
                 progress=told,
                 machines=machines,
@@ -181,9 +193,10 @@ def fit(
         return
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
-    chosen = [each for adapters in (False, True) for each in found.found.shortlist(adapters=adapters)[:show_code]]
+    plans = each_once([*plans_of_answer(found.found), *found.found.shortlist(), *found.found.shortlist(adapters=True)])
+    changing = [each for each in plans if not each.is_unchanged]
     lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)
-    tables[0] = replace(tables[0], lead=lead, code=pieces_of(chosen))
+    tables[0] = replace(tables[0], lead=lead, code=pieces_of(changing[:show_code]))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)

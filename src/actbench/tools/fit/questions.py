@@ -95,7 +95,7 @@ def _size_columns(axis: Axis) -> tuple[Column[tuple[str, Largest]], ...]:
         Column("need_bytes", "Need", "bytes", lambda row: row[1].need),
         Column("beyond_bytes", "Need at one more", "bytes", lambda row: row[1].beyond_bytes),
         Column("estimated_step_seconds", "Step (est.)", "seconds", seconds),
-        Column("slowdown", "Slowdown (est.)", "ratio", lambda row: row[1].slowdown),
+        Column("slowdown", "Time (est.)", "ratio", lambda row: row[1].slowdown),
     )
 
 
@@ -203,7 +203,7 @@ _SHARDED_COLUMNS: tuple[Column[Sharded], ...] = (
     Column("optimizer", "Optimizer", "text", lambda row: row.tried.record.case.optimizer),
     Column("need_bytes", "Need of each", "bytes", lambda row: row.tried.need_bytes),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row.tried.seconds),
-    Column("slowdown", "Slowdown (est.)", "ratio", lambda row: row.tried.slowdown),
+    Column("slowdown", "Time (est.)", "ratio", lambda row: row.tried.slowdown),
     Column("samples_per_second", "Samples/s (est.)", "rate", lambda row: row.samples_per_second, "higher"),
     Column("gradient", "Gradient", "text", lambda row: row.tried.training.gradient),
 )
@@ -221,6 +221,6 @@ _CARD_COLUMNS: tuple[Column[OnCard], ...] = (
     Column("scheme", "Scheme", "text", lambda row: row.tried.record.case.scheme),
     Column("need_bytes", "Need", "bytes", lambda row: row.tried.need_bytes),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row.tried.seconds, "lower"),
-    Column("slowdown", "Slowdown (est.)", "ratio", lambda row: row.tried.slowdown),
+    Column("slowdown", "Time (est.)", "ratio", lambda row: row.tried.slowdown),
     Column("gradient", "Gradient", "text", lambda row: row.tried.training.gradient),
 )

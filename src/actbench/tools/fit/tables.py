@@ -46,7 +46,7 @@ _COLUMNS: tuple[Column[Tried], ...] = (
     Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
     Column("plan", "Plan", "text", lambda tried: tried.name),
     Column("need_bytes", "Need", "bytes", lambda tried: tried.need_bytes, "lower"),
-    Column("slowdown", "Slowdown (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
+    Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
     Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
     Column("differs", "Also changes", "text", _differs),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),

@@ -82,10 +82,9 @@ def _reserved(measured: Measurement) -> list[str]:
     reserved = measured.reserved_bytes
     if reserved is None:
         return []
-    taken, gaps = format_bytes(reserved), format_bytes(max(0, reserved - measured.peak_bytes))
-    counted = "What is to spare" if measured.fits else "What is missing"
-    counted += f" is counted from the {taken} that torch's allocator reserves for this step"
-    return [f"{counted}: the peak of {format_bytes(measured.peak_bytes)}, and {gaps} in gaps between its blocks."]
+    taken, peak = format_bytes(reserved), format_bytes(measured.peak_bytes)
+    gaps = format_bytes(max(0, reserved - measured.peak_bytes))
+    return [f"The step needs {taken}: its peak of {peak}, and {gaps} that torch's allocator loses in gaps."]
 
 
 def _context(record: MeasuredRecord, measured: Measurement) -> str:
