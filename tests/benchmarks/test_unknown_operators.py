@@ -53,7 +53,7 @@ def test_classifiers_of_other_libraries_have_no_unknown_operators(script: Any, l
     assert {name: runs[name]() for name in CLASSIFIERS[library]} == dict.fromkeys(CLASSIFIERS[library], ())
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_architectures_of_transformers_have_no_unknown_operators(script: Any, task: str) -> None:
     known = importlib.import_module("transformers").CONFIG_MAPPING

@@ -16,13 +16,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def mark_of(page: str, verb: str) -> pytest.MarkDecorator:
+    """Return the mark of a command's test: a plan takes minutes, and the commands of one page are like another's."""
+    if verb == "fit":
+        return pytest.mark.exhaustive
+    return pytest.mark.slow if page == "README.md" else pytest.mark.sampled(slow=4)
+
+
 FIGURES = [
     pytest.param(
         page,
         shlex.split(command.replace("\\\n", " ")),
         shown,
         id=f"{page} {place} {command.split()[1]}",
-        marks=pytest.mark.exhaustive if command.split()[1] == "fit" else pytest.mark.slow,  # a plan takes minutes
+        marks=mark_of(page, command.split()[1]),
     )
     for page in ("README.md", "docs/run.md", "docs/questions.md")
     for place, (command, shown) in enumerate(_FIGURE.findall((ROOT / page).read_text(encoding="utf-8")), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,7 +102,12 @@ def seeded() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)  # before what is slow is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what compiles a language model as slow; tests/methods/compile/test_compile.py compiles smaller networks."""
+    here = Path(__file__).parent
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if callspec is not None and str(callspec.params.get("spec", "")).startswith("compile:"):
+        if (
+            callspec is not None
+            and item.path.is_relative_to(here)
+            and str(callspec.params.get("spec", "")).startswith("compile:")
+        ):
             item.add_marker(pytest.mark.slow)

@@ -192,7 +192,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
     check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
 
 
-@pytest.mark.sampled(slow=20)
+@pytest.mark.sampled(slow=12)
 @pytest.mark.parametrize(
     ("backend", "network", "needs_gradient"),
     [

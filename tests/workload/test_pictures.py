@@ -95,7 +95,7 @@ def write(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CONFIGS]
+    "name", [pytest.param(name, marks=[pytest.mark.sampled(slow=4)] * (name not in QUICK)) for name in CONFIGS]
 )
 def test_a_folder_is_fed_pictures_among_its_tokens(tmp_path: Path, name: str) -> None:
     cpu, simulated = both(write(tmp_path, name))

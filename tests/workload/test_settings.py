@@ -161,7 +161,7 @@ def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
         measure(case.model_copy(update={"meter": "simulated"}))
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "name", ["maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssd300_vgg16"]
 )

@@ -166,7 +166,7 @@ def test_saved_adapters_load_into_the_plain_model(kind: str, tmp_path: Path) -> 
         torch.testing.assert_close(loaded(**given).logits, model.eval()(**given).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize(
     "spec", [*(f"lora:4,adapter={kind}" for kind in KINDS), "qlora:4,adapter=dora", "qlora:4,weights=int8"]
 )
