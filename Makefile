@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help check format lint types test plugin slow demo gpu docs tables pages clean
+.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -43,8 +43,8 @@ plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes
 slow: $(READY)  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
-exhaustive: $(READY)  ## slow tests of further models of a kind, before a release or with another torch
-	$(BIN)/python -m pytest -m exhaustive -n 2 --dist load
+exhaustive: $(READY)  ## slow tests of what is like another that is slow, before a release or with another torch
+	$(BIN)/python -m pytest -m exhaustive -n 2 --dist loadgroup
 
 gpu:  ## on a machine with a GPU: measure on it, records to $(RESULTS); all steps, or STEPS
 	$(PYTHON) benchmarks/gpu.py $(RESULTS) $(STEPS:%=--step %)

@@ -45,14 +45,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with many parameters and ``sampled(fast=..., slow=...)``, leave as many fast, and make the next slow.
+    """Share the parameters of tests with ``sampled(fast=F, slow=S)`` out: F stay fast, S are slow, others exhaustive.
 
-    The others are exhaustive. Digests of their names give the order: a sample of all kinds, which a further parameter
-    hardly changes.
+    Digests of their names choose: such a sample mixes the kinds, and a further parameter hardly changes it. What is
+    chosen among is what was collected: a parameter that is named alone is in its own sample.
     """
     tests: dict[str, list[tuple[pytest.Item, pytest.Mark]]] = {}
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) and not item.get_closest_marker("slow"):
+        is_marked = item.get_closest_marker("slow") or item.get_closest_marker("exhaustive")
+        if not is_marked and (mark := item.get_closest_marker("sampled")):
             tests.setdefault(item.nodeid.partition("[")[0], []).append((item, mark))
     for found in tests.values():
         found.sort(key=lambda each: hashlib.sha256(each[0].name.encode()).digest())

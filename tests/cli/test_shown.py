@@ -19,7 +19,7 @@ _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILI
 
 
 def mark_of(page: str, verb: str) -> pytest.MarkDecorator:
-    """Return the mark of a command's test: a plan takes minutes, and the commands of one page are like another's."""
+    """README's commands are slow tests, of other pages a sample is; a plan takes minutes, and is exhaustive."""
     if verb == "fit":
         return pytest.mark.exhaustive
     return pytest.mark.slow if page == "README.md" else pytest.mark.sampled(slow=4)

@@ -95,7 +95,7 @@ FURTHER = {
     *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
     *("clip", "deepseek_v2", "gemma3_text", "qwen3_moe", "sam", "t5", "wav2vec2"),
 }
-"""Families whose code is like that of others, or takes minutes to compile."""
+"""Families whose code is like that of others, or that take long to compile."""
 
 FAMILIES = {preset.config["model_type"]: name for name, preset in reversed(presets().items())}
 

@@ -63,7 +63,7 @@ def test_a_scheme_keeps_less_beside_shared_layers_than_both_alone(spec: str) -> 
     [
         "fsdp:2+tp:2",
         *(
-            pytest.param(spec, marks=pytest.mark.sampled(slow=1))
+            pytest.param(spec, marks=pytest.mark.slow)
             for spec in ("ddp:2+tp:2", "zero1:2+tp:2", "fsdp:2+tp:2,sequence=true")
         ),
     ],

@@ -94,7 +94,7 @@ def test_networks_and_schemes(name, spec, layout):
     compare(*converted(name, spec, layout), tolerance=1e-4)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.newer_torch("its inductor is 1.4 % off without any scheme")
 def test_resnet18():
     torch.manual_seed(0)

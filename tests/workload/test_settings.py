@@ -146,7 +146,7 @@ def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name
     assert found.activation_bytes > 2 * 4 * 480 * 480 * 21  # of the scores alone
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
 def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
     case = of(name, image_size="64x96")
@@ -161,7 +161,7 @@ def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
         measure(case.model_copy(update={"meter": "simulated"}))
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     "name", ["maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssd300_vgg16"]
 )

@@ -224,8 +224,8 @@ def _folder(text: str) -> ModelName:
         raise ModelError(f"model {text!r}: there is no such folder")
     if path.suffix == ".py":
         raise ModelError(
-            f"model {text!r}: say which function builds the model, as in {text}:build; a whole training script is for "
-            f"'actbench run {text}'"
+            f"model {text!r}: say which function builds the model, as in {text}:build; for a whole training script "
+            f"there are 'actbench run {text}' and 'actbench fit --script {text}'"
         )
     reason = "pickles are not read, because reading one runs the code in it" if path.suffix in _PICKLES else ""
     raise ModelError(

@@ -20,7 +20,7 @@ NAMES = ["checkpoint", "adam8bit", "release", "chunked_loss:8"]
 
 
 @pytest.mark.parametrize("scheme", ["exact", "fsdp:4"])
-@pytest.mark.sampled(slow=1)
+@pytest.mark.slow
 def test_two_copies_tell_what_the_whole_model_does(scheme: str) -> None:
     case = Case(
         model="tiny-llama@num_hidden_layers=12",

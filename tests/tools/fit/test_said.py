@@ -11,9 +11,10 @@ from test_shortlist import found, record_of
 
 import actbench
 from actbench.model.records import Failure
-from actbench.tools.fit.answer import answer
+from actbench.tools.fit.answer import answer, plans_of_answer
 from actbench.tools.fit.command import RESULTS
 from actbench.tools.fit.pieces import pieces_of
+from actbench.tools.fit.records import Training
 from actbench.tools.fit.tables import fit_tables
 
 ROOT = Path(__file__).parents[3]
@@ -101,8 +102,8 @@ def test_what_fits_unchanged_is_said_first_and_has_nothing_to_paste() -> None:
 
     assert answer(fitting) == ("It fits unchanged: 90.00 GiB of 100.00 GiB.",)  # no plan is faster
     assert fitting.shortlist() == [fitting.exact]
-    assert not pieces_of([fitting.exact])
-    assert pieces_of([each for each in fitting.tried if each is not fitting.exact])
+    assert not pieces_of([fitting.exact], 1)
+    assert len(pieces_of(fitting.tried, 1)) == len(pieces_of(fitting.tried, 5)) > 0
 
 
 def test_faster_plans_follow_what_fits_unchanged() -> None:
@@ -110,6 +111,15 @@ def test_faster_plans_follow_what_fits_unchanged() -> None:
 
     assert first == "It fits unchanged: 90.00 GiB of 100.00 GiB."
     assert second.startswith("msln: 50.00 GiB of 100.00 GiB, 0.90 of ")
+
+
+def test_the_code_is_that_of_the_answers_first_plan() -> None:
+    fitting = found(("gact:L2", 0.9, 50, Training(gradient="unbiased")), ("checkpoint", 1.2, 60), exact=200)
+    first, second = plans_of_answer(fitting)  # that with exact gradients first, though it is slower
+
+    assert [line.partition(": ")[0] for line in answer(fitting)] == [first.words, second.words]
+    assert (first.record.case.scheme, second.record.case.scheme) == ("checkpoint", "gact:L2")
+    assert pieces_of([first, second], 1) == pieces_of([first], 5)
 
 
 def test_nothing_is_said_to_fit_unchanged_where_it_does_not() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from actbench.errors import UsageError
+from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.records import FitRecord
 
 SCRIPT = ("fit", "--script", "train.py --lr 3e-4", "--device-profile", "rtx-4090")
@@ -81,3 +83,21 @@ def test_a_fit_of_a_script_goes_on_until_the_script_changes(cli, log, train) -> 
 
     assert cli(*words).status == 0
     assert log.read_text() == 2 * first
+
+
+@pytest.mark.parametrize(("words", "seconds"), [((), 600), (("--budget", "7"), 7)])
+def test_a_script_has_more_time_than_a_model(
+    cli, train, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], seconds: int
+) -> None:
+    given: list[float] = []
+
+    def find(case: object, *, budget_seconds: float, **_: object) -> None:
+        given.append(budget_seconds)
+        raise UsageError("enough is known")
+
+    monkeypatch.setattr("actbench.tools.fit.fit.fit", find)
+
+    cli.refused(*SCRIPT, *words, naming="enough is known")
+    cli.refused("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "2", *words, naming="enough is known")
+
+    assert given == [seconds, min(seconds, BUDGET_SECONDS)]

@@ -236,7 +236,7 @@ def test_a_plan_that_fits_into_a_simulated_budget_has_the_need_that_it_has_there
 def test_what_is_printed_has_the_limit_that_was_asked_for() -> None:
     (found,) = fitted([record_of("exact", 100, 200), record_of("checkpoint", 88, 90)])
 
-    command = pieces_of(found.shortlist())[-1][1]
+    command = pieces_of(found.shortlist(), 3)[-1][1]
 
     assert "-s checkpoint" in command
     assert f"--memory-limit {LIMIT}B" in command

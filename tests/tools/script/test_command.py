@@ -64,8 +64,7 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
         "with 11.50 GiB to spare: the peak of a step, with batches of 16 rows, is 12.00 GiB in the backward pass."
         in told
     )
-    assert "counted from the 12.50 GiB that torch's allocator reserves for this step: the peak of 12.00 GiB, " in told
-    assert "and 512.00 MiB that torch's allocator loses in gaps." in told
+    assert "needs 12.50 GiB: its peak of 12.00 GiB, and 512.00 MiB that torch's allocator loses in gaps." in told
     assert "backward pass 12.00 GiB 300 ms" in told
     assert "saved tensors 8.00 GiB 66.7 %" in told
     assert "train.py:3 logits = model(x) saved tensors 7.00 GiB 58.3 %" in told

@@ -119,7 +119,6 @@ def test_tensors_say_where_they_are() -> None:
         assert card.type() == "torch.cuda.FloatTensor"
 
 
-@pytest.mark.sampled(fast=3, slow=6)
 @pytest.mark.parametrize(
     "to_card",
     [

@@ -33,7 +33,6 @@ def test_unknown_numbers_are_one() -> None:
         assert x.argmax().item() == 1
 
 
-@pytest.mark.sampled(fast=3, slow=7)
 @pytest.mark.parametrize(
     ("predicate", "expected"),
     [

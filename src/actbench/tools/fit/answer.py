@@ -14,8 +14,7 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
     If nothing does, the sentence is about what comes nearest.
     """
-    plans = plans_of_answer(found)
-    return (*_unchanged(found), *(_told(each, found) for each in plans)) if plans else (_nearest(found),)
+    return (*_unchanged(found), *(_told(each, found) for each in plans_of_answer(found))) or (_nearest(found),)
 
 
 def plans_of_answer(found: Fitted) -> list[Tried]:
@@ -43,7 +42,7 @@ def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
 
 
 def each_once(plans: Iterable[Tried]) -> list[Tried]:
-    """Return plans without those that stand there twice."""
+    """Return each plan once, in order."""
     return list({id(each): each for each in plans}.values())
 
 

@@ -23,6 +23,7 @@ from actbench.cli.printing import (
     show,
 )
 from actbench.tools.fit.asking import QuestionFlags
+from actbench.tools.fit.budgets import BUDGET_SECONDS, SCRIPT_BUDGET_SECONDS
 from actbench.tools.fit.stepflags import FitFlags
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
 
 RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
-
-BUDGET: Final = 120.0
-"""Seconds after which no simulation of a model starts."""
-
-BUDGET_OF_SCRIPT: Final = 600.0
-"""As ``BUDGET``, of a script: each of its simulations runs the script."""
 
 
 @command()
@@ -100,7 +95,7 @@ def fit(
         seconds_option(
             "--budget",
             "Seconds, from the end of loading, after which no simulation starts; what is at work has a quarter more "
-            f"(default: {BUDGET:g}, and with --script, whose simulations take longer, {BUDGET_OF_SCRIPT:g}).",
+            f"(default: {BUDGET_SECONDS:g}; {SCRIPT_BUDGET_SECONDS:g} with --script).",
             least=1,
         ),
     ] = None,
@@ -153,7 +148,7 @@ def fit(
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case = flags.case(model, elsewhere=machines is not None)
-    seconds = budget or (BUDGET if case.script is None else BUDGET_OF_SCRIPT)
+    seconds = budget or (BUDGET_SECONDS if case.script is None else SCRIPT_BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.report.render.formats import json_lines
@@ -194,9 +189,8 @@ def fit(
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
     plans = each_once([*plans_of_answer(found.found), *found.found.shortlist(), *found.found.shortlist(adapters=True)])
-    changing = [each for each in plans if not each.is_unchanged]
     lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)
-    tables[0] = replace(tables[0], lead=lead, code=pieces_of(changing[:show_code]))
+    tables[0] = replace(tables[0], lead=lead, code=pieces_of(plans, show_code))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
@@ -212,7 +206,7 @@ def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
 
     show(*answer.tables, beside=exports)
     export(exports, answer.tables, lambda: json_lines(answer.records))
-    _print_code(pieces_of(answer.chosen[:show_code]), exports)
+    _print_code(pieces_of(answer.chosen, show_code), exports)
     for text in answer.remarks:
         remark(text)
     if not answer.is_possible:

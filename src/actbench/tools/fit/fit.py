@@ -14,8 +14,9 @@ from actbench.run.executor import Machines
 from actbench.run.progress import Progress
 from actbench.simulator import profiles
 from actbench.tools.fit import ondevice
+from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.counts import Counts, about_crashed, is_crash
-from actbench.tools.fit.fitting import BUDGET_SECONDS, Fitting, Means, checked, choices_of, fitting
+from actbench.tools.fit.fitting import Fitting, Means, checked, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, LEVELS
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord, Tried

@@ -20,6 +20,7 @@ from actbench.scheme.composed import parts_in
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit import scripts
+from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices, choices_for
 from actbench.tools.fit.copies import FromCopies
@@ -31,8 +32,6 @@ from actbench.tools.fit.simulations import Origin, Simulations, Simulator, simul
 from actbench.tools.fit.tables import FIT_TITLE, FITTED
 from actbench.workload.names import parse_model_name
 from actbench.workload.optimizers import same_updates
-
-BUDGET_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

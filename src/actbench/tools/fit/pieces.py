@@ -12,9 +12,10 @@ from actbench.tools.fit.paste import lines_for
 from actbench.tools.fit.records import Tried
 
 
-def pieces_of(chosen: Sequence[Tried]) -> tuple[tuple[str, str], ...]:
-    """Return the pieces of code of plans, each with its heading; a plan that changes nothing has none."""
-    return tuple(pair for plan in chosen if not plan.is_unchanged for pair in _pieces(plan))
+def pieces_of(plans: Sequence[Tried], most: int) -> tuple[tuple[str, str], ...]:
+    """Return the pieces of code of the first plans that change something, at most so many, each with its heading."""
+    changing = [plan for plan in plans if not plan.is_unchanged]
+    return tuple(pair for plan in changing[:most] for pair in _pieces(plan))
 
 
 def _pieces(plan: Tried) -> Iterator[tuple[str, str]]:

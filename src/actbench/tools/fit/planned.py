@@ -16,8 +16,8 @@ from actbench.model.records import Case, Optimizer
 from actbench.scheme import apply
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import convert
+from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.fit import fit as find
-from actbench.tools.fit.fitting import BUDGET_SECONDS
 from actbench.tools.fit.records import Asked, Training, Tried
 from actbench.tools.fit.shortlist import Fitted
 from actbench.units import parse_bytes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from marks import slow_or_exhaustive
 from torch import nn
 
 from actbench import optim
@@ -47,8 +48,7 @@ def test_a_second_moment_on_a_linear_scale_does_not_train(losses: Callable[..., 
     assert not statistics.mean(linear[-5:]) < 2
 
 
-@pytest.mark.sampled(slow=1)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_or_exhaustive(OPTIMIZERS, "SGD".__eq__))
 def test_300_steps_end_within_0_02_of_the_validation_loss_of_float32(name: str, validation_loss) -> None:
     ours, theirs, options = OPTIMIZERS[name]
     packed = [validation_loss(lambda m: ours(m.parameters(), **options), seed) for seed in SEEDS]
