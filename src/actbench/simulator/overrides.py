@@ -37,12 +37,27 @@ def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside the block, replace an attribute, if it exists, by the result of ``change``."""
+    """Inside the block, replace an attribute, if it exists, by the result of ``change``.
+
+    The tracer of torch.compile lists torch's functions when it traces for the first time. A list that was made inside
+    the block is forgotten: it has the replacement, and no code that calls the function could be compiled any more.
+    """
     if not hasattr(owner, name):
         yield
         return
-    with attribute(owner, name, change(getattr(owner, name))):
-        yield
+    had_list = _tracers_list() is not None
+    try:
+        with attribute(owner, name, change(getattr(owner, name))):
+            yield
+    finally:
+        if not had_list and (listing := _tracers_list()) is not None:
+            listing.cache_clear()
+
+
+def _tracers_list() -> Any:
+    """Return the cached function that lists torch's functions for torch.compile; None if it was not called yet."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules.get_torch_obj_rule_map if rules and rules.get_torch_obj_rule_map.cache_info().currsize else None
 
 
 _MASKING = "transformers.masking_utils"

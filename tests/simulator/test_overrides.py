@@ -1,0 +1,31 @@
+"""What is replaced while a model is simulated is torch's own again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+from torch import nn
+
+from actbench.simulator.overrides import numbers_drawn, values_read
+
+
+@pytest.mark.parametrize(
+    ("simulating", "function"), [(lambda: values_read(nn.Linear(2, 2)), torch.tensor), (numbers_drawn, torch.rand)]
+)
+def test_torch_compile_knows_functions_of_torch_after_a_first_compilation_inside(
+    simulating: Callable[[], AbstractContextManager[None]], function: Callable[..., torch.Tensor]
+) -> None:
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    torch.compiler.reset()
+    get_torch_obj_rule_map.cache_clear()  # as in a process that has compiled nothing yet
+    with simulating():
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert function not in get_torch_obj_rule_map()
+
+    assert function in get_torch_obj_rule_map()
+    torch.compile(lambda x: x + torch.tensor(1.0) + torch.rand(2), backend="eager", fullgraph=True)(torch.ones(2))
+    torch.compiler.reset()
