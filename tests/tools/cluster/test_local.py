@@ -167,7 +167,7 @@ VERBS = {
     "sweep": ("sweep", "tiny-roberta", "-s", "exact", "-b", "1", "--sequence-length", "8", "-o", "out"),
     "fit": (
         *("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "1", "--sequence-length", "16"),
-        *("-s", "checkpoint", "--jobs", "1", "--budget", "10"),
+        *("-s", "checkpoint", "--jobs", "1", "--budget", "600"),
     ),
 }
 
