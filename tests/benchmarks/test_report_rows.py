@@ -35,7 +35,7 @@ def test_a_report_is_timed_and_weighed(script: Any, tmp_path: Path) -> None:
     assert peak_bytes > table.stat().st_size
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hundred_thousand_rows_take_half_a_gigabyte(script: Any, tmp_path: Path) -> None:
     file = written(script, tmp_path / "rows.jsonl", 100_000)
 

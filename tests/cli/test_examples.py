@@ -119,7 +119,7 @@ def test_there_are_commands_to_run() -> None:
 def quick_or_slow(words: tuple[str, ...], places: list[str]) -> Any:
     """Return a command for a test: README's are fast; other plans are slow, and other commands are sampled."""
     takes_seconds = words[1:2] == ("fit",) and "--help" not in words
-    mark = pytest.mark.slow if takes_seconds else pytest.mark.sampled(fast=40, slow=60)
+    mark = pytest.mark.slow if takes_seconds else pytest.mark.sampled(fast=40, slow=30)
     return pytest.param(words, places, marks=() if "README.md" in places else mark, id=" ".join(words))
 
 

@@ -93,7 +93,7 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
 FURTHER = {
     *("alexnet", "densenet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "regnet", "swin_v2", "vgg"),
     *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
-    *("clip", "deepseek_v2", "gemma3_text", "qwen3_moe", "sam", "t5", "wav2vec2"),
+    *("clip", "deberta-v2", "deepseek_v2", "gemma3_text", "qwen3_moe", "sam", "t5", "vit", "wav2vec2"),
 }
 """Families whose code is like that of others, or that take long to compile."""
 

@@ -19,7 +19,7 @@ from actbench.report import kinds, store
 from actbench.tools.fit.records import FitRecord
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")  # whose import takes a second
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), needs_ray]
+pytestmark = [pytest.mark.xdist_group("cluster"), needs_ray]
 
 HOST = """
 import os
@@ -97,6 +97,7 @@ def rows_in(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: Path) -> None:
     whole, alone = tmp_path / "cluster.jsonl", tmp_path / "alone"
     sweep = started(tmp_path, *GRID, "-o", whole, "--cluster", host.address)
@@ -115,6 +116,7 @@ def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: P
     assert there == here
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     sweep = started(tmp_path, *GRID, "-o", file, "--cluster", host.address)
@@ -131,6 +133,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path
     assert rows_in(file) == len(store.read_results(file).records) == ROWS
 
 
+@pytest.mark.slow
 def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
     for function, status in (("build", 0), ("leaves", 1)):
@@ -147,6 +150,7 @@ def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_
     assert "exit" in left.outcome.message
 
 
+@pytest.mark.exhaustive
 def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tmp_path: Path) -> None:
     among = [part for spec in ("checkpoint", "gact:L2", "chunked_loss:8", "adam8bit") for part in ("-s", spec)]
     step = ("tiny-llama", "--device-profile", "rtx-4090", "-b", 16, "--sequence-length", 64, "--memory-limit", "10MiB")
@@ -172,6 +176,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 def test_no_node_runs_code_of_the_folder_that_a_command_is_typed_in(host: Host, witness: Path) -> None:
     script = Path(sys.executable).with_name("actbench")
     for arguments in VERBS.values():

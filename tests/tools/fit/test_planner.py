@@ -73,7 +73,7 @@ FURTHER = {
     *("tiny-llama@num_hidden_layers=3", "tiny-gpt2@n_layer=3", "tiny-bert@num_hidden_layers=3"),
     *("tiny-roberta@num_hidden_layers=4", "tiny-distilbert@n_layers=3", "tiny-t5@num_layers=2"),
     *("tiny-vit@num_hidden_layers=4", "tiny-llama@num_hidden_layers=2,vocab_size=4096"),
-    *("mamba-130m", "inception-cifar"),
+    *("tiny-gpt2@n_layer=2", "mamba-130m", "inception-cifar", "squeezenet1_1"),
 }
 """Deeper models of a kind, and others of which every plan takes long to simulate."""
 

@@ -235,7 +235,7 @@ def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, t
     assert speeds == sorted(speeds, reverse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_every_plan_has_is_shared_out_too(cli, tmp_path) -> None:
     table = tmp_path / "t.csv"
     ended = cli(

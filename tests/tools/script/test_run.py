@@ -15,7 +15,7 @@ from marks import slow_or_exhaustive
 
 PROFILE = "h100-80gb"
 ROOT = Path(__file__).parents[3]
-SLOW = ("nanogpt", "trainer", "unet_lora", "fsdp2", "graphs")
+SLOW = ("nanogpt", "unet_lora", "fsdp2")
 EXAMPLE = str(ROOT / "examples" / "train.py")
 
 

@@ -37,8 +37,13 @@ OTHERS = tuple(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("specs", [DRAWING, OTHERS], ids=["drawing", "others"])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        pytest.param(DRAWING, marks=pytest.mark.slow, id="drawing"),
+        pytest.param(OTHERS, marks=pytest.mark.exhaustive, id="others"),  # takes minutes
+    ],
+)
 def test_a_script_runs_under_each_scheme_or_it_is_refused(specs: tuple[str, ...], tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "found.json"
     script.write_text(SCRIPT)
