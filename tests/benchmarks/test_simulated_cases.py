@@ -29,7 +29,7 @@ print(json.dumps({name: run._asdict() for name, run in runs.items()}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_case_is_run_in_a_process_of_its_own_and_a_failure_is_told(script: Any) -> None:
     done = subprocess.run([sys.executable, "-c", CHILDREN, script.__file__], capture_output=True, text=True)
 

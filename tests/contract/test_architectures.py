@@ -93,7 +93,8 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
 FURTHER = {
     *("alexnet", "densenet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "regnet", "swin_v2", "vgg"),
     *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
-    *("clip", "deberta-v2", "deepseek_v2", "gemma3_text", "qwen3_moe", "sam", "t5", "vit", "wav2vec2"),
+    *("bert", "clip", "deberta-v2", "deepseek_v2", "gemma3_text", "mamba", "mixtral", "modernbert", "qwen3_moe", "sam"),
+    *("t5", "vit", "wav2vec2", "whisper"),
 }
 """Families whose code is like that of others, or that take long to compile."""
 

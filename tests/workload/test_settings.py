@@ -146,7 +146,7 @@ def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name
     assert found.activation_bytes > 2 * 4 * 480 * 480 * 21  # of the scores alone
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
 def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
     case = of(name, image_size="64x96")

@@ -106,7 +106,7 @@ CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
     [
         (*TRANSFORMER, (1, 0)),
         pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.slow),
-        pytest.param(*CONVOLUTIONS, (1, 0.5, 0), marks=pytest.mark.slow),
+        pytest.param(*CONVOLUTIONS, (1, 0.5, 0), marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_smaller_budget_keeps_less_and_gradients_stay(

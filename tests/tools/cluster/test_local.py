@@ -116,7 +116,7 @@ def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: P
     assert there == here
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     sweep = started(tmp_path, *GRID, "-o", file, "--cluster", host.address)

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from marks import slow_or_exhaustive
 
 from actbench.model.records import Case
 from actbench.simulator import profiles
@@ -19,8 +20,7 @@ from actbench.tools.fit.records import Asked
 NAMES = ["checkpoint", "adam8bit", "release", "chunked_loss:8"]
 
 
-@pytest.mark.parametrize("scheme", ["exact", "fsdp:4"])
-@pytest.mark.slow
+@pytest.mark.parametrize("scheme", slow_or_exhaustive(["exact", "fsdp:4"], "fsdp:4".__eq__))
 def test_two_copies_tell_what_the_whole_model_does(scheme: str) -> None:
     case = Case(
         model="tiny-llama@num_hidden_layers=12",

@@ -236,7 +236,7 @@ def by_hand(planner: Planner) -> list[Plan]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_stack_made_by_hand_is_faster() -> None:
     planner = planner_of("tiny-llama@num_hidden_layers=8", ("checkpoint", "gact:L2", "fewbit:2"), batch_size=16, **TEXT)
     hand = by_hand(planner)

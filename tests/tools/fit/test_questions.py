@@ -145,7 +145,7 @@ def test_what_is_faster_at_the_largest_size_grows_on() -> None:
     assert found.beyond_bytes > 10_003
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("flag", "column"), [("--longest-sequence", "sequence_length"), ("--largest-batch", "batch_size")]
 )

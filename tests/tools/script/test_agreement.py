@@ -17,7 +17,7 @@ from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN
 
 HERE = Path(__file__).parent
 PROFILE = "rtx-4090"
-SLOW = ("nanogpt", "trainer", "gan", "lightning_resnet")
+SLOW = ("nanogpt", "trainer")
 
 
 def peak(words: list[str], folder: Path) -> int:
@@ -78,7 +78,8 @@ def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path
     assert simulated == measured("nanogpt", tmp_path, "--autocast", "fp16") + 5 * 512
 
 
-@pytest.mark.parametrize("name", slow_or_exhaustive(["llama_peft", "trainer"], "trainer".__eq__))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["llama_peft", "trainer"])
 def test_a_script_of_a_shipped_model_needs_what_measure_says(name: str, command: Any, tmp_path: Path) -> None:
     """Less than a part in a million is not equal: batches that are held, and scalars of the step before."""
     case = next(each for each in CASES if each.name == name)

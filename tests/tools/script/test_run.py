@@ -15,7 +15,7 @@ from marks import slow_or_exhaustive
 
 PROFILE = "h100-80gb"
 ROOT = Path(__file__).parents[3]
-SLOW = ("nanogpt", "unet_lora", "fsdp2")
+SLOW = ("nanogpt", "unet_lora")
 EXAMPLE = str(ROOT / "examples" / "train.py")
 
 
