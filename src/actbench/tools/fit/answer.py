@@ -14,17 +14,22 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
     If nothing does, the sentence is about what comes nearest.
     """
-    return (*_unchanged(found), *(_told(each, found) for each in plans_of_answer(found))) or (_nearest(found),)
+    return (*_unchanged(found), *(_told(each, found) for each in _plans_of_answer(found))) or (_nearest(found),)
 
 
-def plans_of_answer(found: Fitted) -> list[Tried]:
+def answer_first(found: Fitted) -> list[Tried]:
+    """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
+    return _each_once([*_plans_of_answer(found), *found.shortlist(), *found.shortlist(adapters=True)])
+
+
+def _plans_of_answer(found: Fitted) -> list[Tried]:
     """Return the plans that an answer names, in its order; each is in a table below it. The exact step is left out."""
     shown, adapted = found.shortlist(), found.shortlist(adapters=True)
     if not shown and not adapted:
         return []
     chosen = [_nearest_to_exact(shown or adapted), *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    return [each for each in each_once(chosen) if each is not found.exact]
+    return [each for each in _each_once(chosen) if each is not found.exact]
 
 
 def _unchanged(found: Fitted) -> Sequence[str]:
@@ -41,8 +46,7 @@ def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
     return next(iter((*exact, *same, *plans)))
 
 
-def each_once(plans: Iterable[Tried]) -> list[Tried]:
-    """Return each plan once, in order."""
+def _each_once(plans: Iterable[Tried]) -> list[Tried]:
     return list({id(each): each for each in plans}.values())
 
 

@@ -152,7 +152,7 @@ def fit(
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.answer import each_once, plans_of_answer
+    from actbench.tools.fit.answer import answer_first
     from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.scripts import check as check_script
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
@@ -188,9 +188,8 @@ def fit(
         return
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
-    plans = each_once([*plans_of_answer(found.found), *found.found.shortlist(), *found.found.shortlist(adapters=True)])
     lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)
-    tables[0] = replace(tables[0], lead=lead, code=pieces_of(plans, show_code))
+    tables[0] = replace(tables[0], lead=lead, code=pieces_of(answer_first(found.found), show_code))
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
