@@ -8,7 +8,7 @@ from actbench.cli.sweep import without_effect
 from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Built
 from actbench.report import store
-from actbench.run import runner, sweep
+from actbench.run import executor
 
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
@@ -67,8 +67,8 @@ def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli,
     file = tmp_path / "failingbench.py"
     file.write_text(BENCH)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sweep, "BENCH", "failingbench")  # or the processes of both commands would import torch
-    monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())
+    monkeypatch.setattr(executor, "BENCH", "failingbench")  # or the processes of both commands would import torch
+    monkeypatch.setattr(executor, "PRELOAD", ())
     command = ("measure", "tiny-roberta", "-b", "1", "--meter", "simulated")
     ended, debugged = cli(*command), cli("--debug", *command)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,6 +28,7 @@ from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, expo
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord
+from actbench.model.modelspecs import is_function
 from actbench.report.sentences import why_none
 from actbench.report.tables import Table, report_tables
 
@@ -178,9 +180,6 @@ def measure(
             "--export-snapshot records one process, and several were launched: leave it out, or simulate by 'actbench "
             "measure --meter simulated', started alone"
         )
-    from actbench.workload.names import parse_model_name
-
-    is_own_code = parse_model_name(model).kind == "function"
     with schemes_from(flags.scheme_flags):
         if ledger.ledger:
             with_exact = "exact" in (flags.schemes or ["exact"])
@@ -192,7 +191,7 @@ def measure(
                 exports,
                 progress,
                 timeout=timeout,
-                force=force or is_own_code,
+                force=force or is_function(model),
                 retry_failed=retry_failed,
                 require_fit=require_fit,
                 by_operator=bool(time_by),
@@ -218,12 +217,16 @@ def _compare(
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.report.render.formats import json_lines
+    from actbench.run.executor import PRELOAD, bench_of
+    from actbench.run.processes import ForkServer
 
     columns = exports.chosen or recipe.columns
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
-    with progress_shown(kept, flags) as progress:
-        from actbench.run import sweep  # which imports torch, and that may take long
+    # its imports and those of this process take seconds each: they go on side by side
+    server = ForkServer(bench_of(timelines=timeline.wanted), PRELOAD) if machines is None else None
+    with server or nullcontext(), progress_shown(kept, flags) as progress:
+        from actbench.run import sweep  # which imports torch
 
         comparison = sweep.run_sweep(
             recipe,
@@ -236,6 +239,7 @@ def _compare(
             timelines=timeline.wanted,
             progress=progress,
             machines=machines,
+            server=server,
         )
     records = comparison.records
     shown = report_tables(records, recipe.title, columns, tuple(dict.fromkeys(each.case.scheme for each in records)))

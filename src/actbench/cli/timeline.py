@@ -168,12 +168,12 @@ def export_snapshots(
     records: Sequence[MeasuredRecord], flags: TimelineFlags, progress: ProgressFlags, *, timeout: float
 ) -> None:
     """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
-    from actbench.measuring.timelines import SnapshotRequest
+    if flags.export_snapshot is None:
+        return
+    from actbench.measuring.timelines import SnapshotRequest  # which imports torch and all schemes
     from actbench.run.executor import PRELOAD
     from actbench.run.tasks import Tasks
 
-    if flags.export_snapshot is None:
-        return
     measured = [record for record in records if isinstance(record.outcome, Measurement)]
     if not measured:
         remark(f"{flags.export_snapshot} is not written: no case was measured")

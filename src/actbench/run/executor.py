@@ -19,6 +19,7 @@ from actbench.model.records import Case
 from actbench.run.progress import Progress
 
 BENCH = "actbench.measuring.bench"
+_TIMELINES_BENCH = "actbench.measuring.timelines"
 PRELOAD = (
     "transformers.modeling_utils",
     "transformers.modeling_layers",
@@ -30,6 +31,12 @@ PRELOAD = (
 
 They are imported before any memory is limited: some of them wait for ever where they meet a limit.
 """
+
+
+def bench_of(*, timelines: bool) -> str:
+    """Return the module that measures models, with or without the memory over the step."""
+    return _TIMELINES_BENCH if timelines else BENCH
+
 
 Cases = tuple[Case, ...]
 """A simulated case, or all cases that are timed against each other, the exact model first."""

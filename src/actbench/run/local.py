@@ -59,7 +59,7 @@ class LocalExecutor:
         self._held = ExitStack()
         # Threads end once the server is closed, which makes all that they wait for raise.
         self._pool = self._held.enter_context(ThreadPoolExecutor(max(work.jobs, len(gpus))))
-        self.server = server or self._held.enter_context(ForkServer(work.bench, work.preload))
+        self.server = (server or self._held.enter_context(ForkServer(work.bench, work.preload))).ready()
 
     def __enter__(self) -> Self:
         return self
@@ -192,17 +192,18 @@ class _Unit:
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """This machine; ``gpus`` are as of :class:`LocalExecutor`."""
+    """This machine; ``gpus`` and ``server`` are as of :class:`LocalExecutor`."""
 
     gpus: Sequence[str | None] = (None,)
     elsewhere: bool = False
+    server: ForkServer | None = None
 
     def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
         """Refuse nothing: a case that needs other processes is a row that says so."""
 
     def start(self, work: Work) -> LocalExecutor:
         """Return its executor."""
-        return LocalExecutor(work, self.gpus)
+        return LocalExecutor(work, self.gpus, server=self.server)
 
 
 def chosen_gpus(jobs: int | None, progress: Progress) -> tuple[str | None, ...]:

@@ -173,12 +173,10 @@ class Process:
 
 
 class ForkServer:
-    """A process that has imported ``bench`` and ``preload``, and from which processes are forked.
+    """A process that imports ``bench`` and ``preload``, and from which processes are forked.
 
-    They measure cases or do tasks (``kind``); see :mod:`actbench.run.worker`.
-
-    Raises:
-        MeasurementError: It cannot be started; the message holds what it wrote.
+    They measure cases or do tasks (``kind``); see :mod:`actbench.run.worker`. The imports take seconds, in which this
+    process can do something else: the first :meth:`fork` waits for their end.
     """
 
     def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
@@ -196,20 +194,22 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
             )
-        try:
-            ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
-        except BaseException:
-            self._server.terminate()
-            self.close()
-            raise
-        if not ready:
+        self._is_ready = False
+
+    def ready(self) -> Self:
+        """Return this server once it has imported everything; a MeasurementError with what it wrote if it cannot."""
+        with self._lock:
+            if not self._is_ready:
+                self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
+        if not self._is_ready:
             said = _last(self._output)
             self.close()
             raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
+        return self
 
     def fork(self) -> Process:
-        """Start a process; a MeasurementError if the server is gone."""
-        self._wake()
+        """Start a process; a MeasurementError if the server is gone or cannot be started."""
+        self.ready()._wake()
         ours, connection = socket.socketpair()
         monitor, held = socket.socketpair()
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -227,6 +227,8 @@ class ForkServer:
 
     def close(self) -> None:
         """Kill every forked process with its descendants, and end the server."""
+        if not self._is_ready:  # it imports, and would learn of the closed socket only afterwards
+            self._server.terminate()
         self._wake()
         self._control.close()
         try:

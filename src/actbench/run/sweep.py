@@ -15,17 +15,15 @@ from actbench.model.records import Case
 from actbench.report import kinds, store
 from actbench.report.kinds import MEASURED
 from actbench.run import runner
-from actbench.run.executor import BENCH, Machines
+from actbench.run.executor import Machines, bench_of
 from actbench.run.experiment import ExperimentResult, check_distinct, finished
 from actbench.run.local import ThisMachine, chosen_gpus
+from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe, files_of
 from actbench.run.recipes.sections import Planned
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
-
-_TIMELINES_BENCH = "actbench.measuring.timelines"
-"""The module that measures cases with timelines; :data:`actbench.run.executor.BENCH` has none."""
 
 
 class _WithTimelines:
@@ -86,6 +84,7 @@ def run_sweep(
     timelines: bool = False,
     progress: Progress | None = None,
     machines: Machines | None = None,
+    server: ForkServer | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
@@ -104,7 +103,7 @@ def run_sweep(
     progress = progress or Progress()
     if machines is None:
         has_gpus = any(entry.case.meter == "cuda" for entry in planned)
-        machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,))
+        machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,), server=server)
     machines.check([entry.case for entry in planned], _processes)
     with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
         summary = runner.run_plan(
@@ -119,7 +118,7 @@ def run_sweep(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
-            bench=_TIMELINES_BENCH if timelines else BENCH,
+            bench=bench_of(timelines=timelines),
         )
         return finished(MEASURED, opened, planned, summary, recipe.title, output)
 

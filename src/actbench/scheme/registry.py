@@ -58,7 +58,14 @@ def lookup(name: str, text: str | None = None) -> type[Scheme]:
     Raises:
         SpecError: There is no such scheme; the message names the closest one, and ``text``, the whole specification.
     """
-    return spec.find_named(name, find_schemes(), "scheme", text or name)
+    return _installed(name) or spec.find_named(name, find_schemes(), "scheme", text or name)
+
+
+@functools.cache
+def _installed(name: str) -> type[Scheme] | None:
+    """Return the scheme of a name without importing the others, which takes seconds; None if it cannot be used."""
+    plugin = plugins.installed("schemes").get(name)
+    return None if plugin is None or fault(plugin) else plugin.load()
 
 
 def build(text: str) -> Scheme:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.tools.script import experiment as scripts
+from actbench.tools.script import command
 
 TRAIN = """
 import sys
@@ -21,7 +21,7 @@ MODULE = "import sys\nprint('module', sys.argv[1:])\n"
 @pytest.fixture(autouse=True)
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a script in the current folder, which also holds the module ``package.inner``."""
-    monkeypatch.setattr(scripts, "BENCH", "fakescript")
+    monkeypatch.setattr(command, "BENCH", "fakescript")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)

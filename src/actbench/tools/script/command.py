@@ -28,7 +28,7 @@ from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
-from actbench.tools.script.declared import check_script, misplaced, with_options
+from actbench.tools.script.declared import BENCH, check_script, misplaced, with_options
 from actbench.units import parse_bytes
 
 Target = Annotated[
@@ -139,11 +139,14 @@ def run_script(
             f"options of actbench stand before it: {with_options(sys.argv[1:], script, (), behind)}"
         )
 
-    from actbench.tools.script import experiment as scripts
+    from actbench.run.processes import ForkServer
 
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     out = readers(exports)
-    with schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told:
+    # its imports and those of this process take seconds each: they go on side by side
+    with ForkServer(BENCH) as server, schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told:
+        from actbench.tools.script import experiment as scripts  # which imports torch
+
         comparison = scripts.run(
             case,
             specs,
@@ -154,6 +157,7 @@ def run_script(
             retry_failed=retry_failed,
             progress=told,
             printed=None if progress.quiet else (out, sys.stderr),
+            server=server,
         )
     _show(
         comparison.records, columns, curve, exports, is_quiet=progress.quiet, is_assumed=device.device_profile is None

@@ -9,11 +9,15 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from actbench.errors import UsageError
 from actbench.model.scripts import Script, spec_of
 from actbench.paths import read_bytes
 from actbench.units import MIB
+
+BENCH: Final = "actbench.tools.script.bench"
+"""The module that runs scripts, in processes of their own."""
 
 MOST_BYTES = 16 * MIB
 """Largest script that is read."""

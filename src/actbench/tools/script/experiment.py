@@ -17,14 +17,14 @@ from actbench.model.records import Case
 from actbench.report.kinds import MEASURED
 from actbench.run import runner
 from actbench.run.experiment import ExperimentResult, check_distinct, finished
+from actbench.run.local import ThisMachine
 from actbench.run.printed import passed_on
+from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
 from actbench.scheme.base import Change
 from actbench.simulator import profiles
-
-BENCH: Final = "actbench.tools.script.bench"
-"""The module that runs scripts, in processes of their own."""
+from actbench.tools.script.declared import BENCH
 
 APPLIED: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters", "loss", "optimizer"))
 """What schemes may change in a script, whose own lines set everything else."""
@@ -72,6 +72,7 @@ def run(
     retry_failed: bool = False,
     progress: Progress | None = None,
     printed: tuple[TextIO, TextIO] | None = None,
+    server: ForkServer | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Run a script unchanged, and with each scheme, as far as the results file does not hold it yet.
 
@@ -85,6 +86,8 @@ def run(
         retry_failed: Whether to run again what it holds and failed.
         progress: Told what happens.
         printed: Where standard output and error of the unchanged script go while it runs; None for nowhere.
+        server: One of :data:`~actbench.tools.script.declared.BENCH` that was started before; one is started unless
+            given.
 
     Raises:
         UsageError: As of :func:`plan`.
@@ -101,6 +104,7 @@ def run(
             recipe=name,
             command=command,
             jobs=machine().cores,
+            machines=ThisMachine(server=server),
             timeout_seconds=timeout_seconds,
             force=force,
             retry_failed=retry_failed,
