@@ -192,7 +192,7 @@ def test_an_end_in_the_middle_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPat
     assert "called os._exit(0)" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("statement", "seconds", "naming"),
     [

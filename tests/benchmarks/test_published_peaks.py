@@ -134,7 +134,7 @@ def test_the_sample_is_of_most_sources(table: dict[str, Any]) -> None:
     assert len(sampled) >= 18
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=12)
 @pytest.mark.parametrize("begin", SAMPLE)
 def test_a_row_is_what_is_simulated_now(
     begin: str, table: dict[str, Any], found: list[tuple[Any, Measurement]], monkeypatch: pytest.MonkeyPatch

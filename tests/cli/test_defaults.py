@@ -79,6 +79,7 @@ no-exact = true
 """
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize(
     ("command", "defaults"),
     [
@@ -116,6 +117,7 @@ def test_a_script_keeps_its_own_arguments() -> None:
     assert put("run", "train.py", "--seed", "1") == [*("run", "--device-profile=rtx-4090", "train.py", "--seed", "1")]
 
 
+@pytest.mark.sampled(fast=4, slow=4)
 @pytest.mark.parametrize(
     ("text", "naming"),
     [

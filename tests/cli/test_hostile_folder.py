@@ -60,7 +60,7 @@ VERBS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=5)
 @pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
 def test_no_verb_runs_code_of_the_current_folder(witness, arguments):
     ended = actbench(*arguments)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("tasks_here")
 SIZES = ("-b", "2", "--sequence-length", "16")
 
 
+@pytest.mark.slow
 def test_every_saved_tensor_is_listed_with_totals_by_operator(cli, tmp_path):
     file = tmp_path / "ledger.json"
     flags = ("--ledger", *SIZES, "--device-profile", "cpu", "--export-json", file)

@@ -194,6 +194,7 @@ def test_layers_of_a_recomputed_block_lower_what_its_second_run_takes_and_nothin
     assert both[1] < alone[1]
 
 
+@pytest.mark.sampled(fast=15, slow=10)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("hooks", ["coat", "gact:L1", "offload"])
 def test_the_contract_of_recomputed_blocks_whose_inputs_are_packed(hooks: str, part: str) -> None:

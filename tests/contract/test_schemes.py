@@ -193,6 +193,7 @@ def test_what_cannot_be_traced_says_so_and_keeps_less_by_the_allocator(
     assert CpuMeter().memory(TrainStep(converted, batch)).activation_bytes < exact
 
 
+@pytest.mark.sampled(fast=6, slow=8)
 @pytest.mark.parametrize("spec", limited())
 def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: TrainingSetup) -> None:
     parameters = dict(setup.module.named_parameters())

@@ -61,6 +61,7 @@ def _seeded() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(fast=20, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_gradients_accumulate(spec: str) -> None:
     setup = converted(STEADY.get(spec, spec), like=spec)
@@ -158,6 +159,7 @@ def test_a_scheme_of_the_gradients_is_refused_where_they_are_averaged(spec: str)
         setup.loss(DistributedDataParallel(setup.module), batch())  # type: ignore[misc]
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "gradients" not in schemes.build(spec).changes])
 @pytest.mark.usefixtures("one_process")
 def test_distributed_data_parallel_gives_the_same_gradient(spec: str) -> None:

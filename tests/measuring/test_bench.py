@@ -43,7 +43,7 @@ def case(spec: str, **fields: object) -> Case:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=8)) for pair in PAIRS],
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=4)) for pair in PAIRS],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()
@@ -55,6 +55,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> No
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
+@pytest.mark.slow
 def test_gradient_quality_is_of_the_scheme_and_not_of_the_dropout() -> None:
     fields = {**MODELS["roberta"], "meter": "cpu", "gradient_quality": True}
     recomputed = bench.Session(case("checkpoint", **fields)).memory()
@@ -290,6 +291,7 @@ def test_weights_in_a_format_are_judged_as_a_step_leaves_them(scheme: str) -> No
     assert (found.gradient_error, found.gradient_cosine) == expected
 
 
+@pytest.mark.slow
 def test_a_timeline_is_there_where_it_is_asked_for() -> None:
     tiny = case("checkpoint", model="tiny-gpt2", sequence_length=16)
 

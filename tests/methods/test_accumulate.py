@@ -42,6 +42,7 @@ def test_both_meters_see_the_same_bytes(rows: int) -> None:
     assert simulated.activation_bytes == pytest.approx(cpu.activation_bytes, rel=0.001)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_a_peak_with_a_later_micro_batch_is_of_its_activations(meter: str) -> None:
     fields = {"batch_size": 32, "sequence_length": 64, "optimizer": "sgd", "meter": meter, "device_profile": "cpu"}

@@ -85,6 +85,7 @@ def test_only_the_weight_s_gradient_is_estimated() -> None:
     assert 0.01 < float((for_weight - wanted[1]).norm() / wanted[1].norm()) < 0.3
 
 
+@pytest.mark.slow
 def test_of_a_model_with_adapters_the_inputs_of_adapters_are_packed() -> None:
     fields = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}
     plain, packed = (bench.Session(Case(**fields, scheme=spec)) for spec in ("lora:4", "lora:4+hyclora:2"))  # type: ignore[arg-type]

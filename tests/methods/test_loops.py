@@ -37,6 +37,7 @@ def measured(scheme: str, **fields: Any) -> Measurement:
     return measure(Case.model_validate({**case, "scheme": scheme, **fields}))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_the_peak_grows_by_the_logits_of_a_step(meter: str) -> None:
     device = {"meter": meter, "device_profile": "cpu" if meter == "simulated" else None}
@@ -136,6 +137,7 @@ def test_older_torch_kept_gradients_all_the_time() -> None:
     assert (late.peak_bytes, late.phase_peaks) == (exact.peak_bytes, exact.phase_peaks)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_gradients_that_are_freed_late_fill_the_forward_pass(meter: str) -> None:
     device = {"meter": meter, "device_profile": "cpu" if meter == "simulated" else None, "sequence_length": 2}
@@ -156,6 +158,7 @@ def test_the_forward_peak_grows_by_the_gradients_and_no_other() -> None:
     assert late.phase_peaks.optimizer_bytes == exact.phase_peaks.optimizer_bytes
 
 
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("scheme", ["late_zero_grad", "keep_outputs+late_zero_grad", "late_zero_grad+accumulate:2"])
 def test_the_simulation_agrees_with_the_allocator(scheme: str) -> None:
     real, simulated = measured(scheme, meter="cpu"), measured(scheme, device_profile="cpu")

@@ -73,6 +73,7 @@ def test_principal_directions_lower_the_error_of_inputs_that_have_some() -> None
     assert error(0.5) < 0.05 * error(0.01)
 
 
+@pytest.mark.slow
 def test_only_the_weight_s_gradient_is_estimated() -> None:
     exact, x = nn.Sequential(Doubled(), nn.Linear(40, 6)), torch.randn(50, 40)
     layer = converted(exact, "prac:0.5")

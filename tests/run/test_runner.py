@@ -48,6 +48,7 @@ def test_a_case_that_fails_is_a_row_with_a_reason_and_the_sweep_goes_on(log, met
         assert [word for word in words if word not in outcome.message] == []
 
 
+@pytest.mark.slow
 def test_a_case_that_takes_too_long_is_killed_with_its_children(log, assert_no_process_is_left):
     plan = [*cases(log, "hang", meter="simulated"), *cases(log, "hang", "exact+then+hang", "exact")]
     rows, summary = sweep(plan, timeout_seconds=1.5)
@@ -58,6 +59,7 @@ def test_a_case_that_takes_too_long_is_killed_with_its_children(log, assert_no_p
     assert_no_process_is_left(log)
 
 
+@pytest.mark.slow
 def test_time_spent_waiting_for_others_is_not_held_against_a_case(log):
     slow = [f"name:{name}+then+sleep:0.06" for name in "abcdef"]
     _, summary = sweep(cases(log, *slow), timeout_seconds=1.5)  # each works 5 x 0.06 s and waits 25 x 0.06 s
@@ -184,6 +186,7 @@ def test_a_case_that_stands_twice_is_measured_once(log):
     assert summary == Summary(measured=1)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_simulated_cases_run_as_many_at_a_time_as_there_are_jobs(log, jobs):
     plan = cases(log, *(f"name:{name}+sleep:0.3" for name in range(4)), meter="simulated")

@@ -116,6 +116,7 @@ class StopsAtTrial(Progress):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_sweep_that_is_stopped_in_a_search_goes_on_with_the_searches_that_are_left(log, trials):
     plan = cases(log, "exact", "name:a", find_largest_batch=True, memory_limit_bytes=1725)

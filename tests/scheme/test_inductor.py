@@ -74,7 +74,7 @@ def test_convolutions_with_activations():
     compare(*converted("relu and silu", "fewbit:2", torch.contiguous_format), tolerance=1e-4)
 
 
-@pytest.mark.sampled(slow=4)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("name", "spec", "layout"),
     [

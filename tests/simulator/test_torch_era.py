@@ -116,6 +116,7 @@ def test_cases_of_today_have_the_keys_that_they_had() -> None:
     assert case.key() == "9539efb724e600b6"
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("era", [None, "1.13"])
 def test_without_views_gradients_lie_beside_the_buckets(era: Any) -> None:
     views, copies = (

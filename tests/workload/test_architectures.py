@@ -99,6 +99,7 @@ def test_each_head_gets_the_labels_of_its_task(name: str, write_config: Write) -
     assert without_gradient(setup.module) in ([], ["encoder.embed_positions.weight"])
 
 
+@pytest.mark.slow
 def test_a_whisper_is_measured_with_its_encoder(write_config: Write) -> None:
     folder = str(write_config("WhisperForConditionalGeneration", max_source_positions=200))
     whole, decoder = (measure(Case(model=folder, task=task, batch_size=2)) for task in ("auto", "causal-lm"))

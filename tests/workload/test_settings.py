@@ -107,14 +107,15 @@ def test_images_of_every_kind_of_model_may_be_wide() -> None:
         workloads.load_workload(of("vit_b_16", image_size="64x96"))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "case",
     [
         of("tiny-t5", sequence_length=32, target_length=8),
         of("resnet-cifar", image_size="16x32"),
-        pytest.param(of("tiny-vit", image_size="32x64"), marks=pytest.mark.slow),
-        pytest.param(of("lraspp_mobilenet_v3_large", image_size="64x96"), marks=pytest.mark.slow),
-        pytest.param(of("torchvision:fcn_resnet50", image_size="64x96"), marks=pytest.mark.slow),
+        pytest.param(of("tiny-vit", image_size="32x64")),
+        pytest.param(of("lraspp_mobilenet_v3_large", image_size="64x96")),
+        pytest.param(of("torchvision:fcn_resnet50", image_size="64x96")),
     ],
     ids=lambda case: case.model,
 )
@@ -161,7 +162,7 @@ def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
         measure(case.model_copy(update={"meter": "simulated"}))
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "name", ["maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssd300_vgg16"]
 )

@@ -264,6 +264,7 @@ def test_a_step_that_calls_parts_of_the_model_alone_is_idle() -> None:
         setup.parts[0].after()
 
 
+@pytest.mark.slow
 def test_parts_of_a_model_are_compiled_alone() -> None:
     exact, x = transformer(), torch.randn(2, 8, 32)
     setup = compiled(copy.deepcopy(exact), "compile:0,only=0/2")

@@ -269,7 +269,7 @@ def test_an_optimizer_without_a_packed_twin_is_refused():
     [
         f"smaq,on={ALL}",
         *(
-            pytest.param(text, marks=pytest.mark.slow)
+            pytest.param(text, marks=pytest.mark.sampled(slow=2))
             for text in ("smaq", "encode:fp8:e4m3", "encode:s2fp8", "encode:smaq_simulated")
         ),
     ],

@@ -47,6 +47,7 @@ def trained(found: TrainingSetup, steps: int = 60) -> list[float]:
 NAMES = ["adam8bit", "adam4bit", "adamfp8"]
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -189,6 +190,7 @@ def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(nam
 exact_measurement = functools.cache(measure)  # once for all schemes
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "scheme",
     [

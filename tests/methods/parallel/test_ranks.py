@@ -28,6 +28,7 @@ def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) 
     assert reading.optimizer_bytes == 2 * FLOAT * sum(shares)  # step counters lie in host memory
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("mixed", ["", ",mixed=bf16"])
 def test_shares_in_host_memory_take_no_byte_of_the_device_but_what_is_gathered(ranks: int, mixed: str) -> None:
@@ -192,6 +193,7 @@ def test_buffers_are_broadcast_once_a_step(spec: str) -> None:
     assert calls["broadcast"] == 1
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("sharing", ["zero1", "fsdp"])
 def test_shares_of_matrices_are_packed_where_the_whole_would_be(sharing: str, ranks: int) -> None:
@@ -235,6 +237,7 @@ def test_another_order_of_dimensions_is_no_gap(values: Tensor) -> None:
     assert reading.optimizer_bytes == 2 * FLOAT * 16
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_are_stepped_and_their_gradients_freed_within_the_backward_pass(ranks: int) -> None:
     """FSDP2 steps a block when its gradients are averaged: at no time is there a share of every gradient."""

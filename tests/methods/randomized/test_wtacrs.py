@@ -187,6 +187,7 @@ class Around(nn.Module):
         return self.inside.attend(x, 0.5 * x, x) + self.inside(x)
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -208,6 +209,7 @@ def test_the_mean_gradient_of_attention_is_the_exact_one(make: Callable[[], nn.M
     assert float((draws.mean(0) - wanted).norm()) < 1.5 * one / 80**0.5
 
 
+@pytest.mark.slow
 def test_t5_saves_what_each_part_of_the_paper_saves() -> None:
     """Linear layers, then products and masks, then norms; the forward pass is exact throughout."""
     model = "t5-small@num_layers=2,vocab_size=100"
@@ -243,7 +245,7 @@ def test_the_contract_of_schemes_holds() -> None:
     check_scheme("wtacrs:0.3+msln", on="t5-small@num_layers=2", parts=("mean gradient", "simulation", "packed bytes"))
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     "model",
     [

@@ -58,6 +58,7 @@ def test_it_says_to_undo_the_conversion(spec: str, strict: bool) -> None:
     assert strict or isinstance(raised.value, ConversionError)
 
 
+@pytest.mark.sampled(fast=8, slow=8)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in ("qlora", "lora")])
 def test_undone_or_without_gradients_it_is_exported(spec: str) -> None:
     exact = model().eval()

@@ -69,6 +69,7 @@ def test_a_gradient_that_is_not_finite_is_told(cli: Any, monkeypatch: pytest.Mon
     assert found["gradient_error"] == "NaN"
 
 
+@pytest.mark.slow
 def test_a_probe_has_the_error_that_measure_has() -> None:
     from actbench.measuring.bench import Session
 

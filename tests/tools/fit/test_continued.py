@@ -36,7 +36,7 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
     assert "0 simulations of the whole model\n" in again.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
     words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
     cli("fit", DEEP, *words)
@@ -46,7 +46,7 @@ def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path)
     assert "What fits: tiny-llama@num_hidden_layers=3" in copy.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_later_fit_takes_no_plans_from_an_earlier_one(cli, log, fake, tmp_path) -> None:
     words = (*STEP, *AMONG, "--scheme", "lora:16", "-o", tmp_path)
 

@@ -157,12 +157,12 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("model", "within"),
     [
-        pytest.param("tiny-llama@num_hidden_layers=3", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-gpt2@n_layer=3", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-vit@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-roberta@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
-        pytest.param("resnet-cifar", 0.02, marks=pytest.mark.slow),
-        pytest.param("squeezenet1_1", 0.02, marks=pytest.mark.slow),
+        pytest.param("tiny-llama@num_hidden_layers=3", 0.005, marks=pytest.mark.sampled(slow=3)),
+        pytest.param("tiny-gpt2@n_layer=3", 0.005, marks=pytest.mark.sampled(slow=3)),
+        pytest.param("tiny-vit@num_hidden_layers=4", 0.005, marks=pytest.mark.sampled(slow=3)),
+        pytest.param("tiny-roberta@num_hidden_layers=4", 0.005, marks=pytest.mark.sampled(slow=3)),
+        pytest.param("resnet-cifar", 0.02, marks=pytest.mark.sampled(slow=3)),
+        pytest.param("squeezenet1_1", 0.02, marks=pytest.mark.sampled(slow=3)),
     ],
 )
 def test_predictions_are_near_the_whole_simulation(model: str, within: float) -> None:
@@ -188,6 +188,7 @@ def test_an_optimizer_does_the_same_in_each_way_of_computing_with_the_same_state
     assert found[0].optimizer_bytes - found[1].optimizer_bytes == costs.update
 
 
+@pytest.mark.slow
 def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
     schemes_around = ("accumulate:2", "accumulate:4", "chunked_loss:8")
     planner = planner_of("tiny-llama@num_hidden_layers=2,vocab_size=8192", schemes_around, batch_size=16, **TEXT)
@@ -200,7 +201,7 @@ def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
         assert peak == pytest.approx(found.peak_bytes, rel=0.001), setting.around
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -294,6 +295,7 @@ def test_more_memory_is_never_slower_and_no_plan_is_over_its_budget() -> None:
     assert all(two <= one for one, two in zip(curves[EXACT], curves[ANY], strict=True))
 
 
+@pytest.mark.slow
 def test_a_plan_with_ranges_is_the_same_case_everywhere() -> None:
     planner = surveyed("tiny-llama@num_hidden_layers=3")
     (checkpoint,) = (action for action in singles(planner) if {choice.name for choice in action} == {"checkpoint"})

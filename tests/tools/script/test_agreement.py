@@ -64,7 +64,7 @@ def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> N
     assert simulated == measured("plain", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path) -> None:
     """At the peak, in the backward pass of the cross entropy, five blocks of 512 bytes are there more.
 

@@ -38,7 +38,7 @@ CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=tor
 EVALUATION = "    with torch.no_grad(), torch.autocast('cuda', dtype=torch.float16):\n     model(x.cuda())\n"
 
 
-@pytest.mark.sampled(fast=1, slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("text", "autocast"),
     [
@@ -57,12 +57,13 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
     assert (found.dtype, found.autocast) == ("float32", autocast)
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
         ("print('nothing')", (), "no optimizer of torch has stepped"),
         ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
-        pytest.param("import sys; sys.exit()", (), "no optimizer of torch has stepped", marks=SLOW),
+        pytest.param("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
         ("input('go on? ')", (), r"reads standard input.*train.py:1"),
         pytest.param(
             "import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
@@ -88,12 +89,10 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
             r"ConnectionRefused.*train.py:2",
             marks=pytest.mark.slow,
         ),
-        pytest.param("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9", marks=pytest.mark.slow),
-        pytest.param("raise ValueError", (), r"ValueError \(train.py:1", marks=pytest.mark.slow),
+        pytest.param("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
+        pytest.param("raise ValueError", (), r"ValueError \(train.py:1"),
         (TRAINING.replace("    optimizer.step()\n", ""), (), r"is optimizer.step\(\) missing"),
-        pytest.param(
-            TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9", marks=pytest.mark.slow
-        ),
+        pytest.param(TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
     ],
 )
 def test_a_script_that_comes_to_no_step_says_why(
@@ -106,6 +105,7 @@ def test_a_script_that_comes_to_no_step_says_why(
         raise ValueError(found.message)
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     loop = TRAINING.replace("for (x,)", "while True:\n  try:\n   for (x,)")
     head, body = loop.split("   for (x,)")
@@ -117,6 +117,7 @@ def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     assert found.built.refused == ("checkpoint",)
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
     found = run(TRAINING + "    break\n")
 
@@ -135,7 +136,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
         ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[Any, Any], bool]) -> None:
     text = TRAINING.replace("model[2](hidden)", "model(x.cuda())").replace("hidden = model[1](model[0](x.cuda()))", "")
     exact, found = run(text), run(text, scheme=scheme)
@@ -145,6 +146,7 @@ def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[A
     assert found.sites
 
 
+@pytest.mark.slow
 def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run: RunScript) -> None:
     found = run(TRAINING, scheme="checkpoint")
 
@@ -206,6 +208,7 @@ def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None
     assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("times", "stopped_after"), [(8, 3), (2, None)])
 def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: int, stopped_after: int | None) -> None:
     found = run(TRAINING.replace("4096", str(times * 512)))
@@ -215,7 +218,7 @@ def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: 
     assert found.built.stopped_after == stopped_after
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run: RunScript) -> None:
     whole, headless = run(TRAINING), run(TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 1024)"))
 
@@ -227,6 +230,7 @@ def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run:
     assert "chunked_loss" not in headless.remedies, "two layers have the most outputs"
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None:
     found = run(TRAINING.replace("batch_size=512", "batch_size=4096").replace("4096, 256", "4096, 256"), raise_oom=True)
 

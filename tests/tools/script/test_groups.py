@@ -44,7 +44,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-@pytest.mark.sampled(fast=1, slow=3)
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("wrap", "scheme"),
     [
@@ -69,6 +69,7 @@ def test_a_process_needs_what_measure_says(wrap: Callable[[nn.Module], nn.Module
     assert found.peak_parts.communication_bytes == expected.peak_parts.communication_bytes
 
 
+@pytest.mark.slow
 def test_gradients_beside_their_buckets_take_as_much_again() -> None:
     beside, inside = trained(ddp()), trained(ddp(gradient_as_bucket_view=True))
 
@@ -77,7 +78,7 @@ def test_gradients_beside_their_buckets_take_as_much_again() -> None:
     assert beside.peak_parts.communication_bytes == pytest.approx(inside.gradients_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> None:
     plain = trained(ddp())
 

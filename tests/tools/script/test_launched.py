@@ -87,6 +87,7 @@ def test_others_have_what_this_process_has() -> None:
         assert distributed.all_reduce(loss, async_op=True).get_future().wait()[0] is loss
 
 
+@pytest.mark.slow
 def test_a_sampler_shares_out_the_data() -> None:
     with on_card():
         distributed.init_process_group("nccl")
@@ -95,6 +96,7 @@ def test_a_sampler_shares_out_the_data() -> None:
         assert [rows.tolist() for (rows,) in loader] == [[0, 4], [8, 12], [16, 20], [24, 28]]
 
 
+@pytest.mark.slow
 def test_batches_of_large_data_move_to_the_card() -> None:
     with on_card(1):
         data = TensorDataset(torch.randn(1024, 512))
@@ -106,6 +108,7 @@ def test_batches_of_large_data_move_to_the_card() -> None:
         assert torch.cuda.memory_allocated() - before == moved.nbytes
 
 
+@pytest.mark.slow
 def test_random_states_go_to_the_card_and_back() -> None:
     """As accelerate gives all processes the state of the first."""
     with on_card():
@@ -118,6 +121,7 @@ def test_random_states_go_to_the_card_and_back() -> None:
         assert torch.equal(generator.get_state(), before)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -137,6 +141,7 @@ def test_a_process_of_a_group_simulates_no_other() -> None:
             on_card().__enter__()
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
 def test_engines_that_are_installed_are_refused(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{engine}.py").write_text(
@@ -206,7 +211,7 @@ def test_accelerate_wraps_a_model_by_itself() -> None:
     assert accelerated().peak_bytes == pytest.approx(trained(ddp()).peak_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_shares_a_model_out() -> None:
     plugin = FullyShardedDataParallelPlugin(
@@ -218,7 +223,7 @@ def test_accelerate_shares_a_model_out() -> None:
     assert found.optimizer_bytes == pytest.approx(expected.optimizer_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_of_eight_billion_parameters_needs_what_measure_says(tmp_path: Path) -> None:
     script = MODEL.parent / "scripts" / "fsdp.py"
     sizes = {"vocab": 128256, "dim": 4096, "layers": 32, "heads": 32, "hidden": 14336}

@@ -33,6 +33,7 @@ def test_unknown_numbers_are_one() -> None:
         assert x.argmax().item() == 1
 
 
+@pytest.mark.sampled(fast=2, slow=3)
 @pytest.mark.parametrize(
     ("predicate", "expected"),
     [
@@ -53,6 +54,7 @@ def test_predicates_are_what_they_are_for_ones(predicate, expected: bool) -> Non
         assert bool(predicate(unknown(3, 4))) is expected
 
 
+@pytest.mark.slow
 def test_values_that_follow_from_no_weight_are_known() -> None:
     with simulated():
         labels = torch.tensor([3, 1, 2, 1]).cuda()

@@ -128,6 +128,7 @@ def test_constant_tensors_come_back(spec, value):
     assert ((out.double() - x.double()).abs() <= x.double().abs() * share + 2.0**-133).all()
 
 
+@pytest.mark.sampled(fast=30, slow=20)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("nnwbdi")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_tensors_tell_the_bytes(spec, dtype):

@@ -41,6 +41,7 @@ def applied(spec: str, model: str) -> TrainingSetup:
     return schemes.build(spec).apply(replace(setup, processes=session.setup.processes))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("ranks", "sequence"), [(2, ",sequence=true"), (8, ""), (64, ",sequence=true")])
 def test_parts_are_weights_gradients_and_state_to_the_byte(ranks: int, sequence: str) -> None:
     cut = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER) + 2 * WORDS * WIDTH
@@ -106,6 +107,7 @@ def test_words_that_do_not_divide_stay_and_it_is_said() -> None:
     assert "511 rows do not divide among 2" in setup.unreached[0].reason
 
 
+@pytest.mark.sampled(fast=3, slow=2)
 @pytest.mark.parametrize(
     ("spec", "model", "reason"),
     [
