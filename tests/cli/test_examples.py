@@ -117,9 +117,9 @@ def test_there_are_commands_to_run() -> None:
 
 
 def quick_or_slow(words: tuple[str, ...], places: list[str]) -> Any:
-    """Return a command for a test: README's are fast; other plans are slow, and other commands are sampled."""
+    """Return a command for a test: README's are fast; other plans are exhaustive, and other commands are sampled."""
     takes_seconds = words[1:2] == ("fit",) and "--help" not in words
-    mark = pytest.mark.slow if takes_seconds else pytest.mark.sampled(fast=40, slow=30)
+    mark = pytest.mark.exhaustive if takes_seconds else pytest.mark.sampled(fast=20, slow=20)
     return pytest.param(words, places, marks=() if "README.md" in places else mark, id=" ".join(words))
 
 

@@ -132,10 +132,10 @@ def exclude_each_other(first: str, second: str) -> bool:
 
 
 def quick_or_slow(first: str, second: str) -> Any:
-    """Return a pair for a test: of those of which one is bound around the other, two of three are quick."""
+    """Return a pair for a test: of those of which one is bound around the other, one of six is quick."""
     around = [pair for pair in PAIRS if AROUND & set(pair) and "invact" not in pair]
-    is_quick = (first, second) in around and around.index((first, second)) % 3
-    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=40)])
+    is_quick = (first, second) in around and around.index((first, second)) % 6 == 0
+    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=25)])
 
 
 @pytest.mark.parametrize(("first", "second"), [quick_or_slow(*pair) for pair in PAIRS if not exclude_each_other(*pair)])

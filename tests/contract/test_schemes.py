@@ -42,7 +42,7 @@ def blocks_of(model: Any) -> tuple[str, nn.ModuleList]:
     return path, model.get_submodule(path)
 
 
-SLOW = ("simulation", "compilation")
+SLOW = ("simulation", "compilation", "saved bytes")
 TWICE = ("actnn", "checkpoint", "fewbit:3", "gact", "lora", "smaq,on=activations")  # layers, calls, hooks, parameters
 MODULES_ALONE = {"encode:int:6": "encode:int:6,on=activations", "smaq": "smaq,on=activations"}
 
@@ -120,7 +120,7 @@ def _same_noise() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.sampled(slow=30)] * (part in SLOW)) for part in PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.sampled(fast=8, slow=36)] * (part in SLOW)) for part in PARTS]
 )
 @pytest.mark.parametrize("spec", ["exact", *specs()])
 def test_a_part_of_the_contract(spec: str, part: str) -> None:

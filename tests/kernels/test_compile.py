@@ -156,8 +156,8 @@ def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     ("scalar", "vectors"),
     [
         ("Float32", 2),
-        pytest.param("Float16", 1),
-        pytest.param("BFloat16", 1),
+        ("Float16", 1),
+        ("BFloat16", 1),
     ],
 )
 def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: int) -> None:

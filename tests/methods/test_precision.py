@@ -32,7 +32,7 @@ def measured(spec: str, **fields: Any) -> Any:
     ("spec", "flags"),
     [
         ("autocast:bf16", {"autocast": "bf16"}),
-        pytest.param("autocast:fp16", {"autocast": "fp16"}),
+        ("autocast:fp16", {"autocast": "fp16"}),
         ("pure:bf16", {"dtype": "bf16"}),
     ],
 )

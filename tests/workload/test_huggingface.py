@@ -30,14 +30,9 @@ def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
     return workload
 
 
-@pytest.mark.parametrize(
-    ("model", "task", "attention"),
-    [
-        pytest.param(model, task, attention, marks=() if attention == "sdpa" or model in EAGER else pytest.mark.slow)
-        for model, task in WORKLOADS
-        for attention in ("sdpa", "eager")
-    ],
-)
+@pytest.mark.sampled(fast=6, slow=8)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("model", "task"), WORKLOADS)
 def test_a_step_runs_for_real_and_on_fake_tensors(
     model: str, task: str, attention: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,9 +94,8 @@ def write(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.sampled(slow=4)] * (name not in QUICK)) for name in CONFIGS]
-)
+@pytest.mark.sampled(slow=2)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_is_fed_pictures_among_its_tokens(tmp_path: Path, name: str) -> None:
     cpu, simulated = both(write(tmp_path, name))
 

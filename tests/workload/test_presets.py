@@ -115,7 +115,7 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
         pytest.param("mixtral-8x7b@num_hidden_layers=1", marks=GROUPS),
         pytest.param("qwen3-30b-a3b@num_hidden_layers=1", marks=[SLOW, GROUPS]),
         pytest.param("deepseek-v2-lite@num_hidden_layers=2", marks=[SLOW, GROUPS]),
-        "whisper-small@encoder_layers=1,decoder_layers=1",
+        pytest.param("whisper-small@encoder_layers=1,decoder_layers=1", marks=SLOW),
         *(
             pytest.param(model, marks=SLOW)
             for model in (

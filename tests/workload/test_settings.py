@@ -113,9 +113,9 @@ def test_images_of_every_kind_of_model_may_be_wide() -> None:
     [
         of("tiny-t5", sequence_length=32, target_length=8),
         of("resnet-cifar", image_size="16x32"),
-        pytest.param(of("tiny-vit", image_size="32x64")),
-        pytest.param(of("lraspp_mobilenet_v3_large", image_size="64x96")),
-        pytest.param(of("torchvision:fcn_resnet50", image_size="64x96")),
+        of("tiny-vit", image_size="32x64"),
+        of("lraspp_mobilenet_v3_large", image_size="64x96"),
+        of("torchvision:fcn_resnet50", image_size="64x96"),
     ],
     ids=lambda case: case.model,
 )

@@ -104,8 +104,8 @@ CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
 @pytest.mark.parametrize(
     ("make", "shape", "budgets"),
     [
-        (*TRANSFORMER, (1, 0)),
-        pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.slow),
+        pytest.param(*TRANSFORMER, (1, 0), marks=pytest.mark.slow),
+        pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.exhaustive),
         pytest.param(*CONVOLUTIONS, (1, 0.5, 0), marks=pytest.mark.exhaustive),
     ],
 )

@@ -91,11 +91,7 @@ def test_trained_are_as_many_numbers_as_the_formula_says(kind: str, count: int) 
     [
         ("qlora:4,adapter=vera", "float32"),
         ("lora:4,adapter=dora", "model"),
-        *(
-            pytest.param(f"lora:4,adapter={kind}", dtype)
-            for kind in ("lora_fa", "vera", "lokr")
-            for dtype in ("float32", "model")
-        ),
+        *((f"lora:4,adapter={kind}", dtype) for kind in ("lora_fa", "vera", "lokr") for dtype in ("float32", "model")),
     ],
 )
 def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
@@ -118,7 +114,7 @@ def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
 
 @pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
-    "spec", [pytest.param(f"lora:8,adapter={kind}") for kind in KINDS if kind != "dora"]
+    "spec", [f"lora:8,adapter={kind}" for kind in KINDS if kind != "dora"]
     + ["lora:8,adapter=dora", "lora:8,modules_to_save=embed_tokens"]
 )  # fmt: skip
 def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:

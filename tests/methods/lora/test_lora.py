@@ -148,7 +148,7 @@ def test_a_stack_trains_adapters_alone_in_ones_own_loop() -> None:
 
 
 @pytest.mark.sampled(slow=1)
-@pytest.mark.parametrize("stack", [pytest.param(TOGETHER), "qlora:16+chunked_loss:8+checkpoint"])
+@pytest.mark.parametrize("stack", [TOGETHER, "qlora:16+chunked_loss:8+checkpoint"])
 def test_a_stack_trains_in_the_trainer_and_its_adapters_load_into_the_plain_model(stack: str, tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     plain, given = built().module, batch()

@@ -98,7 +98,7 @@ def test_the_weight_gradient_is_unbiased(name, kind):
 
 
 @pytest.mark.sampled(slow=1)
-@pytest.mark.parametrize("kind", ["rows", *(kind for kind in ("gaussian", "hadamard", "wta"))])
+@pytest.mark.parametrize("kind", ["rows", "gaussian", "hadamard", "wta"])
 def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed(kind):
     """A key on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is another."""
     exact, layer = pair(sketching=Sketching(kind, dim=4))

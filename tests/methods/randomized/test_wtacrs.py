@@ -251,7 +251,7 @@ def test_the_contract_of_schemes_holds() -> None:
     [
         "tiny-gpt2@resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0",
         "tiny-roberta@hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
-        "t5-small@num_layers=2,vocab_size=100,dropout_rate=0.0",
+        pytest.param("t5-small@num_layers=2,vocab_size=100,dropout_rate=0.0", marks=pytest.mark.exhaustive),
         "resnet-cifar",
     ],
 )

@@ -64,8 +64,8 @@ def changed(code: str, case: Case) -> float:
     [
         ("exact", "bfloat16"),
         ("adam8bit", "bfloat16"),
-        pytest.param("adam8bit+release", "bfloat16"),
-        pytest.param("pure:bfloat16+adamfp8", None),
+        ("adam8bit+release", "bfloat16"),
+        ("pure:bfloat16+adamfp8", None),
     ],
 )
 def test_the_shares_of_weights_that_change_are_those_told(scheme: str, dtype: Any) -> None:

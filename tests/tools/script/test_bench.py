@@ -13,8 +13,6 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Failure
 from actbench.tools.script.suggestions import suggestions
 
-SLOW = pytest.mark.slow
-
 
 def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
     found = run(TRAINING)
@@ -63,36 +61,32 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
     [
         ("print('nothing')", (), "no optimizer of torch has stepped"),
         ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
-        pytest.param("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
+        ("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
         ("input('go on? ')", (), r"reads standard input.*train.py:1"),
-        pytest.param(
+        (
             "import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
             (),
             "sys.exit",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "a = 1\nb = a['x']",
             (),
             r"TypeError: 'int' object is not subscriptable \(train.py:2 b = a\['x'\]",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)",
             (),
             "starts other processes.*--gpus",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
             (),
             r"ConnectionRefused.*train.py:2",
-            marks=pytest.mark.slow,
         ),
-        pytest.param("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
-        pytest.param("raise ValueError", (), r"ValueError \(train.py:1"),
+        ("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
+        ("raise ValueError", (), r"ValueError \(train.py:1"),
         (TRAINING.replace("    optimizer.step()\n", ""), (), r"is optimizer.step\(\) missing"),
-        pytest.param(TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
+        (TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
     ],
 )
 def test_a_script_that_comes_to_no_step_says_why(

@@ -92,23 +92,20 @@ WATCHED = "actnn:L3,adapt_interval=3"
 FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,use_gradient=true")
 
 
+FURTHER = pytest.mark.sampled(slow=3)
+
+
 @pytest.mark.parametrize(
     ("base", "stop"),
     [
         (case(steps=12, evaluate_every=4), 7),
-        pytest.param(
-            case(steps=12, scheme=WATCHED), 7, marks=pytest.mark.sampled(slow=3)
-        ),  # ranges are not gathered yet
-        pytest.param(
-            case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=pytest.mark.sampled(slow=3)
-        ),
-        pytest.param(
-            case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=pytest.mark.sampled(slow=3)
-        ),
-        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.sampled(slow=3)),
-        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.sampled(slow=3)),  # between two watched steps
-        pytest.param(FOUR_EPOCHS, 7, marks=pytest.mark.sampled(slow=3)),  # the fourth epoch
-        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=pytest.mark.sampled(slow=3)),  # attention by hooks
+        pytest.param(case(steps=12, scheme=WATCHED), 7, marks=FURTHER),  # ranges are not gathered yet
+        pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=FURTHER),
+        pytest.param(case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=FURTHER),
+        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=FURTHER),
+        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=FURTHER),  # between two watched steps
+        pytest.param(FOUR_EPOCHS, 7, marks=FURTHER),  # the fourth epoch
+        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=FURTHER),  # attention by hooks
     ],
 )
 def test_a_resumed_run_has_the_same_curve_bit_for_bit(tmp_path: Path, base: TrainingCase, stop: int) -> None:

@@ -149,7 +149,7 @@ def assert_as_near(runs: Runs, found: str, case: str) -> None:
     assert distance(runs.of(found), exact) <= 1.25 * distance(plain, exact)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_have_the_bits_of_one(runs: Runs, case: str) -> None:
     found, plain = runs.of(f"{case}: two"), runs.of(f"{case}: plain")
