@@ -19,8 +19,8 @@ _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILI
 
 
 def mark_of(page: str, verb: str) -> pytest.MarkDecorator:
-    """README's commands are slow tests; those of other pages, and plans, which take minutes, are exhaustive."""
-    return pytest.mark.slow if page == "README.md" and verb != "fit" else pytest.mark.exhaustive
+    """README's run is a slow test; what takes longer, and other pages' commands, are exhaustive."""
+    return pytest.mark.slow if page == "README.md" and verb == "run" else pytest.mark.exhaustive
 
 
 FIGURES = [

@@ -61,7 +61,7 @@ def test_a_stream_drops_what_follows_its_first_error(tmp_path):
     assert (tmp_path / "file").read_text() == "a\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_closed_stream_is_no_error():
     ended = subprocess.run(f"{COMMAND} schemes >&- 2>&-; echo $?", shell=True, capture_output=True, text=True)
 

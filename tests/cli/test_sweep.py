@@ -13,7 +13,7 @@ from actbench.run import runner, sweep
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_says_at_its_start_what_the_results_file_has(cli, tmp_path):
     first = cli("sweep", *SMALL, "--output", tmp_path)
     again = cli("sweep", *SMALL, "--output", tmp_path)

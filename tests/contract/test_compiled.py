@@ -193,7 +193,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
     check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
 
 
-@pytest.mark.sampled(slow=6)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize(
     ("backend", "network", "needs_gradient"),
     [
@@ -215,7 +215,7 @@ def test_every_network_has_its_gradients(
     [
         ("fewbit:3", "chain", 0.5),
         *(
-            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=4))
+            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=2))
             for spec in COMPILE.values()
             for network, budget in (("chain", 0), ("transformer", 0.5))
         ),

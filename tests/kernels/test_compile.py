@@ -115,7 +115,7 @@ def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -
     check(stem, macros, architecture)
 
 
-@pytest.mark.sampled(slow=30)
+@pytest.mark.sampled(slow=15)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in QUICK], ids=name)
 def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)

@@ -43,7 +43,7 @@ def case(spec: str, **fields: object) -> Case:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=4)) for pair in PAIRS],
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=2)) for pair in PAIRS],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()
@@ -157,7 +157,7 @@ def test_measure_times_as_many_steps_as_asked() -> None:
     assert len(measured.step_seconds) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def errors() -> list[float | None]:
         fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}

@@ -75,7 +75,7 @@ def test_a_small_batch_is_cut_into_its_rows_and_says_so() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_batch_is_larger() -> None:
     limit = {"meter": "simulated", "memory_limit_bytes": 24 * 2**20, "find_largest_batch": True, "batch_size": 1}
 

@@ -109,7 +109,7 @@ def test_wrong_values_are_refused(spec: str) -> None:
         schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("hyclora:4")
     check_scheme("lora:4+hyclora:8", parts=("mean gradient", "simulation", "packed bytes", "second derivative"))

@@ -106,7 +106,7 @@ def test_wrong_values_are_refused(spec: str) -> None:
         schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("prac:0.5")
     check_scheme("lora:4+prac:0.25", parts=("mean gradient", "simulation", "packed bytes", "second derivative"))

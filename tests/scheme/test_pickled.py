@@ -91,7 +91,7 @@ def test_every_converted_model_can_be_saved(spec):
     torch.testing.assert_close(both_gradients(twin), both_gradients(module))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_process_computes_the_same():
     module = schemes.build("randomized:0.5").apply(TrainingSetup(nn.Sequential(Conv1D(4, 4)))).module
     x = torch.randn(3, 4)

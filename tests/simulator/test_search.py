@@ -24,7 +24,7 @@ def case(scheme: str, **settings: object) -> Case:
     return Case(scheme=scheme, **given)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "scheme",
     ["exact", "checkpoint", "randomized:0.2", "offload"],

@@ -10,7 +10,7 @@ from actbench.workload.names import find_preset, presets
 HEAD = 768 * 2 + 2  # a linear classifier of two labels
 PLACES = 2 * 128  # frequencies of positions, no parameters in the published code
 GROUPS = pytest.mark.newer_torch("fakes multiply groups in bfloat16 only")
-SLOW = pytest.mark.sampled(slow=4)
+SLOW = pytest.mark.sampled(slow=2)
 LIKE_ANOTHER = pytest.mark.sampled(slow=16)  # of a class of which another preset is counted in the quick tests
 
 

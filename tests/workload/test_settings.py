@@ -123,7 +123,7 @@ def test_the_simulation_agrees_with_the_allocator(case: Case) -> None:
     agree(case)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_masks_of_points_are_trained_by_the_loss_of_their_paper(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SAM))
     case = of(str(tmp_path), weights="random")
@@ -162,7 +162,7 @@ def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
         measure(case.model_copy(update={"meter": "simulated"}))
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssd300_vgg16"]
 )

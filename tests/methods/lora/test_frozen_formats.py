@@ -75,7 +75,7 @@ def test_a_layer_computes_with_the_rounded_weight_and_gives_gradients_through_it
     torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec",
     ["qlora:4,weights=gptq", *(f"qlora:4,weights={name}" for name in BYTES)],

@@ -107,7 +107,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_are_compared_with_those_of_the_same_parameters() -> None:
     fields: dict[str, Any] = {"model": "tiny-roberta", "batch_size": 4, "sequence_length": 16, "meter": "cpu"}
 

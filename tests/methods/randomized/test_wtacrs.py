@@ -239,7 +239,7 @@ def test_wrong_models_and_values_are_refused() -> None:
             schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("wtacrs:0.5")
     check_scheme("wtacrs:0.3+msln", on="t5-small@num_layers=2", parts=("mean gradient", "simulation", "packed bytes"))

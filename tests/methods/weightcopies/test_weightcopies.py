@@ -48,7 +48,7 @@ def test_the_simulation_knows_the_bytes(scheme: str) -> None:
     assert (1 - 1e-4) * real.peak_bytes - sums <= simulated.peak_bytes <= (1 + 1e-4) * real.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bytes_are_eighteen_a_parameter_with_main_gradients() -> None:
     exact, pure, master = (measured(scheme) for scheme in ("exact", "pure", "master"))
     of_adam = exact.optimizer_bytes - 8 * PARAMETERS  # counters of steps

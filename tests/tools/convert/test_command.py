@@ -44,7 +44,7 @@ def test_a_conversion_that_takes_too_long_is_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_file_that_ends_its_process_is_an_error(tmp_path):
     (tmp_path / "mine.py").write_text("import os\nos._exit(0)\ndef build(): pass\n")
     ended = convert("mine.py:build", *SMALL)

@@ -76,7 +76,7 @@ def test_the_loss_falls_in_training(model: str) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @both
 def test_a_simulation_agrees_with_the_allocations(model: str) -> None:
     options = {"scheme": "checkpoint", "device_profile": "cpu", "warmup_steps": 0, "min_steps": 1, "min_seconds": 0}

@@ -113,7 +113,7 @@ def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cl
     assert "offload" not in ended.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKEFIT_IDLE", "offload,lora:4")
     words = (*STEP, *AMONG, "-s", "offload", "-s", "lora:4", "--memory-limit", "6GiB", "-o", tmp_path)
@@ -166,7 +166,7 @@ def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) 
     assert ended.status == 0, ended.err
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("function", "wants", "tried", "remarks"),
     [

@@ -19,7 +19,7 @@ from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp_path) -> None:
     words = ("fit", DEEP, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-")
     first = cli(*words)

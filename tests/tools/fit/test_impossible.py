@@ -10,7 +10,7 @@ from fitcommand import AMONG, STEP, TRAINED_ALL
 from actbench.simulator import profiles
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     among = ("--scheme", "checkpoint", "--max-slowdown", "1.2", "-o", tmp_path)
 
@@ -79,7 +79,7 @@ def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path, monkeypatc
     assert "--device-profile rtx-3080-10gb, the smallest card that would do" in " ".join(ended.err.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_the_model_alone_is_too_much_no_smaller_batch_is_advised(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "512MiB", "-o", tmp_path)
 

@@ -66,7 +66,7 @@ def after(count: int, seen: list[Case]) -> object:
     return simulates
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_time_may_end_after_any_simulation() -> None:
     whole = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
     whole.begin()

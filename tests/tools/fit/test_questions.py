@@ -171,7 +171,7 @@ def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, t
     assert f"{size + 1:,} do not" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
     ended = cli(*ON_4090, "-s", "checkpoint", "--exact", "--longest-sequence", "--memory-limit", "1MiB", "-o", tmp_path)
 

@@ -78,7 +78,7 @@ def test_other_questions_say_what_crashed(cli, tmp_path) -> None:
     assert CRASHED in " ".join(ended.out.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_crashing", "log")
 def test_the_result_in_python_has_what_crashed() -> None:
     crashed = actbench.fit(
@@ -127,7 +127,7 @@ def test_nothing_is_said_to_fit_unchanged_where_it_does_not() -> None:
     assert "unchanged" not in " ".join(answer(found(("checkpoint", 1.2, 50), exact=200)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("log")
 def test_what_every_plan_has_fits_alone(cli, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "12GiB", "-o", tmp_path)

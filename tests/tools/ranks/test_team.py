@@ -60,7 +60,7 @@ def test_a_rank_that_fails_is_a_row_with_its_reason_and_the_sweep_goes_on(start,
     nothing_left()
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGINT)])
 def test_a_process_that_is_ended_leaves_none_behind(start, tmp_path, nothing_left, rank: int, number: int) -> None:
     processes = start(json.dumps(["name:a", "at:1/hang"]))

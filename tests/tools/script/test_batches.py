@@ -13,7 +13,7 @@ from actbench.model.records import Failure
 from actbench.units import MIB
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> None:
     loop = TRAINING.replace(
         TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],

@@ -130,7 +130,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
         ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
     ],
 )
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[Any, Any], bool]) -> None:
     text = TRAINING.replace("model[2](hidden)", "model(x.cuda())").replace("hidden = model[1](model[0](x.cuda()))", "")
     exact, found = run(text), run(text, scheme=scheme)
@@ -173,7 +173,7 @@ def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(r
     assert "read the weights of 6 linear layers directly (layers.0.self_attn.out_proj, …)" in adapted.message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> None:
     """The model names no head, as no model of one's own does."""
     text = TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 8000)").replace(

@@ -71,7 +71,7 @@ def test_accelerate_believes() -> None:
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_transformers_peft_and_trl_believe() -> None:
     run("""
         import peft, trl

@@ -205,7 +205,7 @@ def no_state_left() -> Iterator[None]:
     GradientState._reset_state()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_wraps_a_model_by_itself() -> None:
     assert accelerated().peak_bytes == pytest.approx(trained(ddp()).peak_bytes, rel=1e-3)

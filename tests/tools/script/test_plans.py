@@ -202,7 +202,7 @@ def test_the_plan_of_a_script_fits_and_is_that_of_the_model(tmp_path: Path) -> N
         assert found.seconds == pytest.approx(other.seconds, rel=0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_without_blocks_has_plans_of_its_whole_model(tmp_path: Path) -> None:
     planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, TWICE), ("fewbit:2", "gact:L2"))
     least = planner.space.least(ANY)

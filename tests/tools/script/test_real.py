@@ -110,7 +110,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(run: Run) -> No
         run(text, "cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_that_catches_the_end_is_left(run: Run) -> None:
     caught = TRAINING.replace("    optimizer.step()\n", "    try: optimizer.step()\n    except BaseException: pass\n")
 

@@ -85,7 +85,7 @@ def moved_by_the_collator() -> None:
     train(model().cuda(), iter(loader))
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "way",
     [in_a_device, on_the_default_device, pinned, loaded_from_a_large_tensor, moved_by_the_collator],

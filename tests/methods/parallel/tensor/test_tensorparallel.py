@@ -57,7 +57,7 @@ def test_parts_are_weights_gradients_and_state_to_the_byte(ranks: int, sequence:
     assert 2 * mine <= reading.optimizer_bytes <= 2 * mine + FLOAT * (9 * LAYERS + 3)  # and a counter a parameter
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_attention_and_mlp_save_is_cut_and_what_is_around_them_is_not() -> None:
     tokens = 256  # whose parts are whole blocks of the allocator
 
