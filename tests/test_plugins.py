@@ -202,6 +202,7 @@ def test_an_export_that_fails_is_one_message(theirs: Any, tmp_path: Path, argume
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_file_whose_plug_in_is_broken_names_it(theirs: Any, tmp_path: Path) -> None:
     file_of(tmp_path, "kettle.bad.jsonl")
 

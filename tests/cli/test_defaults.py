@@ -57,6 +57,7 @@ def test_what_is_typed_replaces_a_default() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_environment_is_stronger_than_the_file_and_may_take_a_default_away() -> None:
     written(FILE)
     variables = {"ACTBENCH_SEED": "7", "ACTBENCH_MEASURE_SCHEME": "", "ACTBENCH_MEASURE_TIMELINE": "0"}

@@ -270,6 +270,7 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     assert not set(COMPILE) & set(REFUSE)
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize(
     ("spec", "in_place"),
     [

@@ -171,7 +171,7 @@ def test_compile_takes_what_can_be_compiled_on_the_same_block_and_refuses_the_re
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [pytest.param(*pair, marks=pytest.mark.sampled(slow=70) if place % 8 else ()) for place, pair in enumerate(PAIRS)],
+    [pytest.param(*pair, marks=pytest.mark.sampled(slow=40) if place % 8 else ()) for place, pair in enumerate(PAIRS)],
 )
 def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     activations = (activation_for(first), activation_for(second))
@@ -181,6 +181,7 @@ def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     assert both not in (kept(at(first, "1"), activations), kept(at(second, "2"), activations))
 
 
+@pytest.mark.sampled(fast=4, slow=4)
 @pytest.mark.parametrize("name", IN_A_SECOND_RUN)
 @pytest.mark.parametrize("recomputing", ["checkpoint", "selective"])
 def test_layers_of_a_recomputed_block_lower_what_its_second_run_takes_and_nothing_that_waits(

@@ -123,7 +123,7 @@ def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_flat_parameters(spec
     assert together.peak_bytes < alone.peak_bytes
 
 
-@pytest.mark.sampled(fast=10, slow=8)
+@pytest.mark.sampled(fast=6, slow=6)
 @pytest.mark.parametrize(("parts", "reason"), REFUSED.items(), ids="+".join)
 def test_what_does_not_go_together_is_refused_with_the_reason(parts: tuple[str, str], reason: str) -> None:
     with pytest.raises(ConversionError, match=reason) as refused:

@@ -76,6 +76,7 @@ def test_gradients_accumulate(spec: str) -> None:
         torch.testing.assert_close(twice, 2 * one)
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
     setup = converted(spec)
@@ -176,6 +177,7 @@ def test_distributed_data_parallel_gives_the_same_gradient(spec: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_nothing_is_kept_without_gradients(spec: str) -> None:
     setup = converted(spec)

@@ -140,6 +140,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("stem", "macros"), EXACT, ids=name)
 def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     _, program = compiled(rawkernel.source(stem), *rawkernel.options(macros), CUPY_ADDS, "-arch=compute_90")

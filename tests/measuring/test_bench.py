@@ -69,6 +69,7 @@ def test_gradient_quality_is_of_the_scheme_and_not_of_the_dropout() -> None:
     assert 0.0 < fine.gradient_error < coarse.gradient_error < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
 def test_gradient_quality_is_unknown_where_a_second_gradient_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -97,6 +98,7 @@ def test_the_largest_batch_is_proved_on_both_sides() -> None:
     assert over.peak_bytes == found.next_peak_bytes
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_measured_with_what_it_needs() -> None:
     fields = {**MODELS["roberta"], "meter": "simulated", "device_profile": "cpu"}
     free = bench.Session(case("exact", **fields)).memory()

@@ -27,7 +27,7 @@ def measured(spec: str, **fields: Any) -> Any:
     return Session(case_of(spec, **fields)).memory()
 
 
-@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [
@@ -46,7 +46,7 @@ def test_the_scheme_does_what_the_flag_does(spec: str, flags: dict[str, str]) ->
     assert 0 < by_scheme.gradient_error < 0.05
 
 
-@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags below, whatever they are
 @pytest.mark.parametrize("spec", ["autocast:bf16", "pure:bf16"])
 def test_both_meters_see_the_same_peak(spec: str) -> None:

@@ -162,6 +162,7 @@ class Messages(Progress):
         self.told.append(text)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_told_before_anything_starts(log):
     told = Messages()
     rows, _ = sweep(cases(log, "exact"), progress=told)
@@ -174,6 +175,7 @@ def test_what_is_done_is_told_before_anything_starts(log):
     assert told.told == [1, one, 1, 3, all_three, 0]
 
 
+@pytest.mark.slow
 def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
     for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
         with store.Store.opened(tmp_path / "results.jsonl", MeasuredRecord) as results:
@@ -217,6 +219,7 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_
     assert_no_process_is_left(log)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(("counts", "reason"), [((3, 4), "out-of-memory"), ((3, 3), "crash"), ((None, None), "crash")])
 def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, monkeypatch, counts, reason):
     kills = iter(counts)
@@ -227,6 +230,7 @@ def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, m
     assert "--retry-failed" in rows.outcome("kill").message
 
 
+@pytest.mark.slow
 def test_failed_cases_are_tried_again_when_asked(log):
     rows, _ = sweep(cases(log, "exact", "bug"))
     again, retried = (sweep(cases(log, "exact", "bug"), rows, retry_failed=asked)[1] for asked in (False, True))
@@ -234,6 +238,7 @@ def test_failed_cases_are_tried_again_when_asked(log):
     assert (again, retried) == (Summary(skipped=2), Summary(failed=1, skipped=1))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["simulated", "cpu"])
 def test_simulated_steps_that_take_long_are_told_while_the_case_runs(log, meter):
     told = []

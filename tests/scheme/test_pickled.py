@@ -80,6 +80,7 @@ OF_MODULES = [name for name in schemes.alone() if set(schemes.lookup(name).model
 SPECS = [{"fewbit": "fewbit:3", "randomized": "randomized:0.5", "encode": "encode:int:6"}.get(n, n) for n in OF_MODULES]
 
 
+@pytest.mark.sampled(fast=10, slow=10)
 @pytest.mark.parametrize(
     "spec", [*SPECS, "chunked_loss,head=lm.lm_head", "actnn:L3", "gact:L1+checkpoint", "offload+selective"]
 )

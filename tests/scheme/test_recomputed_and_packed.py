@@ -77,7 +77,7 @@ def assert_all_act(spec: str, again: tuple[str, ...]) -> None:
     assert alike > 0.95
 
 
-@pytest.mark.sampled(fast=20, slow=30)
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.parametrize(
     ("recomputed", "packed", "again"),

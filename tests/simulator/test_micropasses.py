@@ -119,7 +119,8 @@ def test_left_out_micro_batches_are_as_those_that_run(
     assert in_order(events) == in_order(all_events)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=SLOW)])
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_of_many_micro_batches_four_run(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(
         model=LLAMA,

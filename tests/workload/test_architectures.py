@@ -64,7 +64,7 @@ def without_gradient(module: torch.nn.Module) -> list[str]:
     return [path for path, value in module.named_parameters() if value.grad is None]
 
 
-@pytest.mark.sampled(fast=2, slow=4)
+@pytest.mark.sampled(fast=1, slow=4)
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_named_class_trains_for_real_and_on_fake_tensors(name: str, write_config: Write) -> None:
     task, unreached = CLASSES[name]

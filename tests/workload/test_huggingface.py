@@ -30,7 +30,7 @@ def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
     return workload
 
 
-@pytest.mark.sampled(fast=6, slow=8)
+@pytest.mark.sampled(fast=4, slow=6)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("model", "task"), WORKLOADS)
 def test_a_step_runs_for_real_and_on_fake_tensors(

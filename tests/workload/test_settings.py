@@ -107,7 +107,7 @@ def test_images_of_every_kind_of_model_may_be_wide() -> None:
         workloads.load_workload(of("vit_b_16", image_size="64x96"))
 
 
-@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "case",
     [

@@ -233,6 +233,7 @@ def test_a_part_may_be_a_linear_layer_itself() -> None:
     }
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", BOTH)
 def test_adapters_are_measured_as_they_are_trained(spec: str) -> None:
     """``pure`` casts the model before it is given adapters, which stay in float32, in measurements too."""

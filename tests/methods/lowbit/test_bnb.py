@@ -60,6 +60,7 @@ def installed() -> None:
     pytest.importorskip("bitsandbytes")
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("spec", ["adam8bit:bnb", "adam8bit:bnb,paged=true"])
 @pytest.mark.parametrize(

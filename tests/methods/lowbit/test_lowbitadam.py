@@ -175,9 +175,8 @@ def test_without_torchao_the_command_that_installs_it_is_told(monkeypatch: pytes
         schemes.build("adam8bit").apply(setup(adamw))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "adam8bit" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(name: str) -> None:
     case = Case(model="tiny-llama@vocab_size=65536", scheme=name, batch_size=1, sequence_length=8)
     cuda, cpu = measure(case), measure(case.model_copy(update={"device_profile": "cpu"}))

@@ -17,6 +17,7 @@ from actbench.measuring.meters import MemoryReading, Watch
 from actbench.scheme.setup import TrainingSetup
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
     shares = [rows_of(parameter, ranks) for parameter in uneven().parameters()]
@@ -85,6 +86,7 @@ def test_what_does_not_step_on_the_host_is_refused(spec: str) -> None:
         read(even(), spec.removeprefix("muon+"), WIDTH, optimizer)
 
 
+@pytest.mark.sampled(fast=2, slow=1)
 @pytest.mark.parametrize(
     ("name", "same"),
     [
@@ -100,6 +102,7 @@ def test_stages_of_zero_are_what_torch_has_for_them(name: str, same: str) -> Non
     assert one == other
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_of_elements_are_the_state_of_zero1(ranks: int) -> None:
     sizes = [parameter.numel() for parameter in uneven().parameters()]
@@ -110,6 +113,7 @@ def test_shares_of_elements_are_the_state_of_zero1(ranks: int) -> None:
     assert reading.optimizer_bytes == 2 * FLOAT * sum(math.ceil(size / ranks) for size in sizes)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_copy_keeps_all_and_its_gradients_lie_in_buckets_from_step_to_step(ranks: int) -> None:
     size = FLOAT * sum(parameter.numel() for parameter in uneven().parameters())

@@ -41,6 +41,7 @@ def product_gradients(a: Tensor, b: Tensor, ratio: float | None) -> tuple[Tensor
     return torch.autograd.grad(output, (a, b), weights)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("first", "second"), SHAPES)
 def test_the_mean_gradient_of_both_factors_is_the_exact_one(first: tuple[int, ...], second: tuple[int, ...]) -> None:
     a = torch.randn(first, dtype=torch.float64) * torch.rand(*first[:-1], 1).double()

@@ -27,6 +27,7 @@ def weights(spec: str, steps: int = 3) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in step.setup.module.parameters()]
 
 
+@pytest.mark.sampled(fast=2, slow=1)
 @pytest.mark.parametrize("other", ["adam8bit", "smaq,on=state", "checkpoint", "pure"])
 def test_updates_are_those_of_the_other_scheme_to_the_bit(other: str) -> None:
     assert all(map(torch.equal, weights(f"release+{other}"), weights(other)))

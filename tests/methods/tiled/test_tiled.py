@@ -300,7 +300,7 @@ def test_under_a_checkpoint_the_peak_is_lower_by_the_temporaries_of_the_mlp() ->
     assert changed.activation_bytes == plain.activation_bytes
 
 
-@pytest.mark.sampled(fast=2, slow=3)
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     "other", ["checkpoint", "selective", "chunked_loss:4", "accumulate:2", "lora:4", "offload", "release"]
 )

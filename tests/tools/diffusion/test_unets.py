@@ -57,6 +57,7 @@ def test_a_mask_of_inpainting_gets_no_noise() -> None:
     assert batch["noise"].shape[1] == 4
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @both
 def test_the_loss_falls_in_training(model: str) -> None:
     workload = workloads.load_workload(case(model))

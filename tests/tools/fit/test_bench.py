@@ -105,6 +105,7 @@ def test_equal_blocks_read_alike() -> None:
     assert max(block.backward_seconds for block in middle) == pytest.approx(middle[0].backward_seconds)
 
 
+@pytest.mark.slow
 def test_kinds_tell_blocks_apart() -> None:
     kinds = [block.kind for block in readings(model="resnet18").blocks]
     assert kinds[0] == kinds[1]

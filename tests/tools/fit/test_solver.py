@@ -79,7 +79,7 @@ def limits_of(everything: Everything) -> list[float]:
     return [float(shares[0] - 1), *map(float, shares), math.inf]
 
 
-@pytest.mark.sampled(fast=30, slow=70)
+@pytest.mark.sampled(fast=20, slow=50)
 @pytest.mark.parametrize("seed", range(INSTANCES))
 def test_the_answer_is_that_of_all_plans(seed: int) -> None:
     chain = a_chain(seed)
@@ -99,6 +99,7 @@ def test_the_answer_is_that_of_all_plans(seed: int) -> None:
             assert chain.squared_error(plan) <= most
 
 
+@pytest.mark.sampled(fast=20, slow=15)
 @pytest.mark.parametrize("seed", range(INSTANCES // 4))
 def test_the_least_peak_is_that_of_all_plans(seed: int) -> None:
     chain = a_chain(seed)
@@ -212,6 +213,7 @@ def test_labels_that_are_left_out_cost_time_but_no_limit_is_passed_nor_a_plan_mi
     assert slower
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("most", [math.inf, 12.5])
 def test_the_frontier_has_the_answer_of_each_limit(seed: int, most: float) -> None:
@@ -227,6 +229,7 @@ def test_the_frontier_has_the_answer_of_each_limit(seed: int, most: float) -> No
             assert (chain.time(plan), chain.peak(plan)) == pytest.approx((chain.time(alone), chain.peak(alone)))
 
 
+@pytest.mark.slow
 def test_no_larger_limit_of_a_frontier_is_slower_though_labels_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_BEAMS": (1,), "MOST_LABELS": 2, "MOST_LABELS_BY_ERROR": 2}.items():
         monkeypatch.setattr(solver, name, value)

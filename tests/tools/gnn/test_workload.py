@@ -70,6 +70,7 @@ def test_every_parameter_is_trained_and_the_loss_falls(name: str) -> None:
     assert _loss(setup.module.eval(), batch).item() < 0.7 * before
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @names
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_the_meters_measure_it(name: str, meter: str) -> None:
@@ -119,6 +120,7 @@ def test_the_largest_number_of_graphs_is_found() -> None:
     assert found.largest_batch > 1
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["checkpoint,blocks=GraphBlock", "randomized:0.5"])
 def test_schemes_work_on_it(scheme: str) -> None:
     options = {"meter": "simulated"}

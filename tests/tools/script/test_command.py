@@ -98,6 +98,7 @@ def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: An
     assert (quiet.count(made_up), quiet.count(stopped)) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
     plain = cli("run", "train.py").out
     train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
@@ -108,6 +109,7 @@ def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any
     assert "type float32, autocast bfloat16, optimizer AdamW" in " ".join(cast.split())
 
 
+@pytest.mark.slow
 def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
     ended = cli("run", "-s", "checkpoint", "-s", "exact", "train.py")
 
@@ -173,6 +175,7 @@ def test_a_stored_failure_is_run_again_when_asked(cli: Any, train: Path) -> None
     assert cli("run", "--retry-failed", *command[1:]).status == 0
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, train: Path) -> None:
     train.write_text("PEAK_GIB = 30\n")
     ended = cli("run", "train.py")

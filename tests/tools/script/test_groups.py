@@ -44,7 +44,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("wrap", "scheme"),
     [
@@ -108,12 +108,14 @@ def test_shares_are_copied_in_a_mesh_of_two_dimensions() -> None:
     assert {each.kind for each in copied.communication} == {"all-gather", "reduce-scatter", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_offloaded_shares_are_in_host_memory() -> None:
     found = trained(fsdp2(offload_policy=CPUOffloadPolicy()))
 
     assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_layers_are_shared_out_by_a_plan() -> None:
     found = trained(tensor_parallel, foreach=False)  # torch steps shared and whole tensors one by one only
 

@@ -28,6 +28,7 @@ from actbench.tools.script import launching
 from actbench.tools.script.groups import cards_of_machine, environment
 
 
+@pytest.mark.slow
 def test_a_script_is_told_what_torchrun_tells() -> None:
     before = dict(os.environ)
     with on_card(16):
@@ -59,6 +60,7 @@ def test_one_process_may_make_a_group_of_one() -> None:
     assert found.peak_bytes > 0
 
 
+@pytest.mark.slow
 def test_others_have_what_this_process_has() -> None:
     with on_card():
         distributed.init_process_group("cpu:gloo,cuda:nccl")
@@ -134,6 +136,7 @@ def test_groups_of_other_processes_are_refused(options: dict[str, int], message:
         distributed.init_process_group("nccl", init_method="tcp://localhost:29511", **options)
 
 
+@pytest.mark.slow
 def test_a_process_of_a_group_simulates_no_other() -> None:
     with on_card():
         distributed.init_process_group("nccl")

@@ -95,6 +95,7 @@ def test_no_byte_of_weights_is_read(llama: str, notes: list[str]) -> None:
     assert causal(llama).num_parameters() > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_comes_from_a_shipped_config(notes: list[str]) -> None:
     model = causal("meta-llama/Llama-3.1-8B", dtype=torch.bfloat16)
 
@@ -107,7 +108,7 @@ def test_a_model_that_is_nowhere_is_named_with_what_to_do(notes: list[str]) -> N
         causal("nobody/nothing")
 
 
-@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("twice", "absmax_bytes"), [(False, 4 * 2048), (True, 2048 + 4 * 8)])
 def test_four_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str], twice: bool, absmax_bytes: int) -> None:
     from transformers import BitsAndBytesConfig

@@ -154,6 +154,7 @@ def test_blocks_of_a_script_hold_and_take_what_those_of_the_model_do(scheme: str
     assert effects(of_script) == effects(of_model)
 
 
+@pytest.mark.slow
 def test_the_last_micro_batch_counts_and_evaluation_does_not(tmp_path: Path) -> None:
     of_script = measured(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS))
     of_model = measured(MODEL.model_copy(update={"batch_size": ROWS // 4}))
@@ -230,6 +231,7 @@ def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -
     assert found.measured.peak_bytes == pytest.approx(least.peak, rel=0.005)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("script", "naming"),
     [

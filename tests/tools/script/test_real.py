@@ -81,6 +81,7 @@ def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     assert all(each > 0 for each in seconds)
 
 
+@pytest.mark.slow
 def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(run: Run, tmp_path: Path) -> None:
     run(TRAINING, "cpu", steps=2)
 

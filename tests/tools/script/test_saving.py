@@ -108,6 +108,7 @@ def test_models_and_checkpoints_are_not_written(notes: list[str], tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_uploaded(notes: list[str]) -> None:
     from huggingface_hub import HfApi, create_repo
 

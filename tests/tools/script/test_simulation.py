@@ -119,7 +119,7 @@ def test_tensors_say_where_they_are() -> None:
         assert card.type() == "torch.cuda.FloatTensor"
 
 
-@pytest.mark.sampled(fast=2, slow=2)
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     "to_card",
     [
@@ -282,6 +282,7 @@ def test_recomputed_blocks_run_on_the_card() -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_alive() -> None:
     held = []
     with actbench.simulate("rtx-4090"):
@@ -293,6 +294,7 @@ def test_nothing_is_left_alive() -> None:
     assert held[0]() is None
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_step() -> None:
     with actbench.simulate("rtx-4090") as card:
         module = model().cuda()

@@ -204,6 +204,7 @@ def test_padded_rows_are_evaluated() -> None:
         assert encoder(torch.randn(2, 16, 64).cuda(), src_key_padding_mask=padding.cuda()).shape == (2, 16, 64)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_never_moved_is_refused_as_on_a_card() -> None:
     with actbench.simulate("rtx-4090"):
         module = model().cuda()

@@ -70,6 +70,7 @@ def test_a_scheme_that_is_exact_gives_the_exact_curve() -> None:
     assert exact.metric == "loss"
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["randomized,dim=512", "fewbit:3+randomized,dim=512"])
 def test_a_part_of_a_scheme_that_does_nothing_is_refused_before_the_first_step(scheme: str) -> None:
     with pytest.raises(IdleError, match=r"^randomized:0.2,dim=512 does nothing in a training step"):

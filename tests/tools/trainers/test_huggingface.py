@@ -124,6 +124,7 @@ def test_training_learns_logs_the_bytes_of_the_ledger_and_leaves_a_plain_model(
     json.dumps(run.state.log_history)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_measured_one_by_one(tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()
     callback = ActbenchCallback("gact:L1", measure_every=1)
@@ -213,6 +214,7 @@ def test_mixed_precision_is_measured_as_such(tmp_path: Path, is_plain: Plain) ->
     assert conversion_of(model) is None
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", ["fewbit:3", "gact:L1"])
 def test_activation_checkpointing_of_the_trainer(spec: str, tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()

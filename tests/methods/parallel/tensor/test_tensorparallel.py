@@ -173,6 +173,7 @@ def test_bits_that_are_fixed_are_not(spec: str) -> None:
     assert schemes.build(f"tp:2+{spec}").facet(Spread) == Spread({"tp": 2}, of_layers=True)
 
 
+@pytest.mark.slow
 def test_a_ledger_beside_another_scheme_is_that_of_one_process() -> None:
     def kept(spec: str) -> int:
         return bench.itemize(case(spec)).total_bytes
