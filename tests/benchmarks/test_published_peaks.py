@@ -136,7 +136,7 @@ def test_the_sample_is_of_most_sources(table: dict[str, Any]) -> None:
     assert len(sampled) >= 18
 
 
-@pytest.mark.sampled(slow=12)
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize(
     "begin",
     [pytest.param(begin, marks=pytest.mark.exhaustive) if begin.startswith(LONGEST) else begin for begin in SAMPLE],

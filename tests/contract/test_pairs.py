@@ -135,7 +135,7 @@ def quick_or_slow(first: str, second: str) -> Any:
     """Return a pair for a test: of those of which one is bound around the other, one of six is quick."""
     around = [pair for pair in PAIRS if AROUND & set(pair) and "invact" not in pair]
     is_quick = (first, second) in around and around.index((first, second)) % 6 == 0
-    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=25)])
+    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=15)])
 
 
 @pytest.mark.parametrize(("first", "second"), [quick_or_slow(*pair) for pair in PAIRS if not exclude_each_other(*pair)])
@@ -195,7 +195,7 @@ def test_layers_of_a_recomputed_block_lower_what_its_second_run_takes_and_nothin
     assert both[1] < alone[1]
 
 
-@pytest.mark.sampled(fast=15, slow=10)
+@pytest.mark.sampled(fast=15, slow=5)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("hooks", ["coat", "gact:L1", "offload"])
 def test_the_contract_of_recomputed_blocks_whose_inputs_are_packed(hooks: str, part: str) -> None:

@@ -120,7 +120,7 @@ def _same_noise() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.sampled(fast=8, slow=16)] * (part in SLOW)) for part in PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.sampled(fast=8, slow=12)] * (part in SLOW)) for part in PARTS]
 )
 @pytest.mark.parametrize("spec", ["exact", *specs()])
 def test_a_part_of_the_contract(spec: str, part: str) -> None:

@@ -90,7 +90,7 @@ def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
         torch.testing.assert_close(twice, 2 * one)
 
 
-@pytest.mark.parametrize("use_reentrant", [pytest.param(True, marks=pytest.mark.sampled(slow=16)), False])
+@pytest.mark.parametrize("use_reentrant", [pytest.param(True, marks=pytest.mark.sampled(slow=8)), False])
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_users_own_checkpointing_changes_no_gradient(
     spec: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +126,7 @@ def test_a_users_own_checkpointing_changes_no_gradient(
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("autocast", ["bfloat16", pytest.param("float16", marks=pytest.mark.sampled(slow=16))])
+@pytest.mark.parametrize("autocast", ["bfloat16", pytest.param("float16", marks=pytest.mark.sampled(slow=8))])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "precision" not in schemes.build(spec).changes])
 def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: str) -> None:
     exact, setup = converted("exact", like=spec, autocast=autocast), converted(spec, autocast=autocast)

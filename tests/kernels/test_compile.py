@@ -109,13 +109,13 @@ def name(value: object) -> str:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
-@pytest.mark.sampled(fast=4, slow=3)
+@pytest.mark.sampled(fast=4, slow=1)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), QUICK, ids=name)
 def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
 
 
-@pytest.mark.sampled(slow=15)
+@pytest.mark.sampled(slow=10)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in QUICK], ids=name)
 def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)

@@ -43,7 +43,7 @@ def case(spec: str, **fields: object) -> Case:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=2)) for pair in PAIRS],
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=1)) for pair in PAIRS],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()
@@ -83,7 +83,7 @@ def test_gradient_quality_is_unknown_where_a_second_gradient_does_not_fit(
     assert any("gradient quality is unknown" in warning for warning in measured.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_batch_is_proved_on_both_sides() -> None:
     fields = {**MODELS["roberta"], "meter": "simulated", "memory_limit_bytes": 64 * 2**20}
     found = bench.Session(case("exact", **fields, find_largest_batch=True)).memory().largest_batch_search
@@ -231,7 +231,7 @@ def test_recurrent_layers_are_not_simulated_for_a_cpu(tmp_path: Path) -> None:
         bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated", device_profile="cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
     limit = {"memory_limit_bytes": 64 * 2**20, "find_largest_batch": True}
 

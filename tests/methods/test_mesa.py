@@ -187,7 +187,7 @@ def test_the_contract_of_schemes_holds() -> None:
     check_scheme("mesa:0.5,groups=4", on="tiny-vit", parts=("gradient", "simulation", "packed bytes"))
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "attention"),
     [

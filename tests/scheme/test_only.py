@@ -99,7 +99,7 @@ def test_all_parts_together_give_the_gradient_of_the_whole(spec: str, x: Tensor)
     assert torch.equal(gradient(converted(together, exact), x), whole)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec",
     [

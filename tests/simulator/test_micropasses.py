@@ -22,7 +22,7 @@ from actbench.simulator import profiles, simulated
 from actbench.simulator.simulatedstep import MicroPasses
 
 pytestmark = pytest.mark.usefixtures("operators_run_once")
-SLOW = pytest.mark.sampled(slow=3)
+SLOW = pytest.mark.sampled(slow=2)
 LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"
 PROFILES = ("cpu", "a100-40gb")
 SCHEMES: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from actbench.model.records import Case
 from actbench.simulator import simulated
 from actbench.simulator.recalled import Known, beginning_with
 
-SLOW = pytest.mark.sampled(slow=4)
+SLOW = pytest.mark.sampled(slow=2)
 TINY: dict[str, dict[str, Any]] = {
     "tiny-roberta": {"sequence_length": 16},
     "tiny-llama@num_hidden_layers=3": {"sequence_length": 24},

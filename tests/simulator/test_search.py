@@ -50,7 +50,7 @@ def test_where_little_or_nothing_fits_it_ends_too(limit: int) -> None:
     assert found.batch_size == 0 or limit == 12
 
 
-@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["exact", "fewbit:3", "checkpoint", "randomized:0.2", "actnn:L3"])
 def test_a_trial_on_the_cpu_reads_the_peak_that_the_case_has(scheme: str) -> None:
     real = case(scheme, meter="cpu", device_profile=None, batch_size=24, memory_limit_bytes=None)

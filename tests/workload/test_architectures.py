@@ -64,7 +64,7 @@ def without_gradient(module: torch.nn.Module) -> list[str]:
     return [path for path, value in module.named_parameters() if value.grad is None]
 
 
-@pytest.mark.sampled(fast=1, slow=4)
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_named_class_trains_for_real_and_on_fake_tensors(name: str, write_config: Write) -> None:
     task, unreached = CLASSES[name]
@@ -116,7 +116,7 @@ def test_a_whisper_is_measured_with_its_encoder(write_config: Write) -> None:
     assert decoder.built.model_class == "WhisperForCausalLM"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_detection_is_simulated_with_the_bytes_it_takes(write_config: Write) -> None:
     case = Case(model=str(write_config("YolosForObjectDetection")), batch_size=2, min_steps=1, min_seconds=0)
     real = measure(case.model_copy(update={"meter": "cpu", "warmup_steps": 0}))

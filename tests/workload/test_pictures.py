@@ -94,7 +94,7 @@ def write(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_is_fed_pictures_among_its_tokens(tmp_path: Path, name: str) -> None:
     cpu, simulated = both(write(tmp_path, name))

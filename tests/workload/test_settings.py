@@ -137,7 +137,7 @@ def test_masks_of_points_are_trained_by_the_loss_of_their_paper(tmp_path: Path) 
     assert agree(case).built == measure(case.model_copy(update={"scheme": "checkpoint"})).built
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("name", [name for name, task in tasks().items() if task == "semantic-segmentation"])
 def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name: str) -> None:
     found = measure(of(name, meter="simulated", memory_limit_bytes=2**40))
@@ -147,7 +147,7 @@ def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name
     assert found.activation_bytes > 2 * 4 * 480 * 480 * 21  # of the scores alone
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
 def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
     case = of(name, image_size="64x96")

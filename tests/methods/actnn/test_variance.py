@@ -73,7 +73,7 @@ def test_ranges_of_groups_leave_far_less_than_one_range_for_all(variance_of, gro
         ("actnn:L3,per_layer=false,use_gradient=true", "actnn:L3,use_gradient=true"),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 def test_bits_that_layers_share_out_leave_less_than_half_of_what_even_ones_leave(variance_of, uniform, shared_out):
     assert variance_of(shared_out) < variance_of(uniform) / 2
 

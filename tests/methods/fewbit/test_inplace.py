@@ -67,7 +67,7 @@ class Overwriting(nn.Module):
 FUNCTIONS = (F.silu, F.leaky_relu, F.elu, F.hardtanh, F.mish, F.selu, F.celu, F.relu6, F.relu)
 
 
-@pytest.mark.sampled(slow=3)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("spec", "functions", "first", "in_parts"),
     [

@@ -160,7 +160,7 @@ def test_second_derivatives_are_refused() -> None:
         gradients(converted(built()), create_graph=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiling_is_refused() -> None:
     model = converted(built())
     ids = torch.arange(12).view(2, 6)

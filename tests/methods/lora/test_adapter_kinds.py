@@ -112,7 +112,7 @@ def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
     assert saved.dtype == torch.bfloat16
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec", [f"lora:8,adapter={kind}" for kind in KINDS if kind != "dora"]
     + ["lora:8,adapter=dora", "lora:8,modules_to_save=embed_tokens"]
@@ -165,7 +165,7 @@ def test_saved_adapters_load_into_the_plain_model(kind: str, tmp_path: Path) -> 
         torch.testing.assert_close(loaded(**given).logits, model.eval()(**given).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec", [*(f"lora:4,adapter={kind}" for kind in KINDS), "qlora:4,adapter=dora", "qlora:4,weights=int8"]
 )

@@ -246,7 +246,7 @@ def test_the_contract_of_schemes_holds() -> None:
     check_scheme("wtacrs:0.3+msln", on="t5-small@num_layers=2", parts=("mean gradient", "simulation", "packed bytes"))
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "model",
     [

@@ -55,7 +55,7 @@ def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest
     assert after == alone
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "scheme"),
     [
@@ -116,7 +116,7 @@ def test_kinds_tell_blocks_apart() -> None:
     assert [path.split(".")[0] for path in layers] == ["encoder", "encoder", "decoder", "decoder"]
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "plan",
     [

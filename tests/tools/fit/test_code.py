@@ -129,6 +129,7 @@ def run_trainer(
     return names
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("scheme", TRAINER)
 def test_the_lines_for_the_trainer_run(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(**LLAMA, scheme=scheme)

@@ -82,7 +82,7 @@ def test_every_line_of_a_pipe_has_what_answers_the_question(cli, log, tmp_path) 
     assert "GiB of 6.00 GiB" in answer
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "2GiB", "-o", tmp_path)
 
@@ -101,7 +101,7 @@ def test_quiet_leaves_out_progress(cli, log, tmp_path) -> None:
     assert "results: " in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cli, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKEFIT_REFUSED", "offload")
     words = (*AMONG, "--scheme", "offload")
@@ -136,7 +136,7 @@ def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log
     assert "over the limit" in half.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 

@@ -93,7 +93,7 @@ def test_an_answer_from_some_of_the_simulations_says_so_first(cli, log, tmp_path
 
 
 @pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the survey"])
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
     end_after(began, monkeypatch)
     words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)

@@ -154,7 +154,7 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
     return solved.peak, solved.seconds
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "within"),
     [
@@ -254,7 +254,7 @@ def test_no_stack_made_by_hand_is_faster() -> None:
         assert found.seconds <= min(seconds for need, seconds in needs if need <= limit) * (1 + 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_blocks_is_found() -> None:
     planner = planner_of("tiny-llama@num_hidden_layers=6", ("checkpoint", "fewbit:2"), batch_size=16, **TEXT)
 

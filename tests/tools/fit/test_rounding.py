@@ -57,7 +57,7 @@ def changed(code: str, case: Case) -> float:
     return moved / sum(each.numel() for each in after)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.usefixtures("_no_compiler")
 @pytest.mark.parametrize(
     ("scheme", "dtype"),

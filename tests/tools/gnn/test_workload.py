@@ -112,7 +112,7 @@ def test_a_gcn_of_full_size_keeps_what_its_layers_keep() -> None:
     assert measured.activation_bytes == 2 * layer + scores + scalars
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_number_of_graphs_is_found() -> None:
     found = bench.measure(case("gcn", meter="simulated", find_largest_batch=True, memory_limit_bytes=40_000_000))
 

@@ -111,7 +111,7 @@ def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     assert found.built.refused == ("checkpoint",)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
     found = run(TRAINING + "    break\n")
 
@@ -161,7 +161,7 @@ for _ in range(4):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(run: RunScript) -> None:
     exact, adapted = run(ENCODER), run(ENCODER, scheme="lora:16")
 
@@ -191,7 +191,7 @@ def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> 
     assert found.peak_bytes < 0.8 * exact.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None:
     scheduled = TRAINING.replace(
         "for (x", "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)\nfor (x"
@@ -202,7 +202,7 @@ def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None
     assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("times", "stopped_after"), [(8, 3), (2, None)])
 def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: int, stopped_after: int | None) -> None:
     found = run(TRAINING.replace("4096", str(times * 512)))

@@ -120,7 +120,7 @@ def test_more_rows_than_the_data_set_has() -> None:
         assert sizes(DataLoader(list(range(12)), batch_size=4, shuffle=True, drop_last=True)) == [64, 64, 64]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_batches_that_a_script_makes_by_itself_are_kept_and_noted() -> None:
     notes: list[str] = []
     with prepared(notes.append, batch_size=5):
@@ -129,7 +129,7 @@ def test_batches_that_a_script_makes_by_itself_are_kept_and_noted() -> None:
     assert notes == ["A DataLoader keeps its own batch size, not the requested 5: list makes the batches."]
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("library", ["accelerate", "transformers", "lightning"])
 def test_loaders_of_trainers_get_the_batch_size(library: str, tmp_path: Any) -> None:
     seen: list[int] = []

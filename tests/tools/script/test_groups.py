@@ -44,7 +44,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("wrap", "scheme"),
     [
@@ -87,7 +87,7 @@ def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> No
         assert found.gradients_bytes == plain.gradients_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_flat_parameters_are_shared_out() -> None:
     flat, rows = trained(fsdp1), trained(fsdp2())
 
@@ -136,7 +136,7 @@ def test_layers_may_be_shared_in_both_ways() -> None:
     assert trained(wrap).mesh == Mesh(dp=2, tp=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hook_of_the_users_averages_in_half_precision() -> None:
     def wrap(model: nn.Module) -> nn.Module:
         wrapped = ddp(gradient_as_bucket_view=True)(model)

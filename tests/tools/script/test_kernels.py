@@ -23,7 +23,7 @@ def notes() -> Iterator[list[str]]:
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_models_and_functions_run_eagerly(notes: list[str]) -> None:
     model = nn.Linear(3, 3)
     ran: list[bool] = []
@@ -99,7 +99,7 @@ def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: lis
     assert [note.partition(" in ")[0] for note in notes] == ["Flash attention"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     liger: Any = pytest.importorskip("liger_kernel.transformers")
     notes: list[str] = []
@@ -132,7 +132,7 @@ def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:
     assert len(notes) == 1
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("masked", [False, True])
 def test_transformers_leaves_out_masks_of_whole_rows_as_on_a_card(masked: bool) -> None:
     """It reads the values of masks and positions, so that attention runs by the flash kernel."""

@@ -171,7 +171,7 @@ def test_what_is_no_chain_of_blocks_has_no_readings(parts: tuple[str, ...], tmp_
     assert measured(case_of(tmp_path, *parts)).blocks is None
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("limit", [ANY_NUMBER, 600 * 2**20])
 def test_a_scheme_needs_what_it_needs_if_the_script_itself_applies_it(limit: int, tmp_path: Path) -> None:
     """Reserved bytes too: what the first step, without the scheme, left is not there, and state is made as it is."""

@@ -72,7 +72,7 @@ def test_a_real_run_counts_what_a_simulated_one_does(run: Run) -> None:
     assert sum(real.peak_parts.model_dump().values()) == real.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     seconds = run(TRAINING, "cpu", steps=2).step_seconds
 

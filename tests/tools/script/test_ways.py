@@ -129,7 +129,7 @@ def test_memory_after_the_last_step_is_told() -> None:
     assert any("outside of the steps" in text for text in card.measurement.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_reserved_is_that_of_the_scheme() -> None:
     """The step before a scheme is applied is none of its."""
 
@@ -183,7 +183,7 @@ def test_recurrent_layers_are_refused_on_a_processor(layer: type[nn.RNNBase]) ->
         layer(64, 64)(torch.randn(8, 4, 64))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lazy_modules_move_when_their_shapes_are_known() -> None:
     with actbench.simulate("rtx-4090") as card:
         module = nn.Sequential(nn.LazyLinear(WIDTH))
