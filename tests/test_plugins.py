@@ -228,7 +228,7 @@ def test_a_file_whose_plug_in_is_missing_names_it(cli: Any, tmp_path: Path, name
     cli.refused(verb, *[place] * (1 + (verb == "compare")), naming=naming)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
     ended = theirs("doctor")
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]

@@ -215,7 +215,7 @@ def test_every_network_has_its_gradients(
     [
         ("fewbit:3", "chain", 0.5),
         *(
-            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=2))
+            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=1))
             for spec in COMPILE.values()
             for network, budget in (("chain", 0), ("transformer", 0.5))
         ),

@@ -70,7 +70,7 @@ def beside() -> list[object]:
         passes = set(schemes.build(spec).changes) <= {"saved tensors", "recomputation", "loss"}
         spreads = ["fsdp:8", SPREAD[1 + turn % 2]] if passes and spec != "fewbit:3" else SPREAD
         found += [(spec, spread) for spread in spreads if (spec, spread) not in REFUSED]
-    return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=8)) for pair in found]
+    return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=5)) for pair in found]
 
 
 def test_every_scheme_that_spreads_a_model_is_here() -> None:

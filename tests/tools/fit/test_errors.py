@@ -67,7 +67,7 @@ def test_a_plans_error_is_the_root_of_the_sum_of_squares(planner: Planner, names
     assert error_of(plan, planner) == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) -> None:
     names = ("gact:L2", "randomized:0.5")
     choices = choices_for(planner.exact, {}, names=names).of_blocks

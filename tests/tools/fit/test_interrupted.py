@@ -91,7 +91,7 @@ def test_time_may_end_after_any_simulation() -> None:
         assert len(seen) == count
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]

@@ -27,7 +27,7 @@ def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> No
     assert "this script has no DataLoader that trains" in found.message
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("options", [{"batch_size": 128}, {"search": True}])
 def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
     run: RunScript, tmp_path: Path, options: dict[str, Any]

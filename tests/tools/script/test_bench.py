@@ -224,7 +224,7 @@ def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run:
     assert "chunked_loss" not in headless.remedies, "two layers have the most outputs"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None:
     found = run(TRAINING.replace("batch_size=512", "batch_size=4096").replace("4096, 256", "4096, 256"), raise_oom=True)
 

@@ -183,7 +183,7 @@ def test_a_small_bert_learns_to_read_reviews() -> None:
     assert trained(case(model=model, **fields, **words)).final.accuracy > 0.65  # chance is 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_vit_learns_the_digits() -> None:
     fields = {"learning_rate": 1e-3, "steps": 150, "evaluate_every": 150, "optimizer": "adamw", "momentum": 0.0}
 

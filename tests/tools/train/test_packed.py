@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.slow
 
 # Rows of 144 weights end within blocks of 256, so that each process has blocks of its own.
 CASE: dict[str, Any] = {
