@@ -29,14 +29,6 @@ CLASSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "BlipForConditionalGeneration": ("image-text-to-text", ()),
     "DebertaV2ForSequenceClassification": ("sequence-classification", ()),
 }
-FURTHER = (
-    "Speech2TextForConditionalGeneration",
-    "SegformerForSemanticSegmentation",
-    "YolosForObjectDetection",
-    "T5ForConditionalGeneration",
-    "BlipForConditionalGeneration",
-    "DebertaV2ForSequenceClassification",
-)
 # Further heads: their task, and the shape of each label of a batch of two.
 HEADS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "BertForMaskedLM": ("masked-lm", {"labels": (2, 24)}),

@@ -21,7 +21,6 @@ FAMILIES = {
     "tiny-llama": ("causal-lm", "sequence-classification"),
 }
 WORKLOADS = [(model, task) for model, tasks in FAMILIES.items() for task in tasks]
-EAGER = {"tiny-t5"}  # of which the fast tests take a step with eager attention too
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:

@@ -80,7 +80,6 @@ TOKENS = {
     "Qwen2VLForConditionalGeneration": 196,
     "MllamaForConditionalGeneration": 1,
 }
-QUICK = ("LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration")
 
 
 def both(model: str | Path, **fields: Any) -> tuple[Measurement, Measurement]:

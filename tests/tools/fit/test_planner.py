@@ -68,7 +68,6 @@ MODELS: dict[str, dict[str, int]] = {
 
 SCHEMES = ("checkpoint", "actnn:L2")
 BLOCKS = 3  # of which every plan is simulated; what is done with the others is left as it is
-QUICK = "tiny-bert@num_hidden_layers=2"
 FURTHER = {
     *("tiny-llama@num_hidden_layers=3", "tiny-gpt2@n_layer=3", "tiny-bert@num_hidden_layers=3"),
     *("tiny-roberta@num_hidden_layers=4", "tiny-distilbert@n_layers=3", "tiny-t5@num_layers=2"),
