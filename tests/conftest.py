@@ -48,11 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share the parameters of tests with ``sampled(fast=F, slow=S)`` out: F stay fast, S are slow, others exhaustive.
 
     Digests of their names choose: such a sample mixes the kinds, and a further parameter hardly changes it. What is
-    chosen among is what was collected: a parameter that is named alone is in its own sample.
+    chosen among is what was collected: a parameter that is named alone is in its own sample. Tests on a GPU are none of
+    these kinds.
     """
     tests: dict[str, list[tuple[pytest.Item, pytest.Mark]]] = {}
     for item in items:
-        is_marked = item.get_closest_marker("slow") or item.get_closest_marker("exhaustive")
+        is_marked = any(item.get_closest_marker(kind) for kind in ("slow", "exhaustive", "gpu"))
         if not is_marked and (mark := item.get_closest_marker("sampled")):
             tests.setdefault(item.nodeid.partition("[")[0], []).append((item, mark))
     for found in tests.values():

@@ -275,12 +275,12 @@ def test_a_model_folder_that_is_taken_is_not_overwritten(cli: Any, tmp_path: Pat
     assert (folder / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_scheme_that_finds_nothing_is_refused(cli: Any) -> None:
     refused(cli, "convert", "resnet18", "-s", "fewbit:3,functions=gelu", "--dry-run", naming="ReLU")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_memory_limit_below_the_weights_is_a_row_over_its_limit(cli: Any, tmp_path: Path) -> None:
     command = (
         "measure",

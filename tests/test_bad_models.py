@@ -93,6 +93,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+@pytest.mark.sampled(fast=3, slow=2)
 @pytest.mark.parametrize(("model", "naming"), SETTINGS.items())
 def test_settings_that_a_model_cannot_run_with_are_refused(refused_as_model: Any, model: str, naming: str) -> None:
     refused_as_model(model, naming=naming, scheme="checkpoint" if model.startswith("gcn") else "fewbit:3")
@@ -192,7 +193,7 @@ def test_an_end_in_the_middle_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPat
     assert "called os._exit(0)" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("statement", "seconds", "naming"),
     [

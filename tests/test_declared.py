@@ -151,6 +151,7 @@ COMMANDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(fast=3, slow=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_flag_is_refused_where_torch_cannot_be_imported(command: str) -> None:
     run = [sys.executable, "-c", WITHOUT_TORCH, *command.split()]

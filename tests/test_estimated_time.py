@@ -20,7 +20,7 @@ def table() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "benchmarks" / "estimated_time.py"))
 
 
-@pytest.mark.parametrize("place", [19, *(pytest.param(place, marks=pytest.mark.slow) for place in (2, 23, 63))])
+@pytest.mark.parametrize("place", [19, *(pytest.param(place, marks=pytest.mark.exhaustive) for place in (2, 23, 63))])
 def test_the_row_of_a_pair_is_what_is_estimated_now(table: dict[str, Any], place: int) -> None:
     assert table["row"](PAIRS[place]) in PAGE.splitlines()
 

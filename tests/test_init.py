@@ -30,6 +30,7 @@ def test_importing_actbench_imports_neither_torch_nor_pydantic():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_importing_workloads_imports_neither_library():
     code = "import sys, actbench.workload; print({'torchvision', 'transformers'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

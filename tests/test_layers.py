@@ -236,6 +236,7 @@ def test_the_reporting_half_runs_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["report", "nothing.jsonl"]])
 def test_help_and_report_answer_without_torch(arguments: list[str]) -> None:
     code = (

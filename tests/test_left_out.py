@@ -110,9 +110,9 @@ def test_doctor_leaves_out_what_is_left_out_elsewhere(theirs: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "group", "shown"),
     [
-        pytest.param(("schemes",), "schemes", "checkpoint", marks=pytest.mark.slow),
-        pytest.param(("models",), "workloads", "a note of theirs", marks=pytest.mark.slow),
-        pytest.param(("report", "--help"), "exports", "--twin", marks=pytest.mark.slow),
+        pytest.param(("schemes",), "schemes", "checkpoint", marks=pytest.mark.exhaustive),
+        pytest.param(("models",), "workloads", "a note of theirs", marks=pytest.mark.exhaustive),
+        pytest.param(("report", "--help"), "exports", "--twin", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_list_goes_on_without_them(theirs: Any, arguments: tuple[str, ...], group: str, shown: str) -> None:
@@ -122,7 +122,7 @@ def test_a_list_goes_on_without_them(theirs: Any, arguments: tuple[str, ...], gr
     assert shown in ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_help_stays_help_and_a_kind_of_another_name_reads_no_file(theirs: Any, tmp_path: Path) -> None:
     (tmp_path / "kettle.other.jsonl").write_text("{}\n")
 
@@ -133,6 +133,7 @@ def test_help_stays_help_and_a_kind_of_another_name_reads_no_file(theirs: Any, t
     assert "that reads it cannot be used: its kind has another name: 'another'" in ended.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_cannot_be_made_is_a_message(theirs: Any) -> None:
     ended = theirs("measure", "mute", "-s", "exact")
 

@@ -33,7 +33,7 @@ def test_a_sample_of_parameters_is_fast_another_slow_and_the_others_exhaustive(r
     few = [Item("test_of_few", number, pytest.mark.sampled(slow=1)) for number in range(2)]
     marked = [
         Item("test_of_few", 2 + turn, pytest.mark.sampled(slow=1), mark)
-        for turn, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive))
+        for turn, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.gpu))
     ]
     plain = Item("test_alone", 0)
 
@@ -44,5 +44,5 @@ def test_a_sample_of_parameters_is_fast_another_slow_and_the_others_exhaustive(r
 
     assert Counter(item.kind for item in ten) == {"fast": 2, "slow": 3, "exhaustive": 5}
     assert Counter(item.kind for item in few) == {"slow": 1, "exhaustive": 1}
-    assert [item.kind for item in (*marked, plain)] == ["slow", "exhaustive", "fast"]
+    assert [item.kind for item in (*marked, plain)] == ["slow", "exhaustive", "gpu", "fast"]
     assert {item.name for item in more if item.kind == "fast"} <= {*chosen, "test_of_ten[10]"}

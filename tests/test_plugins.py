@@ -167,6 +167,7 @@ def test_a_broken_command_is_no_command(theirs: Any) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_records_and_exports_of_a_package(theirs: Any, tmp_path: Path) -> None:
     file_of(tmp_path, "kettle.mine.jsonl")
 
@@ -180,6 +181,7 @@ def test_records_and_exports_of_a_package(theirs: Any, tmp_path: Path) -> None:
     assert theirs("report", ".", "--shout", "-").stdout == "RESULTS: 1"
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -200,6 +202,7 @@ def test_an_export_that_fails_is_one_message(theirs: Any, tmp_path: Path, argume
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_file_whose_plug_in_is_broken_names_it(theirs: Any, tmp_path: Path) -> None:
     file_of(tmp_path, "kettle.bad.jsonl")
 
@@ -225,6 +228,7 @@ def test_a_file_whose_plug_in_is_missing_names_it(cli: Any, tmp_path: Path, name
     cli.refused(verb, *[place] * (1 + (verb == "compare")), naming=naming)
 
 
+@pytest.mark.exhaustive
 def test_doctor_lists_plug_ins_and_why_some_are_left_out(theirs: Any) -> None:
     ended = theirs("doctor")
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]

@@ -21,7 +21,7 @@ def test_every_public_name_is_documented() -> None:
     assert documented == {*actbench.__all__, "optim"} - {"__version__"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_examples_run(tmp_path: Path) -> None:
     script = tmp_path / "examples.py"
     script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)))

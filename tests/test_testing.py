@@ -139,6 +139,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.sampled(fast=5, slow=4)
 @pytest.mark.parametrize(("broken", "part", "said"), BROKEN)
 def test_a_broken_scheme_fails_by_the_part_that_it_breaks(broken: type[Theirs], part: str, said: str) -> None:
     with pytest.raises(AssertionError) as failed:

@@ -21,6 +21,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch, script) -> None:
     monkeypatch.setattr(script, "profile_of_device", lambda: profiles.get("h200"))
 
 
+@pytest.mark.slow
 def test_every_operator_is_told_with_what_it_needs_beyond_its_result(
     script, allocator, monkeypatch, capsys, tmp_path
 ) -> None:

@@ -35,6 +35,7 @@ def test_what_is_needed_is_what_the_package_declares(script):
     assert declared | {"cupy-cuda13x", "pytest", "pytest-xdist"} == set(script.NEEDED.values())
 
 
+@pytest.mark.exhaustive
 def test_the_layout_works_without_an_installation(script, tmp_path):
     script.lay_out(tmp_path)
     code = (

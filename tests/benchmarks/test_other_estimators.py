@@ -31,7 +31,7 @@ def test_each_tool_answers_each_row_or_says_why_not(table: dict[str, Any]) -> No
         assert row["actbench"]["bytes"]
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("tool", ["actbench", "MemTracker"])
 def test_an_answer_is_what_the_tool_gives_now(
     tool: str, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,8 @@ SAMPLE = (  # small and quick, of all sources
     "resnet50 -b 64",
 )
 
+LONGEST = "llama-3.1-8b -b 2"  # takes minutes
+
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, Any]:
@@ -134,8 +136,11 @@ def test_the_sample_is_of_most_sources(table: dict[str, Any]) -> None:
     assert len(sampled) >= 18
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("begin", SAMPLE)
+@pytest.mark.sampled(slow=8)
+@pytest.mark.parametrize(
+    "begin",
+    [pytest.param(begin, marks=pytest.mark.exhaustive) if begin.startswith(LONGEST) else begin for begin in SAMPLE],
+)
 def test_a_row_is_what_is_simulated_now(
     begin: str, table: dict[str, Any], found: list[tuple[Any, Measurement]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

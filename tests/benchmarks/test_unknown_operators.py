@@ -45,7 +45,7 @@ def test_the_gradient_of_a_squared_error_and_filling_by_a_mask_have_kinds(script
     assert script.unknown(lambda: nn.Linear(8, 8), lambda: {"x": torch.randn(8, 8)}, loss) == ()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", CLASSIFIERS)
 def test_classifiers_of_other_libraries_have_no_unknown_operators(script: Any, library: str) -> None:
     runs = dict(getattr(script, library)())
@@ -53,7 +53,7 @@ def test_classifiers_of_other_libraries_have_no_unknown_operators(script: Any, l
     assert {name: runs[name]() for name in CLASSIFIERS[library]} == dict.fromkeys(CLASSIFIERS[library], ())
 
 
-@pytest.mark.sampled(slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_architectures_of_transformers_have_no_unknown_operators(script: Any, task: str) -> None:
     known = importlib.import_module("transformers").CONFIG_MAPPING

@@ -99,7 +99,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_home_a_place_in_the_temporary_folder_is_named(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", NOBODY], capture_output=True, text=True)
 

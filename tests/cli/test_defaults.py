@@ -57,6 +57,7 @@ def test_what_is_typed_replaces_a_default() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_environment_is_stronger_than_the_file_and_may_take_a_default_away() -> None:
     written(FILE)
     variables = {"ACTBENCH_SEED": "7", "ACTBENCH_MEASURE_SCHEME": "", "ACTBENCH_MEASURE_TIMELINE": "0"}
@@ -79,6 +80,7 @@ no-exact = true
 """
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize(
     ("command", "defaults"),
     [
@@ -116,6 +118,7 @@ def test_a_script_keeps_its_own_arguments() -> None:
     assert put("run", "train.py", "--seed", "1") == [*("run", "--device-profile=rtx-4090", "train.py", "--seed", "1")]
 
 
+@pytest.mark.sampled(fast=4, slow=4)
 @pytest.mark.parametrize(
     ("text", "naming"),
     [

@@ -117,10 +117,14 @@ def test_there_are_commands_to_run() -> None:
 
 
 def quick_or_slow(words: tuple[str, ...], places: list[str]) -> Any:
-    """Return a command for a test: README's are fast; other plans are slow, and other commands are sampled."""
-    takes_seconds = words[1:2] == ("fit",) and "--help" not in words
-    mark = pytest.mark.slow if takes_seconds else pytest.mark.sampled(fast=40, slow=30)
-    return pytest.param(words, places, marks=() if "README.md" in places else mark, id=" ".join(words))
+    """Return a command for a test: README's are fast, or slow if they take seconds; others are sampled."""
+    takes_seconds = words[1:2] in [("fit",), ("sweep",), ("train",)] and "--help" not in words
+    mark: Any = pytest.mark.sampled(fast=20, slow=20)
+    if takes_seconds:
+        mark = pytest.mark.slow if "README.md" in places else pytest.mark.exhaustive
+    elif "README.md" in places:
+        mark = ()
+    return pytest.param(words, places, marks=mark, id=" ".join(words))
 
 
 @pytest.mark.usefixtures("users_folder", "made_up")

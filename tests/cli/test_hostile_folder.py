@@ -30,7 +30,7 @@ TABLES = ("tables", "gelu", "--bits", "3")
 MEASURE = ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("arguments", [TABLES, MEASURE], ids=lambda each: each[0])
 def test_a_command_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(
     witness, arguments, tmp_path, monkeypatch
@@ -60,7 +60,7 @@ VERBS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
 def test_no_verb_runs_code_of_the_current_folder(witness, arguments):
     ended = actbench(*arguments)

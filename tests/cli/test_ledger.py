@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("tasks_here")
 SIZES = ("-b", "2", "--sequence-length", "16")
 
 
+@pytest.mark.slow
 def test_every_saved_tensor_is_listed_with_totals_by_operator(cli, tmp_path):
     file = tmp_path / "ledger.json"
     flags = ("--ledger", *SIZES, "--device-profile", "cpu", "--export-json", file)
@@ -84,6 +85,7 @@ def test_what_measures_or_stores_is_refused_beside_it(cli, tmp_path):
         assert (ended.status, "--ledger" in ended.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_largest_rows_are_listed_and_with_all_those_of_no_bytes_too(cli):
     few = cli("measure", "tiny-gpt2", "--ledger", "--top", "2", *SIZES).out
     every = cli("measure", "tiny-gpt2", "--ledger", "--all", *SIZES).out

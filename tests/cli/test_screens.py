@@ -131,6 +131,7 @@ def test_a_pipe_of_no_known_width_has_120_columns(piped: Callable[..., str], col
     assert piped(**columns) == piped(COLUMNS="120")
 
 
+@pytest.mark.slow
 def test_without_colours_a_terminal_gets_the_same_text() -> None:
     bare = (DATA / "screens" / "quickstart-100.txt").read_text(encoding="utf-8")
     text = on_terminal(COLUMNS="100", NO_COLOR="1")

@@ -19,10 +19,8 @@ _FIGURE = re.compile(r"^```\n(actbench .*?)^```\n.*?^```\n(.*?)^```", re.MULTILI
 
 
 def mark_of(page: str, verb: str) -> pytest.MarkDecorator:
-    """README's commands are slow tests, of other pages a sample is; a plan takes minutes, and is exhaustive."""
-    if verb == "fit":
-        return pytest.mark.exhaustive
-    return pytest.mark.slow if page == "README.md" else pytest.mark.sampled(slow=4)
+    """README's run is a slow test; what takes longer, and other pages' commands, are exhaustive."""
+    return pytest.mark.slow if page == "README.md" and verb == "run" else pytest.mark.exhaustive
 
 
 FIGURES = [

@@ -35,7 +35,7 @@ def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch):
     assert "quickstart" in ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_goes_on_when_nobody_reads_what_it_says(tmp_path):
     small = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1,2", "--meter", "simulated")
     process = subprocess.Popen(
@@ -61,7 +61,7 @@ def test_a_stream_drops_what_follows_its_first_error(tmp_path):
     assert (tmp_path / "file").read_text() == "a\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_closed_stream_is_no_error():
     ended = subprocess.run(f"{COMMAND} schemes >&- 2>&-; echo $?", shell=True, capture_output=True, text=True)
 

@@ -13,7 +13,7 @@ from actbench.run import executor
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_says_at_its_start_what_the_results_file_has(cli, tmp_path):
     first = cli("sweep", *SMALL, "--output", tmp_path)
     again = cli("sweep", *SMALL, "--output", tmp_path)
@@ -32,7 +32,7 @@ def test_a_memory_limit_has_a_unit(cli):
     assert "'16' is not an amount of memory: write a number and a unit, such as 16GiB" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, tmp_path):
     chosen = ("--columns", "scheme,peak,over-limit,saved,peak-vs-previous", "--export-markdown", "-")
     stack = ("-s", "checkpoint", "--cumulative", "--memory-limit", "1MiB", "--output", tmp_path)
@@ -131,7 +131,7 @@ def test_a_recipe_that_there_is_not_is_told_with_all_that_there_are(cli):
     assert "of 'actbench train': accuracy, digits" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schemes_are_shown_as_typed_and_the_unchanged_model_is_left_out(cli):
     flags = ("-s", "offload", "-s", "checkpoint", "--no-exact", "--sequence-length", "8,16", "-b", "1")
     found = cli("measure", "tiny-roberta", *flags, "--meter", "simulated", "--columns", "scheme", "--export-csv", "-")
@@ -164,7 +164,7 @@ def test_measuring_into_a_file_goes_on_from_what_it_holds(cli, tmp_path):
     assert measured("--timeline") == "0 measured, 0 failed, 2 taken from the results file"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_of_ones_own_is_measured_anew_into_a_file(cli, tmp_path):
     (tmp_path / "width.py").write_text("WIDTH = 8")
     (tmp_path / "own.py").write_text(

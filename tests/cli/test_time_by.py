@@ -25,7 +25,7 @@ def test_operators_stand_below_the_rows(cli):
     assert "addmm" in ended.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_device_without_rates_has_no_time_to_show(cli):
     ended = cli(*CASE, "--device-profile", "cuda-16gib")
 

@@ -131,7 +131,7 @@ def test_cases_that_differ_in_a_setting_have_it_in_titles_and_files(records: lis
     assert "length" not in "".join(table.title for table in tables_of([exact, packed]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_holders_are_shown_and_written(cli: Any, tmp_path: Path) -> None:
     files = {suffix: tmp_path / f"memory.{suffix}" for suffix in ("json", "html", "pickle")}
     exports = ("--export-timeline", files["html"], "--export-snapshot", files["pickle"], "--export-json", files["json"])

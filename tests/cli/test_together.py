@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from marks import slow_or_exhaustive
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -53,7 +52,8 @@ def test_what_is_wrong_is_told_once_and_ends_all() -> None:
 MODELS = {"tiny-llama@num_hidden_layers=4": ("--sequence-length", "64"), "resnet-cifar": ()}
 
 
-@pytest.mark.parametrize("model", slow_or_exhaustive(MODELS, "resnet-cifar".__eq__))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", MODELS)
 def test_each_rank_needs_what_is_simulated_and_gradients_are_those_of_all_batches(model: str, tmp_path: Path) -> None:
     schemes = ["ddp:2", "zero1:2", "fsdp:2"]
     chosen = [word for scheme in schemes for word in ("-s", scheme)]

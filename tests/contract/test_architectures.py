@@ -92,6 +92,7 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
 }
 FURTHER = {
     *("alexnet", "densenet", "googlenet", "inception", "maxvit", "mnasnet", "mobilenetv2", "regnet", "swin_v2", "vgg"),
+    *("efficientnet", "resnet", "shufflenetv2", "squeezenet", "swin_transformer", "llama", "convnext", "mobilenetv3"),
     *("dinov2", "distilbert", "gemma2", "granite", "mistral", "phi3", "qwen2", "qwen3", "roberta", "siglip"),
     *("bert", "clip", "deberta-v2", "deepseek_v2", "gemma3_text", "mamba", "mixtral", "modernbert", "qwen3_moe", "sam"),
     *("t5", "vit", "wav2vec2", "whisper"),

@@ -325,7 +325,7 @@ COMPILED = [
 @pytest.mark.parametrize(
     ("spec", "backend", "budget"),
     [
-        pytest.param(*each, marks=() if each == ("fewbit:3", "aot_eager", None) else pytest.mark.sampled(slow=6))
+        pytest.param(*each, marks=() if each == ("fewbit:3", "aot_eager", None) else pytest.mark.sampled(slow=3))
         for each in COMPILED
     ],
 )
@@ -406,7 +406,7 @@ PRESETS = {
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=() if "roberta" in model else pytest.mark.sampled(slow=3)) for model in PRESETS]
+    "model", [pytest.param(model, marks=() if "roberta" in model else pytest.mark.sampled(slow=2)) for model in PRESETS]
 )
 def test_presets_that_call_their_activations_keep_less_where_they_do(model: str) -> None:
     length = 8 if "mamba" in model else None

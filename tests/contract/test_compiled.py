@@ -140,13 +140,14 @@ def deep() -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("backend", "needs_gradient"),
     [
         ("aot_eager", True),
-        pytest.param("aot_eager", False, marks=pytest.mark.slow),
-        pytest.param("inductor", True, marks=pytest.mark.slow),
-        pytest.param("inductor", False, marks=pytest.mark.slow),
+        ("aot_eager", False),
+        ("inductor", True),
+        ("inductor", False),
     ],
 )
 def test_the_mean_gradient_of_all_sketches_is_the_exact_one(backend: str, needs_gradient: bool) -> None:
@@ -192,7 +193,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
     check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
 
 
-@pytest.mark.sampled(slow=12)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize(
     ("backend", "network", "needs_gradient"),
     [
@@ -214,7 +215,7 @@ def test_every_network_has_its_gradients(
     [
         ("fewbit:3", "chain", 0.5),
         *(
-            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=6))
+            pytest.param(spec, network, budget, marks=pytest.mark.sampled(slow=1))
             for spec in COMPILE.values()
             for network, budget in (("chain", 0), ("transformer", 0.5))
         ),
@@ -236,7 +237,7 @@ def test_the_gradients_stay_under_a_memory_budget(
     check(exact, model, run, x)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_training_ends_where_it_ends_uncompiled(backend: str) -> None:
     """With sketches the losses of two runs differ by chance: those of several uncompiled runs say by how much."""
@@ -269,6 +270,7 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     assert not set(COMPILE) & set(REFUSE)
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize(
     ("spec", "in_place"),
     [

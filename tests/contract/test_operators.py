@@ -93,6 +93,7 @@ def test_every_operator_has_an_example() -> None:
     assert registered == set(EXAMPLES) | ON_FAKE_TENSORS_ONLY
 
 
+@pytest.mark.sampled(fast=30, slow=20)
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [(torch.float32, (300,)), (torch.float16, (5, 7)), (torch.bfloat16, (0,)), (torch.float64, ())],

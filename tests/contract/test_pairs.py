@@ -132,10 +132,10 @@ def exclude_each_other(first: str, second: str) -> bool:
 
 
 def quick_or_slow(first: str, second: str) -> Any:
-    """Return a pair for a test: of those of which one is bound around the other, two of three are quick."""
+    """Return a pair for a test: of those of which one is bound around the other, one of six is quick."""
     around = [pair for pair in PAIRS if AROUND & set(pair) and "invact" not in pair]
-    is_quick = (first, second) in around and around.index((first, second)) % 3
-    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=40)])
+    is_quick = (first, second) in around and around.index((first, second)) % 6 == 0
+    return pytest.param(first, second, marks=[] if is_quick else [pytest.mark.sampled(slow=15)])
 
 
 @pytest.mark.parametrize(("first", "second"), [quick_or_slow(*pair) for pair in PAIRS if not exclude_each_other(*pair)])
@@ -171,7 +171,7 @@ def test_compile_takes_what_can_be_compiled_on_the_same_block_and_refuses_the_re
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [pytest.param(*pair, marks=pytest.mark.sampled(slow=70) if place % 8 else ()) for place, pair in enumerate(PAIRS)],
+    [pytest.param(*pair, marks=pytest.mark.sampled(slow=40) if place % 8 else ()) for place, pair in enumerate(PAIRS)],
 )
 def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     activations = (activation_for(first), activation_for(second))
@@ -181,6 +181,7 @@ def test_two_schemes_on_two_blocks_stand(first: str, second: str) -> None:
     assert both not in (kept(at(first, "1"), activations), kept(at(second, "2"), activations))
 
 
+@pytest.mark.sampled(fast=4, slow=4)
 @pytest.mark.parametrize("name", IN_A_SECOND_RUN)
 @pytest.mark.parametrize("recomputing", ["checkpoint", "selective"])
 def test_layers_of_a_recomputed_block_lower_what_its_second_run_takes_and_nothing_that_waits(
@@ -194,6 +195,7 @@ def test_layers_of_a_recomputed_block_lower_what_its_second_run_takes_and_nothin
     assert both[1] < alone[1]
 
 
+@pytest.mark.sampled(fast=15, slow=5)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("hooks", ["coat", "gact:L1", "offload"])
 def test_the_contract_of_recomputed_blocks_whose_inputs_are_packed(hooks: str, part: str) -> None:

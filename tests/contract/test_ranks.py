@@ -70,7 +70,7 @@ def beside() -> list[object]:
         passes = set(schemes.build(spec).changes) <= {"saved tensors", "recomputation", "loss"}
         spreads = ["fsdp:8", SPREAD[1 + turn % 2]] if passes and spec != "fewbit:3" else SPREAD
         found += [(spec, spread) for spread in spreads if (spec, spread) not in REFUSED]
-    return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=24)) for pair in found]
+    return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=5)) for pair in found]
 
 
 def test_every_scheme_that_spreads_a_model_is_here() -> None:
@@ -123,6 +123,7 @@ def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_flat_parameters(spec
     assert together.peak_bytes < alone.peak_bytes
 
 
+@pytest.mark.sampled(fast=6, slow=6)
 @pytest.mark.parametrize(("parts", "reason"), REFUSED.items(), ids="+".join)
 def test_what_does_not_go_together_is_refused_with_the_reason(parts: tuple[str, str], reason: str) -> None:
     with pytest.raises(ConversionError, match=reason) as refused:

@@ -42,7 +42,7 @@ def blocks_of(model: Any) -> tuple[str, nn.ModuleList]:
     return path, model.get_submodule(path)
 
 
-SLOW = ("simulation", "compilation")
+SLOW = ("simulation", "compilation", "saved bytes")
 TWICE = ("actnn", "checkpoint", "fewbit:3", "gact", "lora", "smaq,on=activations")  # layers, calls, hooks, parameters
 MODULES_ALONE = {"encode:int:6": "encode:int:6,on=activations", "smaq": "smaq,on=activations"}
 
@@ -120,7 +120,7 @@ def _same_noise() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.sampled(slow=30)] * (part in SLOW)) for part in PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.sampled(fast=8, slow=12)] * (part in SLOW)) for part in PARTS]
 )
 @pytest.mark.parametrize("spec", ["exact", *specs()])
 def test_a_part_of_the_contract(spec: str, part: str) -> None:
@@ -193,6 +193,7 @@ def test_what_cannot_be_traced_says_so_and_keeps_less_by_the_allocator(
     assert CpuMeter().memory(TrainStep(converted, batch)).activation_bytes < exact
 
 
+@pytest.mark.sampled(fast=3, slow=5)
 @pytest.mark.parametrize("spec", limited())
 def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: TrainingSetup) -> None:
     parameters = dict(setup.module.named_parameters())
@@ -229,6 +230,7 @@ def test_a_scheme_stands_twice_for_parts_that_do_not_overlap(spec: str, setup: T
     assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in both.module.parameters())
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", specs())
 def test_a_copy_stands_on_its_own(spec: str, setup: TrainingSetup, batch: Batch) -> None:
     converted = schemes.build(spec).apply(setup)

@@ -42,7 +42,7 @@ def measured(spec: str, like: str) -> Measurement:
 
 
 @pytest.mark.parametrize(
-    "spec", [each if each in QUICK else pytest.param(each, marks=pytest.mark.sampled(slow=12)) for each in SPECS]
+    "spec", [each if each in QUICK else pytest.param(each, marks=pytest.mark.sampled(slow=3)) for each in SPECS]
 )
 def test_a_scheme_keeps_less_beside_shared_layers_than_both_alone(spec: str) -> None:
     if spec in REFUSED:
@@ -63,7 +63,7 @@ def test_a_scheme_keeps_less_beside_shared_layers_than_both_alone(spec: str) -> 
     [
         "fsdp:2+tp:2",
         *(
-            pytest.param(spec, marks=pytest.mark.slow)
+            pytest.param(spec, marks=pytest.mark.sampled(slow=1))
             for spec in ("ddp:2+tp:2", "zero1:2+tp:2", "fsdp:2+tp:2,sequence=true")
         ),
     ],

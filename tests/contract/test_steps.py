@@ -156,6 +156,7 @@ def uneven(labels: torch.Tensor) -> torch.Tensor:
     return labels.masked_fill(ignored, -100)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("rows", [3, 6, 8])
 @pytest.mark.parametrize("spec", [spec for spec in specs("batch") if schemes.build(spec).changes == ("batch",)])
 def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(spec: str, rows: int) -> None:
@@ -180,6 +181,7 @@ def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(sp
     assert fewer < 0.6 * kept
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", specs("precision"))
 def test_a_scheme_of_the_precision_gives_nearly_the_same_value_and_gradients_and_keeps_less(
     spec: str, setup: TrainingSetup, batch: Batch

@@ -85,7 +85,7 @@ QUICK = {
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        pytest.param(name, spec, marks=[] if (name, spec) in QUICK else pytest.mark.sampled(slow=20))
+        pytest.param(name, spec, marks=[] if (name, spec) in QUICK else pytest.mark.sampled(slow=5))
         for name in ARCHITECTURES
         for spec in (*LEAST, "checkpoint")
     ],

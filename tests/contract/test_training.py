@@ -61,6 +61,7 @@ def _seeded() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(fast=20, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_gradients_accumulate(spec: str) -> None:
     setup = converted(STEADY.get(spec, spec), like=spec)
@@ -75,6 +76,7 @@ def test_gradients_accumulate(spec: str) -> None:
         torch.testing.assert_close(twice, 2 * one)
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
     setup = converted(spec)
@@ -88,7 +90,7 @@ def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
         torch.testing.assert_close(twice, 2 * one)
 
 
-@pytest.mark.parametrize("use_reentrant", [pytest.param(True, marks=pytest.mark.sampled(slow=16)), False])
+@pytest.mark.parametrize("use_reentrant", [pytest.param(True, marks=pytest.mark.sampled(slow=8)), False])
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_users_own_checkpointing_changes_no_gradient(
     spec: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +126,7 @@ def test_a_users_own_checkpointing_changes_no_gradient(
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("autocast", ["bfloat16", pytest.param("float16", marks=pytest.mark.sampled(slow=16))])
+@pytest.mark.parametrize("autocast", ["bfloat16", pytest.param("float16", marks=pytest.mark.sampled(slow=8))])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "precision" not in schemes.build(spec).changes])
 def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: str) -> None:
     exact, setup = converted("exact", like=spec, autocast=autocast), converted(spec, autocast=autocast)
@@ -158,6 +160,7 @@ def test_a_scheme_of_the_gradients_is_refused_where_they_are_averaged(spec: str)
         setup.loss(DistributedDataParallel(setup.module), batch())  # type: ignore[misc]
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "gradients" not in schemes.build(spec).changes])
 @pytest.mark.usefixtures("one_process")
 def test_distributed_data_parallel_gives_the_same_gradient(spec: str) -> None:
@@ -174,6 +177,7 @@ def test_distributed_data_parallel_gives_the_same_gradient(spec: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.sampled(fast=15, slow=15)
 @pytest.mark.parametrize("spec", SPECS)
 def test_nothing_is_kept_without_gradients(spec: str) -> None:
     setup = converted(spec)

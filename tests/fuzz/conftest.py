@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], object]], None]
 
 DEFAULT_EXAMPLES = 150
-SLOW_EXAMPLES = int(os.environ.get("ACTBENCH_FUZZ_EXAMPLES", "2_000"))
+SLOW_EXAMPLES = 400
+ALL_EXAMPLES = int(os.environ.get("ACTBENCH_FUZZ_EXAMPLES", "2_000"))
 
 _NUMBERS = [0, 1, -1, 8, 2**63, 2**64, 10**400, 0.5, 1e308, 1e-320, float("inf"), float("nan"), True, None]
 _TEXTS = ["", "8", "8-512*2", "fewbit:3", "gcn", "resnet50", "16GiB", "=1+1", "\x1b[31m", "\u202e", "a" * 1000, "~x"]
@@ -44,7 +45,13 @@ def _changed(draw: Any, document: Any) -> Any:
     return document
 
 
-@pytest.fixture(params=[DEFAULT_EXAMPLES, pytest.param(SLOW_EXAMPLES, marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.fixture(
+    params=[
+        pytest.param(DEFAULT_EXAMPLES, id="few"),
+        pytest.param(SLOW_EXAMPLES, id="more", marks=pytest.mark.slow),
+        pytest.param(ALL_EXAMPLES, id="many", marks=pytest.mark.exhaustive),
+    ]
+)
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     """Return what calls a check with so many examples of a strategy.
 

@@ -23,6 +23,7 @@ pack_codes = partial(launched, bitpack.pack_codes, bitpack.launch_pack)
 unpack_codes = partial(launched, bitpack.unpack_codes, bitpack.launch_unpack)
 
 
+@pytest.mark.sampled(fast=6, slow=4)
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("start", [0, 1])
 def test_packing_and_unpacking_are_the_reference(bits: int, start: int, device: torch.device) -> None:

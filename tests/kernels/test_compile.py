@@ -109,12 +109,13 @@ def name(value: object) -> str:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
+@pytest.mark.sampled(fast=4, slow=1)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), QUICK, ids=name)
 def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
 
 
-@pytest.mark.sampled(slow=60)
+@pytest.mark.sampled(slow=10)
 @pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in QUICK], ids=name)
 def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
@@ -139,6 +140,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("stem", "macros"), EXACT, ids=name)
 def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     _, program = compiled(rawkernel.source(stem), *rawkernel.options(macros), CUPY_ADDS, "-arch=compute_90")
@@ -150,12 +152,13 @@ def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     assert not re.findall(r"^\s*fma\..*$", ptx, re.MULTILINE)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("scalar", "vectors"),
     [
         ("Float32", 2),
-        pytest.param("Float16", 1, marks=pytest.mark.slow),
-        pytest.param("BFloat16", 1, marks=pytest.mark.slow),
+        ("Float16", 1),
+        ("BFloat16", 1),
     ],
 )
 def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: int) -> None:

@@ -53,6 +53,7 @@ def widths_of(rows: int) -> torch.Tensor:
     return (torch.arange(rows, dtype=torch.int32) * 3) % 8 + 1
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", [1, 2, 3, 8])
 @pytest.mark.parametrize("start", [0, 1])

@@ -65,6 +65,7 @@ def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.d
         assert torch.equal(packed.cpu(), expected), (count, form)
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("begin", [0, 1])
 def test_decode_is_the_reference(dtype: torch.dtype, begin: int, device: torch.device) -> None:

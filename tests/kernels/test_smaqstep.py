@@ -52,7 +52,7 @@ def fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fixed_seeds")
 @pytest.mark.parametrize(
-    "dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])], ids=str
+    "dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.sampled(slow=2)) for dtype in DTYPES[1:])], ids=str
 )
 @pytest.mark.parametrize(("start", "betas"), [(0, (0.9, 0.999)), (1, (0.3, 0.9))])
 def test_adam_is_the_reference(

@@ -57,6 +57,7 @@ encode = partial(launched, stepwise.encode, stepwise.launch_encode)
 decode = partial(launched, stepwise.decode, stepwise.launch_decode)
 
 
+@pytest.mark.sampled(fast=12, slow=10)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("fold", [False, True])

@@ -43,7 +43,7 @@ def case(spec: str, **fields: object) -> Case:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=8)) for pair in PAIRS],
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.sampled(slow=1)) for pair in PAIRS],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()
@@ -55,6 +55,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> No
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
+@pytest.mark.slow
 def test_gradient_quality_is_of_the_scheme_and_not_of_the_dropout() -> None:
     fields = {**MODELS["roberta"], "meter": "cpu", "gradient_quality": True}
     recomputed = bench.Session(case("checkpoint", **fields)).memory()
@@ -68,6 +69,7 @@ def test_gradient_quality_is_of_the_scheme_and_not_of_the_dropout() -> None:
     assert 0.0 < fine.gradient_error < coarse.gradient_error < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
 def test_gradient_quality_is_unknown_where_a_second_gradient_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -81,7 +83,7 @@ def test_gradient_quality_is_unknown_where_a_second_gradient_does_not_fit(
     assert any("gradient quality is unknown" in warning for warning in measured.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_batch_is_proved_on_both_sides() -> None:
     fields = {**MODELS["roberta"], "meter": "simulated", "memory_limit_bytes": 64 * 2**20}
     found = bench.Session(case("exact", **fields, find_largest_batch=True)).memory().largest_batch_search
@@ -96,6 +98,7 @@ def test_the_largest_batch_is_proved_on_both_sides() -> None:
     assert over.peak_bytes == found.next_peak_bytes
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_measured_with_what_it_needs() -> None:
     fields = {**MODELS["roberta"], "meter": "simulated", "device_profile": "cpu"}
     free = bench.Session(case("exact", **fields)).memory()
@@ -156,7 +159,7 @@ def test_measure_times_as_many_steps_as_asked() -> None:
     assert len(measured.step_seconds) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def errors() -> list[float | None]:
         fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
@@ -228,7 +231,7 @@ def test_recurrent_layers_are_not_simulated_for_a_cpu(tmp_path: Path) -> None:
         bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated", device_profile="cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
     limit = {"memory_limit_bytes": 64 * 2**20, "find_largest_batch": True}
 
@@ -290,6 +293,7 @@ def test_weights_in_a_format_are_judged_as_a_step_leaves_them(scheme: str) -> No
     assert (found.gradient_error, found.gradient_cosine) == expected
 
 
+@pytest.mark.slow
 def test_a_timeline_is_there_where_it_is_asked_for() -> None:
     tiny = case("checkpoint", model="tiny-gpt2", sequence_length=16)
 

@@ -27,13 +27,15 @@ def measured(spec: str, **fields: Any) -> Any:
     return Session(Case.model_validate({"scheme": spec, **case})).memory()
 
 
+@pytest.mark.slow
 def test_activations_are_those_of_a_batch_of_the_largest_part() -> None:
     part, found = measured("exact", batch_size=3), measured("accumulate:4", batch_size=10)
 
     assert found.activation_bytes == pytest.approx(part.activation_bytes, rel=0.001)
 
 
-@pytest.mark.parametrize("rows", [pytest.param(10, marks=pytest.mark.slow), 3])
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("rows", [10, 3])
 def test_both_meters_see_the_same_bytes(rows: int) -> None:
     cpu = measured("accumulate:4", batch_size=rows)
     simulated = measured("accumulate:4", batch_size=rows, meter="simulated", device_profile="cpu")
@@ -42,6 +44,7 @@ def test_both_meters_see_the_same_bytes(rows: int) -> None:
     assert simulated.activation_bytes == pytest.approx(cpu.activation_bytes, rel=0.001)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_a_peak_with_a_later_micro_batch_is_of_its_activations(meter: str) -> None:
     fields = {"batch_size": 32, "sequence_length": 64, "optimizer": "sgd", "meter": meter, "device_profile": "cpu"}
@@ -54,6 +57,7 @@ def test_a_peak_with_a_later_micro_batch_is_of_its_activations(meter: str) -> No
     assert sum(parts.model_dump().values()) == found.peak_bytes
 
 
+@pytest.mark.slow
 def test_dropout_does_not_count_as_an_error_of_the_gradient() -> None:
     found = measured("accumulate:4", model="tiny-roberta")
 
@@ -61,6 +65,7 @@ def test_dropout_does_not_count_as_an_error_of_the_gradient() -> None:
     assert found.warnings == ()
 
 
+@pytest.mark.slow
 def test_batch_norms_are_told_and_their_error_is_seen() -> None:
     found = measured("accumulate:4", model="resnet-cifar", image_size=16)
 
@@ -74,7 +79,7 @@ def test_a_small_batch_is_cut_into_its_rows_and_says_so() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_batch_is_larger() -> None:
     limit = {"meter": "simulated", "memory_limit_bytes": 24 * 2**20, "find_largest_batch": True, "batch_size": 1}
 
@@ -193,6 +198,7 @@ def test_training_runs_are_those_of_gradient_accumulation() -> None:
         TrainingLoop(RUN.model_copy(update={"scheme": "accumulate:4", "gradient_accumulation": 2}))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("spec", "rel"), [("release", 0.0), ("pure", 0.01), ("autocast", 0.01)])
 def test_other_schemes_of_a_step_train_too(spec: str, rel: float) -> None:
     assert list(TrainingLoop(RUN.model_copy(update={"scheme": spec}))) == pytest.approx(

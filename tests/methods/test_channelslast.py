@@ -46,7 +46,7 @@ def named(found: TrainingSetup, spec: str = "") -> dict[str, Tensor]:
         "+checkpoint,blocks=ResidualBlock",
         "+offload",
         "+release",
-        pytest.param("+compile:0.5", marks=pytest.mark.slow),
+        pytest.param("+compile:0.5", marks=pytest.mark.exhaustive),
     ],
 )
 def test_loss_and_gradients_are_those_of_the_default_format_to_rounding(spec: str) -> None:
@@ -59,6 +59,7 @@ def test_loss_and_gradients_are_those_of_the_default_format_to_rounding(spec: st
         torch.testing.assert_close(after[name], gradient)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("spec", ["actnn:L3,per_layer=false", "gact:L1", "smaq,on=activations", "division:4"])
 def test_schemes_that_pack_err_as_much_as_in_the_default_format(spec: str) -> None:
     case = CASE
@@ -153,6 +154,7 @@ def test_the_type_of_inputs_changes_beside_the_format() -> None:
     assert found.is_contiguous(memory_format=LAST)
 
 
+@pytest.mark.slow
 def test_the_simulation_saves_the_same_bytes_and_finds_half_types_faster_with_it_and_others_not() -> None:
     case = Case(model="resnet18", batch_size=64, image_size=224, meter="simulated", device_profile="rtx-3090")
 

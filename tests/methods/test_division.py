@@ -84,6 +84,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_weight_has_its_gradient_on_average_and_all_else_is_exact(kind: str) -> None:
     make, shape = LAYERS[kind]

@@ -85,6 +85,7 @@ def test_only_the_weight_s_gradient_is_estimated() -> None:
     assert 0.01 < float((for_weight - wanted[1]).norm() / wanted[1].norm()) < 0.3
 
 
+@pytest.mark.slow
 def test_of_a_model_with_adapters_the_inputs_of_adapters_are_packed() -> None:
     fields = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}
     plain, packed = (bench.Session(Case(**fields, scheme=spec)) for spec in ("lora:4", "lora:4+hyclora:2"))  # type: ignore[arg-type]
@@ -108,7 +109,7 @@ def test_wrong_values_are_refused(spec: str) -> None:
         schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("hyclora:4")
     check_scheme("lora:4+hyclora:8", parts=("mean gradient", "simulation", "packed bytes", "second derivative"))

@@ -37,6 +37,7 @@ def measured(scheme: str, **fields: Any) -> Measurement:
     return measure(Case.model_validate({**case, "scheme": scheme, **fields}))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_the_peak_grows_by_the_logits_of_a_step(meter: str) -> None:
     device = {"meter": meter, "device_profile": "cpu" if meter == "simulated" else None}
@@ -48,6 +49,7 @@ def test_the_peak_grows_by_the_logits_of_a_step(meter: str) -> None:
     assert kept.gradients_bytes == exact.gradients_bytes
 
 
+@pytest.mark.slow
 def test_on_a_card_it_is_simulated_alike() -> None:
     exact, kept = (measured(scheme, device_profile="rtx-4090") for scheme in ("exact", "keep_outputs"))
 
@@ -128,6 +130,7 @@ def test_gradients_that_stay_as_zeros_are_kept_once(set_to_none: bool) -> None:
     assert set_to_none or not any(each.grad.any() for each in model.parameters())
 
 
+@pytest.mark.slow
 def test_older_torch_kept_gradients_all_the_time() -> None:
     exact, late = (
         measured(scheme, device_profile="v100-16gb", torch_era="1.10") for scheme in ("exact", "late_zero_grad")
@@ -136,6 +139,7 @@ def test_older_torch_kept_gradients_all_the_time() -> None:
     assert (late.peak_bytes, late.phase_peaks) == (exact.peak_bytes, exact.phase_peaks)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_gradients_that_are_freed_late_fill_the_forward_pass(meter: str) -> None:
     device = {"meter": meter, "device_profile": "cpu" if meter == "simulated" else None, "sequence_length": 2}
@@ -147,6 +151,7 @@ def test_gradients_that_are_freed_late_fill_the_forward_pass(meter: str) -> None
     assert late.loss == exact.loss
 
 
+@pytest.mark.slow
 def test_the_forward_peak_grows_by_the_gradients_and_no_other() -> None:
     exact, late = (measured(scheme, device_profile="cpu") for scheme in ("exact", "late_zero_grad"))
     assert exact.phase_peaks is not None
@@ -156,6 +161,7 @@ def test_the_forward_peak_grows_by_the_gradients_and_no_other() -> None:
     assert late.phase_peaks.optimizer_bytes == exact.phase_peaks.optimizer_bytes
 
 
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("scheme", ["late_zero_grad", "keep_outputs+late_zero_grad", "late_zero_grad+accumulate:2"])
 def test_the_simulation_agrees_with_the_allocator(scheme: str) -> None:
     real, simulated = measured(scheme, meter="cpu"), measured(scheme, device_profile="cpu")

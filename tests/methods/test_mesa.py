@@ -181,13 +181,13 @@ def test_a_model_that_packs_already_is_refused() -> None:
         converted(converted(nn.Sequential(nn.Linear(8, 8)), "gact"), "mesa")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("mesa")
     check_scheme("mesa:0.5,groups=4", on="tiny-vit", parts=("gradient", "simulation", "packed bytes"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "attention"),
     [

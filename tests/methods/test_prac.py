@@ -73,6 +73,7 @@ def test_principal_directions_lower_the_error_of_inputs_that_have_some() -> None
     assert error(0.5) < 0.05 * error(0.01)
 
 
+@pytest.mark.slow
 def test_only_the_weight_s_gradient_is_estimated() -> None:
     exact, x = nn.Sequential(Doubled(), nn.Linear(40, 6)), torch.randn(50, 40)
     layer = converted(exact, "prac:0.5")
@@ -105,7 +106,7 @@ def test_wrong_values_are_refused(spec: str) -> None:
         schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("prac:0.5")
     check_scheme("lora:4+prac:0.25", parts=("mean gradient", "simulation", "packed bytes", "second derivative"))

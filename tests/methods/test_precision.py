@@ -27,11 +27,12 @@ def measured(spec: str, **fields: Any) -> Any:
     return Session(case_of(spec, **fields)).memory()
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [
         ("autocast:bf16", {"autocast": "bf16"}),
-        pytest.param("autocast:fp16", {"autocast": "fp16"}, marks=pytest.mark.slow),
+        ("autocast:fp16", {"autocast": "fp16"}),
         ("pure:bf16", {"dtype": "bf16"}),
     ],
 )
@@ -45,6 +46,7 @@ def test_the_scheme_does_what_the_flag_does(spec: str, flags: dict[str, str]) ->
     assert 0 < by_scheme.gradient_error < 0.05
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags below, whatever they are
 @pytest.mark.parametrize("spec", ["autocast:bf16", "pure:bf16"])
 def test_both_meters_see_the_same_peak(spec: str) -> None:
@@ -98,6 +100,7 @@ def test_contradictions_are_refused(spec: str, flags: dict[str, str]) -> None:
         measured(spec, **flags)
 
 
+@pytest.mark.slow
 def test_the_same_said_twice_is_fine() -> None:
     twice = {"autocast:bf16": {"autocast": "bf16"}, "pure:bf16": {"dtype": "bf16"}}
     for spec, flags in twice.items():

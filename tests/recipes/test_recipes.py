@@ -53,6 +53,7 @@ def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> Non
     assert {entry.case.meter for entry in recipes.load("agreement").cases()} == {"simulated", "cpu"}
 
 
+@pytest.mark.sampled(fast=6, slow=6)
 @pytest.mark.parametrize(
     ("model", "name"), [(m, name) for m, names in NOTHING_TO_CONVERT.items() for name in sorted(names)]
 )

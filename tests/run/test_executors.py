@@ -146,11 +146,17 @@ def ray_address() -> Iterator[str]:
         host.communicate()
 
 
-SLOW = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+CLUSTER = pytest.mark.xdist_group("cluster")
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 
-@pytest.fixture(params=["local", pytest.param("ranks", marks=SLOW), pytest.param("ray", marks=[*SLOW, NEEDS_RAY])])
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("ranks", marks=[pytest.mark.exhaustive, CLUSTER]),
+        pytest.param("ray", marks=[pytest.mark.slow, CLUSTER, NEEDS_RAY]),
+    ]
+)
 def sweeps(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sweeps]:
     kind = request.getfixturevalue("ray_address") if request.param == "ray" else request.param
     made = Sweeps(kind, tmp_path)

@@ -69,6 +69,7 @@ def test_a_library_that_cannot_be_imported_fails_only_cases_that_need_it(log, en
     assert summary == Summary(measured=1), rows
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("deed", ["stop", "stop_server+sleep:300"])
 def test_a_case_that_is_stopped_or_stops_its_server_is_a_timeout(log, ends, deed):
     with ends():
@@ -85,6 +86,7 @@ def test_a_server_that_a_case_stopped_goes_on(log, ends):
     assert summary == Summary(measured=3), rows
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("ending", ["", "+kill", "+stop"])
 def test_descendants_with_sessions_of_their_own_end_with_their_case(log, ending, assert_no_process_is_left):
     escaping, other = cases(log, f"escape{ending}", "exact")

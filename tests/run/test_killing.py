@@ -97,7 +97,7 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_o
     assert rows_of(killed) == rows_of(undisturbed)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_a_sweep_killed_in_the_middle_of_its_searches_goes_on_with_those_that_are_left(
     tmp_path, kills, assert_no_process_is_left
 ):

@@ -48,6 +48,7 @@ def test_a_case_that_fails_is_a_row_with_a_reason_and_the_sweep_goes_on(log, met
         assert [word for word in words if word not in outcome.message] == []
 
 
+@pytest.mark.slow
 def test_a_case_that_takes_too_long_is_killed_with_its_children(log, assert_no_process_is_left):
     plan = [*cases(log, "hang", meter="simulated"), *cases(log, "hang", "exact+then+hang", "exact")]
     rows, summary = sweep(plan, timeout_seconds=1.5)
@@ -58,6 +59,7 @@ def test_a_case_that_takes_too_long_is_killed_with_its_children(log, assert_no_p
     assert_no_process_is_left(log)
 
 
+@pytest.mark.slow
 def test_time_spent_waiting_for_others_is_not_held_against_a_case(log):
     slow = [f"name:{name}+then+sleep:0.06" for name in "abcdef"]
     _, summary = sweep(cases(log, *slow), timeout_seconds=1.5)  # each works 5 x 0.06 s and waits 25 x 0.06 s
@@ -160,6 +162,7 @@ class Messages(Progress):
         self.told.append(text)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_told_before_anything_starts(log):
     told = Messages()
     rows, _ = sweep(cases(log, "exact"), progress=told)
@@ -172,6 +175,7 @@ def test_what_is_done_is_told_before_anything_starts(log):
     assert told.told == [1, one, 1, 3, all_three, 0]
 
 
+@pytest.mark.slow
 def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
     for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
         with store.Store.opened(tmp_path / "results.jsonl", MeasuredRecord) as results:
@@ -184,6 +188,7 @@ def test_a_case_that_stands_twice_is_measured_once(log):
     assert summary == Summary(measured=1)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_simulated_cases_run_as_many_at_a_time_as_there_are_jobs(log, jobs):
     plan = cases(log, *(f"name:{name}+sleep:0.3" for name in range(4)), meter="simulated")
@@ -214,6 +219,7 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_
     assert_no_process_is_left(log)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(("counts", "reason"), [((3, 4), "out-of-memory"), ((3, 3), "crash"), ((None, None), "crash")])
 def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, monkeypatch, counts, reason):
     kills = iter(counts)
@@ -224,6 +230,7 @@ def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, m
     assert "--retry-failed" in rows.outcome("kill").message
 
 
+@pytest.mark.slow
 def test_failed_cases_are_tried_again_when_asked(log):
     rows, _ = sweep(cases(log, "exact", "bug"))
     again, retried = (sweep(cases(log, "exact", "bug"), rows, retry_failed=asked)[1] for asked in (False, True))
@@ -231,6 +238,7 @@ def test_failed_cases_are_tried_again_when_asked(log):
     assert (again, retried) == (Summary(skipped=2), Summary(failed=1, skipped=1))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("meter", ["simulated", "cpu"])
 def test_simulated_steps_that_take_long_are_told_while_the_case_runs(log, meter):
     told = []

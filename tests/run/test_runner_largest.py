@@ -116,6 +116,7 @@ class StopsAtTrial(Progress):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_sweep_that_is_stopped_in_a_search_goes_on_with_the_searches_that_are_left(log, trials):
     plan = cases(log, "exact", "name:a", find_largest_batch=True, memory_limit_bytes=1725)
@@ -137,6 +138,7 @@ def test_a_sweep_that_is_stopped_in_a_search_goes_on_with_the_searches_that_are_
     assert sweep(plan, rows)[1] == Summary(skipped=2)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_left_needs_as_many_processes_as_its_case(log):
     plan = cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725)
     with pytest.raises(KeyboardInterrupt):
@@ -150,6 +152,7 @@ def test_a_search_that_is_left_needs_as_many_processes_as_its_case(log):
     assert "trains in 2 processes, and one was started" in rows.outcome("exact").message
 
 
+@pytest.mark.slow
 def test_force_measures_a_case_anew_whose_search_is_left(log):
     plan = cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725)
     with pytest.raises(KeyboardInterrupt):

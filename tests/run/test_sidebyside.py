@@ -102,6 +102,7 @@ def test_two_gpus_do_two_groups_side_by_side(log: Path, ends: Callable[[], Any])
     assert {event[3] for event in found if event[2] == "gpu"} == {"GPU-a", "GPU-b"}
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("gpus", [("GPU-a", "GPU-b"), ("GPU-a", "GPU-b", "GPU-c")])
 def test_a_group_stays_on_one_gpu_that_does_one_group_at_a_time(log: Path, gpus: tuple[str, ...]) -> None:
     sizes = range(1, 8)
@@ -128,6 +129,7 @@ def test_all_rows_come_and_each_group_has_a_round_of_its_own(log: Path) -> None:
     assert len(set(rounds.values())) == 3
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("gpu", "seen"), [(None, "as-here"), ("GPU-b", "GPU-b")])
 def test_one_gpu_does_one_after_the_other(
     log: Path, gpu: str | None, seen: str, monkeypatch: pytest.MonkeyPatch

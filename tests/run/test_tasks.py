@@ -56,6 +56,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(fast=3, slow=4)
 @pytest.mark.parametrize("function", ENDS)
 def test_any_other_end_of_a_task_is_one_error(tasks, function):
     text, settings, message = ENDS[function]

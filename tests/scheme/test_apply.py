@@ -17,6 +17,7 @@ def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", ["lora:16+adam8bit+chunked_loss:8+accumulate:4", "checkpoint+release+chunked_loss:4"])
 def test_a_stack_trains_in_a_loop_of_ones_own(spec: str) -> None:
     torch.manual_seed(0)

@@ -86,7 +86,7 @@ def test_what_says_approximate_gives_another(spec: str) -> None:
     assert distance(gradient(applied, batch), exact) > 1e-5
 
 
-@pytest.mark.sampled(fast=5, slow=12)
+@pytest.mark.sampled(fast=2, slow=8)
 @pytest.mark.parametrize("spec", UNBIASED)
 def test_what_says_unbiased_is_right_on_average(spec: str) -> None:
     check_scheme(spec, parts=["mean gradient"])

@@ -74,7 +74,7 @@ def test_convolutions_with_activations():
     compare(*converted("relu and silu", "fewbit:2", torch.contiguous_format), tolerance=1e-4)
 
 
-@pytest.mark.sampled(slow=4)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("name", "spec", "layout"),
     [
@@ -94,7 +94,7 @@ def test_networks_and_schemes(name, spec, layout):
     compare(*converted(name, spec, layout), tolerance=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.newer_torch("its inductor is 1.4 % off without any scheme")
 def test_resnet18():
     torch.manual_seed(0)

@@ -99,12 +99,13 @@ def test_all_parts_together_give_the_gradient_of_the_whole(spec: str, x: Tensor)
     assert torch.equal(gradient(converted(together, exact), x), whole)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec",
     [
         "randomized:0.5,only=[0-5]",
-        pytest.param("actnn:L2,bits=4,only=[2-9]", marks=pytest.mark.slow),
-        pytest.param("gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]", marks=pytest.mark.slow),
+        "actnn:L2,bits=4,only=[2-9]",
+        "gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]",
     ],
 )
 def test_the_mean_gradient_is_right(spec: str, x: Tensor) -> None:

@@ -80,6 +80,7 @@ OF_MODULES = [name for name in schemes.alone() if set(schemes.lookup(name).model
 SPECS = [{"fewbit": "fewbit:3", "randomized": "randomized:0.5", "encode": "encode:int:6"}.get(n, n) for n in OF_MODULES]
 
 
+@pytest.mark.sampled(fast=10, slow=10)
 @pytest.mark.parametrize(
     "spec", [*SPECS, "chunked_loss,head=lm.lm_head", "actnn:L3", "gact:L1+checkpoint", "offload+selective"]
 )
@@ -91,7 +92,7 @@ def test_every_converted_model_can_be_saved(spec):
     torch.testing.assert_close(both_gradients(twin), both_gradients(module))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_process_computes_the_same():
     module = schemes.build("randomized:0.5").apply(TrainingSetup(nn.Sequential(Conv1D(4, 4)))).module
     x = torch.randn(3, 4)

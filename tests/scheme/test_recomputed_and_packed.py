@@ -77,7 +77,7 @@ def assert_all_act(spec: str, again: tuple[str, ...]) -> None:
     assert alike > 0.95
 
 
-@pytest.mark.sampled(fast=20, slow=30)
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.parametrize(
     ("recomputed", "packed", "again"),
@@ -148,6 +148,7 @@ def test_a_block_is_packed_beside_parts_with_other_schemes(hooks: str) -> None:
     assert_all_act(beside, ("0.1",))
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_the_order_in_which_both_are_bound_changes_nothing(hooks: str) -> None:
     first, second = (schemes.build(spec) for spec in ("checkpoint,blocks=Block,only=0.1", f"{hooks},only=0.1"))
@@ -191,6 +192,7 @@ WAITS = {
 """Bytes of a packed input of 2,048 elements: codes, and a scale for each of 16, 256 and 64 of them."""
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize(("hooks", "waits"), WAITS.items())
 @pytest.mark.parametrize("meter", [CpuMeter(), SimulatedMeter(profiles.get("cpu"))], ids=["cpu", "simulated"])
 def test_a_recomputed_block_keeps_its_input_packed(step_of: Any, meter: Any, hooks: str, waits: int) -> None:

@@ -102,6 +102,7 @@ QUICK = ["gact:L1.1", "smaq,on=activations", "offload"]
 WHOLE = itertools.product([*QUICK, "gact:L2", "encode:bf16,on=activations"], [chunked, block_by_block])
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("text", "loss"),
     [pytest.param(*pair, marks=() if pair[0] in QUICK and pair[1] is chunked else pytest.mark.slow) for pair in WHOLE],

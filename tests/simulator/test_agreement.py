@@ -102,6 +102,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(build: Callable[[], Built],
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("build", [MODELS["roberta-eager"], MODELS["roberta-sdpa"]], ids=["eager", "sdpa"])
 def test_a_cuda_profile_keeps_scores_only_where_attention_is_eager(build: Callable[[], Built], step_of) -> None:
     rows, heads, layers = ROWS, 4, 2

@@ -55,8 +55,8 @@ def activation_bytes(meter, build, spec: str) -> int:
         return meter.memory(TrainStep(setup, meter.place(batch))).activation_bytes
 
 
-@pytest.mark.parametrize("build", [layers, pytest.param(attention, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("spec", [*QUICK, *(pytest.param(spec, marks=pytest.mark.slow) for spec in SLOW)])
+@pytest.mark.parametrize("build", [layers, pytest.param(attention, marks=pytest.mark.sampled(slow=4))])
+@pytest.mark.parametrize("spec", [*QUICK, *(pytest.param(spec, marks=pytest.mark.sampled(slow=4)) for spec in SLOW)])
 def test_measured_over_simulated_is_one(spec, build) -> None:
     simulated = activation_bytes(SimulatedMeter(profiles.get("cpu")), build, spec)
 

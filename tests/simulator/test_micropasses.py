@@ -22,7 +22,7 @@ from actbench.simulator import profiles, simulated
 from actbench.simulator.simulatedstep import MicroPasses
 
 pytestmark = pytest.mark.usefixtures("operators_run_once")
-SLOW = pytest.mark.sampled(slow=12)
+SLOW = pytest.mark.sampled(slow=2)
 LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"
 PROFILES = ("cpu", "a100-40gb")
 SCHEMES: dict[str, tuple[str, ...]] = {
@@ -119,7 +119,8 @@ def test_left_out_micro_batches_are_as_those_that_run(
     assert in_order(events) == in_order(all_events)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=SLOW)])
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_of_many_micro_batches_four_run(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(
         model=LLAMA,

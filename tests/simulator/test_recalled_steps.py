@@ -17,7 +17,7 @@ from actbench.model.records import Case
 from actbench.simulator import simulated
 from actbench.simulator.recalled import Known, beginning_with
 
-SLOW = pytest.mark.sampled(slow=16)
+SLOW = pytest.mark.sampled(slow=2)
 TINY: dict[str, dict[str, Any]] = {
     "tiny-roberta": {"sequence_length": 16},
     "tiny-llama@num_hidden_layers=3": {"sequence_length": 24},
@@ -90,7 +90,7 @@ def rows() -> list[Any]:
         "tiled_mlp:4+checkpoint": ALL[1:2],
         "qlora:4+checkpoint+chunked_loss:8": ALL[1:2],
     }
-    fast = {("fewbit:3", ALL[0], "cpu"), ("division", ALL[2], "cpu")}
+    fast = {("fewbit:3", ALL[0], "cpu")}
     return [
         pytest.param(scheme, model, profile, turn % 3 == 0, marks=() if (scheme, model, profile) in fast else SLOW)
         for turn, (scheme, models) in enumerate(schemes.items())

@@ -163,6 +163,7 @@ def test_a_model_of_two_layers_is_measured_and_its_peak_marked_as_estimated(tmp_
     assert not [each for each in found.estimated.unknown if "rnn" in each]
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["checkpoint,blocks=LSTM", "encode:bf16", "accumulate:2"])
 def test_schemes_go_with_recurrent_layers(scheme: str, tmp_path: Path) -> None:
     assert measured(tmp_path, scheme=scheme).activation_bytes < measured(tmp_path).activation_bytes

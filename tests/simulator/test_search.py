@@ -24,9 +24,10 @@ def case(scheme: str, **settings: object) -> Case:
     return Case(scheme=scheme, **given)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "scheme",
-    ["exact", "checkpoint", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("randomized:0.2", "offload"))],
+    ["exact", "checkpoint", "randomized:0.2", "offload"],
 )
 def test_it_takes_at_most_five_steps_and_the_next_batch_does_not_fit(scheme: str) -> None:
     told: list[tuple[int, bool]] = []
@@ -40,6 +41,7 @@ def test_it_takes_at_most_five_steps_and_the_next_batch_does_not_fit(scheme: str
     assert (found.batch_size + 1, False) in told
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("limit", [1, 12])
 def test_where_little_or_nothing_fits_it_ends_too(limit: int) -> None:
     found = bench.measure(case("exact", find_largest_batch=True, memory_limit_bytes=limit * MIB)).largest_batch_search
@@ -48,6 +50,7 @@ def test_where_little_or_nothing_fits_it_ends_too(limit: int) -> None:
     assert found.batch_size == 0 or limit == 12
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["exact", "fewbit:3", "checkpoint", "randomized:0.2", "actnn:L3"])
 def test_a_trial_on_the_cpu_reads_the_peak_that_the_case_has(scheme: str) -> None:
     real = case(scheme, meter="cpu", device_profile=None, batch_size=24, memory_limit_bytes=None)
@@ -77,6 +80,7 @@ def build():
 """
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["exact", "channels_last"])
 def test_the_largest_batch_of_few_channels_on_a_simulated_cpu_is_the_real_one(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "vae.py").write_text(VAE)

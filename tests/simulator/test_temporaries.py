@@ -114,6 +114,7 @@ def check_convolution(layout: torch.memory_format, **sizes: Any) -> None:
         assert temporaries.cpu(aten.convolution_backward.default, back, gradients) == pytest.approx(true, abs=allowed)
 
 
+@pytest.mark.sampled(fast=12, slow=8)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_a_convolution_of_few_channels(channels: int, layout: torch.memory_format) -> None:
@@ -142,6 +143,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["first", "last"])
 @pytest.mark.parametrize("sizes", GROUPED.values(), ids=GROUPED.keys())
 def test_a_convolution_of_groups_and_dilations(sizes: dict[str, Any], layout: torch.memory_format) -> None:

@@ -46,6 +46,7 @@ def test_old_softmax_computes_what_torchs_does_and_saves_its_input_too(name: str
     assert [each.data_ptr() for each in saved] == [x.data_ptr(), y.data_ptr()]
 
 
+@pytest.mark.slow
 def test_softmax_saved_its_input_before_torch_1_11() -> None:
     now, before = (simulated(torch_era=era).activation_bytes for era in ("1.13", "1.10"))
 
@@ -70,6 +71,7 @@ def test_gradients_stayed_from_step_to_step_before_torch_2() -> None:
     assert before.activation_bytes == now.activation_bytes
 
 
+@pytest.mark.slow
 def test_optimizers_ran_a_loop_before_torch_2() -> None:
     now, before = (simulated(torch_era=era, workspaces=False, optimizer="adamw") for era in (None, "1.13"))
 
@@ -78,6 +80,7 @@ def test_optimizers_ran_a_loop_before_torch_2() -> None:
     assert before.phase_peaks.optimizer_bytes < now.phase_peaks.optimizer_bytes - now.gradients_bytes // 4
 
 
+@pytest.mark.slow
 def test_micro_batches_add_to_the_gradients_that_are_there() -> None:
     alone, cut = (simulated(torch_era="1.10", scheme=scheme) for scheme in ("exact", "accumulate:2"))
 
@@ -85,6 +88,7 @@ def test_micro_batches_add_to_the_gradients_that_are_there() -> None:
     assert cut.peak_bytes < alone.peak_bytes
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("device", ["h100-80gb", CARD])
 def test_workspaces_can_be_left_out(device: str) -> None:
     whole, without = (simulated(device_profile=device, workspaces=counted) for counted in (True, False))
@@ -92,6 +96,7 @@ def test_workspaces_can_be_left_out(device: str) -> None:
     assert whole.peak_bytes - without.peak_bytes == profiles.get(device).workspace_bytes > 0
 
 
+@pytest.mark.slow
 def test_copies_of_convolutions_are_workspaces() -> None:
     settings = {"model": "resnet18", "batch_size": 2, "image_size": 64, "device_profile": "a100-80gb"}
     whole, without = (measure(Case(**settings, workspaces=counted)) for counted in (True, False))
@@ -116,6 +121,7 @@ def test_cases_of_today_have_the_keys_that_they_had() -> None:
     assert case.key() == "9539efb724e600b6"
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("era", [None, "1.13"])
 def test_without_views_gradients_lie_beside_the_buckets(era: Any) -> None:
     views, copies = (

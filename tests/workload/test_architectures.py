@@ -29,14 +29,6 @@ CLASSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "BlipForConditionalGeneration": ("image-text-to-text", ()),
     "DebertaV2ForSequenceClassification": ("sequence-classification", ()),
 }
-FURTHER = (
-    "Speech2TextForConditionalGeneration",
-    "SegformerForSemanticSegmentation",
-    "YolosForObjectDetection",
-    "T5ForConditionalGeneration",
-    "BlipForConditionalGeneration",
-    "DebertaV2ForSequenceClassification",
-)
 # Further heads: their task, and the shape of each label of a batch of two.
 HEADS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "BertForMaskedLM": ("masked-lm", {"labels": (2, 24)}),
@@ -64,7 +56,8 @@ def without_gradient(module: torch.nn.Module) -> list[str]:
     return [path for path, value in module.named_parameters() if value.grad is None]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in CLASSES])
+@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_named_class_trains_for_real_and_on_fake_tensors(name: str, write_config: Write) -> None:
     task, unreached = CLASSES[name]
     workload = load(write_config(name))
@@ -99,6 +92,7 @@ def test_each_head_gets_the_labels_of_its_task(name: str, write_config: Write) -
     assert without_gradient(setup.module) in ([], ["encoder.embed_positions.weight"])
 
 
+@pytest.mark.slow
 def test_a_whisper_is_measured_with_its_encoder(write_config: Write) -> None:
     folder = str(write_config("WhisperForConditionalGeneration", max_source_positions=200))
     whole, decoder = (measure(Case(model=folder, task=task, batch_size=2)) for task in ("auto", "causal-lm"))
@@ -114,7 +108,7 @@ def test_a_whisper_is_measured_with_its_encoder(write_config: Write) -> None:
     assert decoder.built.model_class == "WhisperForCausalLM"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_detection_is_simulated_with_the_bytes_it_takes(write_config: Write) -> None:
     case = Case(model=str(write_config("YolosForObjectDetection")), batch_size=2, min_steps=1, min_seconds=0)
     real = measure(case.model_copy(update={"meter": "cpu", "warmup_steps": 0}))

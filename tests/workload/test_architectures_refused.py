@@ -22,6 +22,7 @@ def load(folder: Path, **options: object) -> HuggingFaceWorkload:
     return workload
 
 
+@pytest.mark.sampled(fast=5, slow=5)
 @pytest.mark.parametrize(
     ("architectures", "words"),
     [

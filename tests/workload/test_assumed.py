@@ -53,7 +53,8 @@ def test_real_tensors_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["gact:L1", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("coat", "smaq", "encode:int8"))]
+    "scheme",
+    ["gact:L1", *(pytest.param(spec, marks=pytest.mark.sampled(slow=1)) for spec in ("coat", "smaq", "encode:int8"))],
 )
 def test_ctc_losses_are_simulated_under_packing_hooks(write_config: Write, scheme: str) -> None:
     folder = str(write_config("Wav2Vec2ForCTC"))

@@ -211,6 +211,7 @@ def measured(folder: Path, kind: str, **fields: object) -> Measurement:
     return Session(Case.model_validate({"model": write(folder, text), **settings})).memory()
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_batch_has_the_rows_that_the_function_makes(tmp_path: Path, kind: str) -> None:
     cpu, simulated = (measured(tmp_path, kind, meter=meter) for meter in ("cpu", "simulated"))
@@ -220,6 +221,7 @@ def test_a_batch_has_the_rows_that_the_function_makes(tmp_path: Path, kind: str)
     assert measured(tmp_path, kind, meter="simulated", batch_size=16).activation_bytes > 1.9 * cpu.activation_bytes
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_in_the_samples_of_the_function(tmp_path: Path) -> None:
     limit = {"meter": "simulated", "memory_limit_bytes": 2**20, "find_largest_batch": True, "batch_size": 1}
     pairs, packed = (measured(tmp_path, kind, **limit).largest_batch for kind in ("pairs", "packed"))

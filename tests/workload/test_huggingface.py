@@ -21,7 +21,6 @@ FAMILIES = {
     "tiny-llama": ("causal-lm", "sequence-classification"),
 }
 WORKLOADS = [(model, task) for model, tasks in FAMILIES.items() for task in tasks]
-EAGER = {"tiny-t5"}  # of which the fast tests take a step with eager attention too
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
@@ -30,14 +29,9 @@ def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
     return workload
 
 
-@pytest.mark.parametrize(
-    ("model", "task", "attention"),
-    [
-        pytest.param(model, task, attention, marks=() if attention == "sdpa" or model in EAGER else pytest.mark.slow)
-        for model, task in WORKLOADS
-        for attention in ("sdpa", "eager")
-    ],
-)
+@pytest.mark.sampled(fast=4, slow=6)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("model", "task"), WORKLOADS)
 def test_a_step_runs_for_real_and_on_fake_tensors(
     model: str, task: str, attention: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_simulation_knows_state_and_peak(name: Optimizer) -> None:
     assert simulated.peak_bytes == pytest.approx(cpu.peak_bytes, rel=0.005)
 
 
+@pytest.mark.slow
 def test_a_fused_step_needs_no_memory_of_its_own_on_cuda() -> None:
     case = Case(model="tiny-roberta", batch_size=1, sequence_length=4, device_profile="cuda-16gib")
     fused, foreach, loop = (

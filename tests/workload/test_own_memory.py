@@ -106,7 +106,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_gibibytes_of_weights_are_simulated_without_them(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SIMULATE), f"{written(tmp_path, LARGE)}:build"],

@@ -51,6 +51,7 @@ def test_no_sequence_sees_another() -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2"])
 def test_the_simulation_agrees_with_the_allocator(model: str) -> None:
     measured = measure(of(model))

@@ -80,7 +80,6 @@ TOKENS = {
     "Qwen2VLForConditionalGeneration": 196,
     "MllamaForConditionalGeneration": 1,
 }
-QUICK = ("LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration")
 
 
 def both(model: str | Path, **fields: Any) -> tuple[Measurement, Measurement]:
@@ -94,9 +93,8 @@ def write(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.sampled(slow=4)] * (name not in QUICK)) for name in CONFIGS]
-)
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_is_fed_pictures_among_its_tokens(tmp_path: Path, name: str) -> None:
     cpu, simulated = both(write(tmp_path, name))
 

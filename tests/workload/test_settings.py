@@ -107,14 +107,15 @@ def test_images_of_every_kind_of_model_may_be_wide() -> None:
         workloads.load_workload(of("vit_b_16", image_size="64x96"))
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "case",
     [
         of("tiny-t5", sequence_length=32, target_length=8),
         of("resnet-cifar", image_size="16x32"),
-        pytest.param(of("tiny-vit", image_size="32x64"), marks=pytest.mark.slow),
-        pytest.param(of("lraspp_mobilenet_v3_large", image_size="64x96"), marks=pytest.mark.slow),
-        pytest.param(of("torchvision:fcn_resnet50", image_size="64x96"), marks=pytest.mark.slow),
+        of("tiny-vit", image_size="32x64"),
+        of("lraspp_mobilenet_v3_large", image_size="64x96"),
+        of("torchvision:fcn_resnet50", image_size="64x96"),
     ],
     ids=lambda case: case.model,
 )
@@ -122,7 +123,7 @@ def test_the_simulation_agrees_with_the_allocator(case: Case) -> None:
     agree(case)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_masks_of_points_are_trained_by_the_loss_of_their_paper(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SAM))
     case = of(str(tmp_path), weights="random")
@@ -136,7 +137,7 @@ def test_masks_of_points_are_trained_by_the_loss_of_their_paper(tmp_path: Path) 
     assert agree(case).built == measure(case.model_copy(update={"scheme": "checkpoint"})).built
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("name", [name for name, task in tasks().items() if task == "semantic-segmentation"])
 def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name: str) -> None:
     found = measure(of(name, meter="simulated", memory_limit_bytes=2**40))
@@ -146,7 +147,7 @@ def test_a_segmentation_model_of_torchvision_is_simulated_at_its_usual_size(name
     assert found.activation_bytes > 2 * 4 * 480 * 480 * 21  # of the scores alone
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
 def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
     case = of(name, image_size="64x96")
@@ -161,7 +162,7 @@ def test_a_detection_model_of_torchvision_is_measured(name: str) -> None:
         measure(case.model_copy(update={"meter": "simulated"}))
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssd300_vgg16"]
 )

@@ -56,7 +56,7 @@ ONE_OF_EACH_FAMILY = (
 
 
 def those(models: Sequence[str]) -> list[Any]:
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.sampled(slow=12)) for name in models]
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.sampled(slow=2)) for name in models]
 
 
 @pytest.mark.parametrize("model", those(torchvision_names()))

@@ -68,6 +68,7 @@ def test_a_peak_above_the_limit_is_measured_and_says_so(mlp, rows, step_of) -> N
     assert (fits.peak_bytes, fits.memory_limit_bytes, fits.over_limit_bytes) == (peak, peak, None)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("count", "optimizer"), [(4096, sgd), (1, None), (1, sgd)])
 def test_the_peak_is_filled_with_what_the_simulation_says(mlp, step_of, count: int, optimizer: Any) -> None:
     meters = CpuMeter(), SimulatedMeter(profiles.get("cpu"))

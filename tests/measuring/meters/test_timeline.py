@@ -116,7 +116,7 @@ def cases() -> Iterator[Any]:
             is_quick = spec in QUICK and model == "mixed"
             for meter in METER_NAMES if spec in LM_ONLY else (METER_NAMES[(turn + place) % 2],):
                 used = "cpu" if (schemes.build(spec).facet(Limits) or Limits()).untraceable else meter
-                marks = () if is_quick else pytest.mark.sampled(slow=24)
+                marks = () if is_quick else pytest.mark.sampled(slow=8)
                 yield pytest.param(spec, model, used, id=f"{spec}-{model}-{used}", marks=marks)
 
 

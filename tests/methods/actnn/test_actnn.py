@@ -128,7 +128,7 @@ def test_a_model_without_layers_is_refused():
         convert(nn.Sequential(nn.Tanh()))
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.sampled(slow=1)
 
 
 @pytest.mark.parametrize(("model", "megabytes"), [("resnet50", 85.31), pytest.param("resnet152", 176.83, marks=SLOW)])

@@ -42,7 +42,7 @@ def gradients(setup: TrainingSetup, draw: int) -> list[Tensor]:
     return [p.grad.flatten().double() for p in setup.module.parameters() if p.grad is not None]
 
 
-LONG = pytest.mark.slow
+LONG = pytest.mark.sampled(slow=1)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def in_equal_layers():
 
 
 # Seen, with batches 3 and 4: 6.6 and 5.6 for groups of 256, 12 and 9.7 for 64, 16 and 13 for 32.
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("group_size", "times"), [(256, 4), (64, 7), (32, 10)])
 def test_ranges_of_groups_leave_far_less_than_one_range_for_all(variance_of, group_size, times):
     per_tensor = variance_of("actnn:L2,bits=2,per_group=false")
@@ -73,7 +73,7 @@ def test_ranges_of_groups_leave_far_less_than_one_range_for_all(variance_of, gro
         ("actnn:L3,per_layer=false,use_gradient=true", "actnn:L3,use_gradient=true"),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 def test_bits_that_layers_share_out_leave_less_than_half_of_what_even_ones_leave(variance_of, uniform, shared_out):
     assert variance_of(shared_out) < variance_of(uniform) / 2
 

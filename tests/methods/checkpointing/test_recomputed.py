@@ -163,6 +163,7 @@ def test_every_class_of_the_table_is_in_torchvision():
         assert all(issubclass(getattr(module, name), nn.Module) for name in names)
 
 
+@pytest.mark.sampled(fast=5, slow=4)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_of_torchvision_has_blocks(name):
@@ -263,6 +264,7 @@ def test_a_graph_holds_the_blocks_that_it_will_run_again():
     assert weak() is None
 
 
+@pytest.mark.slow
 def test_a_compiled_model_recomputes():
     exact = stack()
     model = recompute(copy.deepcopy(exact))

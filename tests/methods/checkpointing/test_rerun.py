@@ -157,6 +157,7 @@ def test_a_second_run_that_fails_puts_the_buffers_back(hooked):
     assert all(a is b and torch.equal(a, value) for a, (b, value) in zip(model.buffers(), before, strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_exact_too():
     exact = Model("in place")
     for module in exact.modules():

@@ -104,8 +104,8 @@ CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
 @pytest.mark.parametrize(
     ("make", "shape", "budgets"),
     [
-        (*TRANSFORMER, (1, 0)),
-        pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.slow),
+        pytest.param(*TRANSFORMER, (1, 0), marks=pytest.mark.slow),
+        pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.exhaustive),
         pytest.param(*CONVOLUTIONS, (1, 0.5, 0), marks=pytest.mark.exhaustive),
     ],
 )
@@ -264,6 +264,7 @@ def test_a_step_that_calls_parts_of_the_model_alone_is_idle() -> None:
         setup.parts[0].after()
 
 
+@pytest.mark.slow
 def test_parts_of_a_model_are_compiled_alone() -> None:
     exact, x = transformer(), torch.randn(2, 8, 32)
     setup = compiled(copy.deepcopy(exact), "compile:0,only=0/2")

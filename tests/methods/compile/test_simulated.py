@@ -148,7 +148,7 @@ MODELS = ("tiny-roberta", "tiny-llama", "tiny-gpt2", "tiny-vit", "resnet-cifar")
 SPECS = ("compile:0.5", "pure:bfloat16+compile:1", "autocast:bfloat16+compile:1")
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "spec"), [*((model, "compile:1") for model in MODELS), *(("tiny-gpt2", spec) for spec in SPECS)]
 )

@@ -67,6 +67,7 @@ class Overwriting(nn.Module):
 FUNCTIONS = (F.silu, F.leaky_relu, F.elu, F.hardtanh, F.mish, F.selu, F.celu, F.relu6, F.relu)
 
 
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(
     ("spec", "functions", "first", "in_parts"),
     [
@@ -111,6 +112,7 @@ def test_views_and_what_reads_an_overwritten_tensor_are_right_in_a_graph_that_th
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_graph_of_a_layer_in_place_saves_what_it_saves_elsewhere():
     def saved(inplace):
         torch._dynamo.reset()

@@ -71,7 +71,7 @@ def test_normal_gelu_is_the_known_optimum(bits):
     assert math.sqrt(found.error / square) == pytest.approx(relative_error, abs=1e-4)
 
 
-@pytest.mark.parametrize("most", [5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [5, pytest.param(7, marks=pytest.mark.sampled(slow=5))])
 @pytest.mark.parametrize("function", ACTIVATIONS)
 def test_the_conditions_of_an_optimum_hold_and_more_bits_are_better(function, most):
     derivative = ACTIVATIONS[function].derivative

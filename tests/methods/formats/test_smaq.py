@@ -127,6 +127,7 @@ def test_the_gradient_has_an_error_that_is_not_zero_and_small(text):
     assert all(parameter.grad is None for parameter in setup.module.parameters())
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "text", ["smaq", f"smaq,on={ALL}", "encode:int:6,on=activations/gradients", f"encode:bf16,on={ALL}"]
 )
@@ -269,7 +270,7 @@ def test_an_optimizer_without_a_packed_twin_is_refused():
     [
         f"smaq,on={ALL}",
         *(
-            pytest.param(text, marks=pytest.mark.slow)
+            pytest.param(text, marks=pytest.mark.sampled(slow=2))
             for text in ("smaq", "encode:fp8:e4m3", "encode:s2fp8", "encode:smaq_simulated")
         ),
     ],

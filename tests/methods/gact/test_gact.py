@@ -85,7 +85,7 @@ def test_what_packs_or_moves_already_and_what_trains_nothing_is_refused():
         convert(nn.Flatten())
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.sampled(slow=1)
 PUBLISHED = {
     ("resnet50", 2): 10.62e6,
     ("resnet50", 4): 18.63e6,

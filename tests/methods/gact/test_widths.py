@@ -47,6 +47,7 @@ def test_each_type_has_its_bits_and_their_closed_form() -> None:
     assert {bytes_ for block in inside for bytes_ in found[str(block + 3)]} == {packed_bytes(4, ROWS * INNER)}
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("kind", "share"),
     [("norm", ROWS * WIDTH * 2), ("activation", ROWS * INNER * 3), ("linear", ROWS * (WIDTH * 4 + INNER * 3))],
@@ -81,6 +82,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_the_mean_gradient_over_several_layers_is_exact() -> None:
     exact, x = model(), torch.randn(ROWS, WIDTH)
     converted = (

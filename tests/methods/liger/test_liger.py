@@ -160,6 +160,7 @@ def test_second_derivatives_are_refused() -> None:
         gradients(converted(built()), create_graph=True)
 
 
+@pytest.mark.exhaustive
 def test_compiling_is_refused() -> None:
     model = converted(built())
     ids = torch.arange(12).view(2, 6)
@@ -181,6 +182,7 @@ def test_on_cuda_the_package_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         converted(built())
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["liger", "chunked_loss:liger"])
 def test_a_cpu_and_a_simulation_agree_on_the_peak(scheme: str) -> None:
     case = Case(
@@ -201,6 +203,7 @@ def test_a_cpu_and_a_simulation_agree_on_the_peak(scheme: str) -> None:
     assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_contract_holds() -> None:
     check_scheme("liger", on="tiny-llama")
 

@@ -85,16 +85,13 @@ def test_trained_are_as_many_numbers_as_the_formula_says(kind: str, count: int) 
     assert sum(numbers.values()) == count
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("spec", "dtype"),
     [
         ("qlora:4,adapter=vera", "float32"),
         ("lora:4,adapter=dora", "model"),
-        *(
-            pytest.param(f"lora:4,adapter={kind}", dtype, marks=pytest.mark.slow)
-            for kind in ("lora_fa", "vera", "lokr")
-            for dtype in ("float32", "model")
-        ),
+        *((f"lora:4,adapter={kind}", dtype) for kind in ("lora_fa", "vera", "lokr") for dtype in ("float32", "model")),
     ],
 )
 def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
@@ -115,9 +112,10 @@ def test_a_simulation_makes_the_same_parameters(spec: str, dtype: str) -> None:
     assert saved.dtype == torch.bfloat16
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
-    "spec", [pytest.param(f"lora:8,adapter={kind}", marks=pytest.mark.slow) for kind in KINDS if kind != "dora"]
-    + ["lora:8,adapter=dora", pytest.param("lora:8,modules_to_save=embed_tokens", marks=pytest.mark.slow)]
+    "spec", [f"lora:8,adapter={kind}" for kind in KINDS if kind != "dora"]
+    + ["lora:8,adapter=dora", "lora:8,modules_to_save=embed_tokens"]
 )  # fmt: skip
 def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}
@@ -130,6 +128,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
+@pytest.mark.slow
 def test_a_frozen_projection_saves_no_inputs_and_the_model_s_type_saves_half() -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "dtype": "bfloat16"}
 
@@ -166,7 +165,7 @@ def test_saved_adapters_load_into_the_plain_model(kind: str, tmp_path: Path) -> 
         torch.testing.assert_close(loaded(**given).logits, model.eval()(**given).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec", [*(f"lora:4,adapter={kind}" for kind in KINDS), "qlora:4,adapter=dora", "qlora:4,weights=int8"]
 )

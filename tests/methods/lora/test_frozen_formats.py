@@ -75,9 +75,10 @@ def test_a_layer_computes_with_the_rounded_weight_and_gives_gradients_through_it
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "spec",
-    ["qlora:4,weights=gptq", *(pytest.param(f"qlora:4,weights={name}", marks=pytest.mark.slow) for name in BYTES)],
+    ["qlora:4,weights=gptq", *(f"qlora:4,weights={name}" for name in BYTES)],
 )
 def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}

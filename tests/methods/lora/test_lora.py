@@ -82,6 +82,7 @@ def test_adapters_are_float32_beside_halves(spec: str, dtype: str) -> None:
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("model", "spec"), [("tiny-roberta", "lora"), ("tiny-gpt2", "qlora")])
 def test_a_simulation_makes_the_same_parameters(model: str, spec: str) -> None:
     real = bench.Session(Case(model=model, batch_size=2, sequence_length=16, scheme=spec, meter="cpu")).setup.module
@@ -93,7 +94,8 @@ def test_a_simulation_makes_the_same_parameters(model: str, spec: str) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("spec", [pytest.param("lora", marks=pytest.mark.slow), "qlora"])
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("spec", ["lora", "qlora"])
 def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}
     measured = bench.Session(Case(**fields, scheme=spec, meter="cpu")).memory()
@@ -105,7 +107,7 @@ def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
     assert simulated.optimizer_bytes == measured.optimizer_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_are_compared_with_those_of_the_same_parameters() -> None:
     fields: dict[str, Any] = {"model": "tiny-roberta", "batch_size": 4, "sequence_length": 16, "meter": "cpu"}
 
@@ -145,9 +147,8 @@ def test_a_stack_trains_adapters_alone_in_ones_own_loop() -> None:
     assert all("lora_" in name for name in changed)
 
 
-@pytest.mark.parametrize(
-    "stack", [pytest.param(TOGETHER, marks=pytest.mark.slow), "qlora:16+chunked_loss:8+checkpoint"]
-)
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("stack", [TOGETHER, "qlora:16+chunked_loss:8+checkpoint"])
 def test_a_stack_trains_in_the_trainer_and_its_adapters_load_into_the_plain_model(stack: str, tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     plain, given = built().module, batch()
@@ -232,6 +233,7 @@ def test_a_part_may_be_a_linear_layer_itself() -> None:
     }
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", BOTH)
 def test_adapters_are_measured_as_they_are_trained(spec: str) -> None:
     """``pure`` casts the model before it is given adapters, which stay in float32, in measurements too."""

@@ -58,6 +58,7 @@ def test_the_head_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.count(CLASSES) == 4  # once for each piece; without keep_logits there are eight
 
 
+@pytest.mark.slow
 def test_logits_in_the_model_s_type_are_what_is_kept() -> None:
     fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "dtype": "bfloat16"}
 

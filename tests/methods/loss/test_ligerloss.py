@@ -165,6 +165,7 @@ def test_pieces_are_as_long_as_by_the_rule_of_the_kernels(rows: int, width: int,
     assert ligerloss.piece_rows(rows, width, classes) == expected
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_simulated_loss_holds_one_piece_of_logits_and_the_gradients(dtype: str) -> None:
     tokens, width, classes, size = 2048, 64, 8000, 4 if dtype == "float32" else 2

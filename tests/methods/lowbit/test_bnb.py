@@ -60,6 +60,7 @@ def installed() -> None:
     pytest.importorskip("bitsandbytes")
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("spec", ["adam8bit:bnb", "adam8bit:bnb,paged=true"])
 @pytest.mark.parametrize(
@@ -99,8 +100,9 @@ def test_the_state_has_its_bytes() -> None:
     assert found == state_bytes(64 * 130, 130, 130 * 64, 64)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("spec", ["adam8bit:bnb", pytest.param("pure:bf16+adam8bit:bnb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spec", ["adam8bit:bnb", "pure:bf16+adam8bit:bnb"])
 def test_a_step_is_simulated_with_its_state_and_its_temporaries(spec: str) -> None:
     case = Case(model=WIDE, scheme=spec, batch_size=1, sequence_length=8, gradient_quality=False, min_steps=1)
     case = case.model_copy(update={"min_seconds": 0.0, "warmup_steps": 0})
@@ -113,6 +115,7 @@ def test_a_step_is_simulated_with_its_state_and_its_temporaries(spec: str) -> No
     assert simulated.peak_bytes == pytest.approx(real.peak_bytes, abs=1024)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("beside", ["", "+release"])
 def test_paged_moments_are_none_of_a_simulated_device(beside: str) -> None:

@@ -47,6 +47,7 @@ def trained(found: TrainingSetup, steps: int = 60) -> list[float]:
 NAMES = ["adam8bit", "adam4bit", "adamfp8"]
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -174,9 +175,8 @@ def test_without_torchao_the_command_that_installs_it_is_told(monkeypatch: pytes
         schemes.build("adam8bit").apply(setup(adamw))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "adam8bit" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(name: str) -> None:
     case = Case(model="tiny-llama@vocab_size=65536", scheme=name, batch_size=1, sequence_length=8)
     cuda, cpu = measure(case), measure(case.model_copy(update={"device_profile": "cpu"}))
@@ -189,6 +189,7 @@ def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(nam
 exact_measurement = functools.cache(measure)  # once for all schemes
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "scheme",
     [

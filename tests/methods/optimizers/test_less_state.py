@@ -125,6 +125,7 @@ def test_the_state_has_its_bytes(spec: str, of_hidden: float) -> None:
     assert found == 4 * (of_hidden + others)
 
 
+@pytest.mark.sampled(fast=2, slow=3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_trains(spec: str) -> None:
     step = TrainStep(schemes.build(spec).apply(setup()), batch())
@@ -184,8 +185,8 @@ def test_steps_within_the_backward_pass_give_the_same_weights(spec: str) -> None
     ("spec", "dtype"),
     [
         ("galore:8", "float32"),
-        *(pytest.param(spec, "float32", marks=pytest.mark.sampled(slow=5)) for spec in SPECS[1:]),
-        *(pytest.param(spec, "bfloat16", marks=pytest.mark.sampled(slow=5)) for spec in SPECS),
+        *(pytest.param(spec, "float32", marks=pytest.mark.sampled(slow=1)) for spec in SPECS[1:]),
+        *(pytest.param(spec, "bfloat16", marks=pytest.mark.sampled(slow=1)) for spec in SPECS),
     ],
 )
 def test_the_simulation_agrees_with_the_allocator(spec: str, dtype: str) -> None:

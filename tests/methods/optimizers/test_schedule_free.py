@@ -111,6 +111,7 @@ def test_after_an_evaluation_weights_are_those_before(training: bool) -> None:
     assert optimizer.param_groups[0]["train_mode"] is training
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("scheme", ["schedule_free", "release+schedule_free", "ema+schedule_free"])
 def test_a_run_evaluates_the_averaged_weights_and_trains_the_others(scheme: str) -> None:
     fields: dict[str, Any] = {"sequence_length": 16, "batch_size": 8, "steps": 6, "evaluate_every": 3}

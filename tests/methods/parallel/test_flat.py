@@ -16,6 +16,7 @@ from actbench.measuring import bench
 from actbench.model.records import Case
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_parts_of_flat_parameters_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
     aligned = 16 // FLOAT  # elements
@@ -31,6 +32,7 @@ def test_parts_of_flat_parameters_are_weights_gradients_and_state_to_the_byte(ra
     assert share - 9 * 16 <= reading.optimizer_bytes / 2 <= share + 3 * 16  # none of what lies between parameters
 
 
+@pytest.mark.slow
 def test_what_is_gathered_at_the_peak_is_what_fsdp1_has_under_way() -> None:
     """The parameters of the block that runs, the gradients that go, and the parameters that come."""
     block = FLOAT * WIDTH * WIDTH
@@ -86,6 +88,7 @@ def test_what_flat_parameters_cannot_be_is_refused(
         read(even(), spec, WIDTH, optimizer)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", ["fsdp:2", "fsdp1:2"])
 def test_a_block_may_have_names_that_torch_has(spec: str) -> None:
     net = even()

@@ -20,7 +20,7 @@ STACKED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("count", "specs"), [(2, (*PLAIN, *STACKED)), (3, PLAIN)])
 def test_processes_train_what_one_trains_on_all_their_rows(count: int, specs: tuple[str, ...]) -> None:
     program = Path(__file__).with_name("processes.py")

@@ -17,6 +17,7 @@ from actbench.measuring.meters import MemoryReading, Watch
 from actbench.scheme.setup import TrainingSetup
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
     shares = [rows_of(parameter, ranks) for parameter in uneven().parameters()]
@@ -28,6 +29,7 @@ def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) 
     assert reading.optimizer_bytes == 2 * FLOAT * sum(shares)  # step counters lie in host memory
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("mixed", ["", ",mixed=bf16"])
 def test_shares_in_host_memory_take_no_byte_of_the_device_but_what_is_gathered(ranks: int, mixed: str) -> None:
@@ -84,6 +86,7 @@ def test_what_does_not_step_on_the_host_is_refused(spec: str) -> None:
         read(even(), spec.removeprefix("muon+"), WIDTH, optimizer)
 
 
+@pytest.mark.sampled(fast=2, slow=1)
 @pytest.mark.parametrize(
     ("name", "same"),
     [
@@ -99,6 +102,7 @@ def test_stages_of_zero_are_what_torch_has_for_them(name: str, same: str) -> Non
     assert one == other
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_of_elements_are_the_state_of_zero1(ranks: int) -> None:
     sizes = [parameter.numel() for parameter in uneven().parameters()]
@@ -109,6 +113,7 @@ def test_shares_of_elements_are_the_state_of_zero1(ranks: int) -> None:
     assert reading.optimizer_bytes == 2 * FLOAT * sum(math.ceil(size / ranks) for size in sizes)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_copy_keeps_all_and_its_gradients_lie_in_buckets_from_step_to_step(ranks: int) -> None:
     size = FLOAT * sum(parameter.numel() for parameter in uneven().parameters())
@@ -192,6 +197,7 @@ def test_buffers_are_broadcast_once_a_step(spec: str) -> None:
     assert calls["broadcast"] == 1
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("sharing", ["zero1", "fsdp"])
 def test_shares_of_matrices_are_packed_where_the_whole_would_be(sharing: str, ranks: int) -> None:
@@ -235,6 +241,7 @@ def test_another_order_of_dimensions_is_no_gap(values: Tensor) -> None:
     assert reading.optimizer_bytes == 2 * FLOAT * 16
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shares_are_stepped_and_their_gradients_freed_within_the_backward_pass(ranks: int) -> None:
     """FSDP2 steps a block when its gradients are averaged: at no time is there a share of every gradient."""

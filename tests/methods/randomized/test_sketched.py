@@ -90,15 +90,15 @@ def test_non_contiguous_inputs_and_gradients(make, kind):
         torch.testing.assert_close(first, second)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("name", "kind"), [("linear", "gaussian"), ("conv1d", "rademacher")])
 def test_the_weight_gradient_is_unbiased(name, kind):
     exact, layer = pair(LAYERS[name], Sketching(kind, dim=4))
     check_unbiased(exact, layer, layer)
 
 
-@pytest.mark.parametrize(
-    "kind", ["rows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gaussian", "hadamard", "wta"))]
-)
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("kind", ["rows", "gaussian", "hadamard", "wta"])
 def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed(kind):
     """A key on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is another."""
     exact, layer = pair(sketching=Sketching(kind, dim=4))

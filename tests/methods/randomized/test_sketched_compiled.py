@@ -89,6 +89,7 @@ def traced(module):
     return aot_module(module, nop, partition_fn=min_cut_rematerialization_partition)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("tracer", "block", "act"),
     [
@@ -125,6 +126,7 @@ def test_layers_that_read_one_input_save_one_sketch_of_it_as_uncompiled(backend,
     assert len(drawn) == len({seed.item() for seed in drawn}) == 2
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("budget", [0.0, 0.5])
 def test_a_sketch_that_the_partitioner_recomputes_is_drawn_once(budget, drawn):
     x = torch.randn(64, 8)

@@ -54,7 +54,10 @@ def batch():
 
 @pytest.mark.parametrize(
     "kind",
-    ["gaussian", *(pytest.param(k, marks=pytest.mark.slow) for k in ("wta", "dct", "hadamard", "rows_distinct"))],
+    [
+        "gaussian",
+        *(pytest.param(k, marks=pytest.mark.sampled(slow=2)) for k in ("wta", "dct", "hadamard", "rows_distinct")),
+    ],
 )
 def test_what_is_observed_is_what_is_predicted(kind, batch, one_thread):
     """Over 400 sketches whose squared errors spread as widely as their mean: 5 %, so that 25 % is five times that."""

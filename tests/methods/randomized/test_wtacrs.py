@@ -41,6 +41,7 @@ def product_gradients(a: Tensor, b: Tensor, ratio: float | None) -> tuple[Tensor
     return torch.autograd.grad(output, (a, b), weights)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("first", "second"), SHAPES)
 def test_the_mean_gradient_of_both_factors_is_the_exact_one(first: tuple[int, ...], second: tuple[int, ...]) -> None:
     a = torch.randn(first, dtype=torch.float64) * torch.rand(*first[:-1], 1).double()
@@ -187,6 +188,7 @@ class Around(nn.Module):
         return self.inside.attend(x, 0.5 * x, x) + self.inside(x)
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -208,6 +210,7 @@ def test_the_mean_gradient_of_attention_is_the_exact_one(make: Callable[[], nn.M
     assert float((draws.mean(0) - wanted).norm()) < 1.5 * one / 80**0.5
 
 
+@pytest.mark.slow
 def test_t5_saves_what_each_part_of_the_paper_saves() -> None:
     """Linear layers, then products and masks, then norms; the forward pass is exact throughout."""
     model = "t5-small@num_layers=2,vocab_size=100"
@@ -237,19 +240,19 @@ def test_wrong_models_and_values_are_refused() -> None:
             schemes.build(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_schemes_holds() -> None:
     check_scheme("wtacrs:0.5")
     check_scheme("wtacrs:0.3+msln", on="t5-small@num_layers=2", parts=("mean gradient", "simulation", "packed bytes"))
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "model",
     [
         "tiny-gpt2@resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0",
         "tiny-roberta@hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
-        "t5-small@num_layers=2,vocab_size=100,dropout_rate=0.0",
+        pytest.param("t5-small@num_layers=2,vocab_size=100,dropout_rate=0.0", marks=pytest.mark.exhaustive),
         "resnet-cifar",
     ],
 )

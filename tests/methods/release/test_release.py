@@ -27,6 +27,7 @@ def weights(spec: str, steps: int = 3) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in step.setup.module.parameters()]
 
 
+@pytest.mark.sampled(fast=2, slow=1)
 @pytest.mark.parametrize("other", ["adam8bit", "smaq,on=state", "checkpoint", "pure"])
 def test_updates_are_those_of_the_other_scheme_to_the_bit(other: str) -> None:
     assert all(map(torch.equal, weights(f"release+{other}"), weights(other)))
@@ -36,8 +37,8 @@ def measured(spec: str, **fields: Any) -> Any:
     return Session(CASE.model_copy(update={"scheme": spec, "gradient_quality": False, **fields})).memory()
 
 
-@pytest.mark.parametrize("spec", ["release", pytest.param("release+adam8bit", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adamw-fused", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spec", ["release", pytest.param("release+adam8bit", marks=pytest.mark.sampled(slow=1))])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adamw-fused", marks=pytest.mark.sampled(slow=1))])
 def test_both_meters_see_no_gradient_and_the_same_peak(spec: str, optimizer: str) -> None:
     without = spec.removeprefix("release+") if "+" in spec else "exact"
     exact, cpu = (measured(each, meter="cpu", optimizer=optimizer) for each in (without, spec))

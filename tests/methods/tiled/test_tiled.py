@@ -281,6 +281,7 @@ def test_only_names_the_mlps_and_what_is_no_mlp_is_refused() -> None:
         schemes.build("tiled_mlp").apply(TrainingSetup(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU())))
 
 
+@pytest.mark.slow
 def test_under_a_checkpoint_the_peak_is_lower_by_the_temporaries_of_the_mlp() -> None:
     case = Case(
         model="tiny-llama@intermediate_size=2048",
@@ -299,6 +300,7 @@ def test_under_a_checkpoint_the_peak_is_lower_by_the_temporaries_of_the_mlp() ->
     assert changed.activation_bytes == plain.activation_bytes
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     "other", ["checkpoint", "selective", "chunked_loss:4", "accumulate:2", "lora:4", "offload", "release"]
 )
@@ -306,6 +308,7 @@ def test_together_with_other_exact_schemes_the_gradient_is_exact(other: str) -> 
     check_scheme(f"{other}+tiled_mlp:3", on="tiny-llama", batch_size=2, parts=["forward", "gradient", "saved bytes"])
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("other", ["gact:L1", "actnn:L3", "velora:8", "smaq,on=activations", "msln"])
 def test_together_with_schemes_that_pack_gradients_are_finite_and_less_is_saved(other: str) -> None:
     check_scheme(f"{other}+tiled_mlp:3", on="tiny-llama", batch_size=2, parts=["gradient", "saved bytes"])

@@ -36,9 +36,8 @@ def backward(model: nn.Module, scale: float = 1.0) -> None:
     (scale * model(x).float().square().sum()).backward()
 
 
-@pytest.mark.parametrize(
-    "scheme", ["master", "master,main_gradients=false", "ema", pytest.param("pure+ema", marks=pytest.mark.slow)]
-)
+@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.parametrize("scheme", ["master", "master,main_gradients=false", "ema", "pure+ema"])
 def test_the_simulation_knows_the_bytes(scheme: str) -> None:
     real, simulated = measured(scheme), measured(scheme, meter="simulated", device_profile="cpu")
 
@@ -49,7 +48,7 @@ def test_the_simulation_knows_the_bytes(scheme: str) -> None:
     assert (1 - 1e-4) * real.peak_bytes - sums <= simulated.peak_bytes <= (1 + 1e-4) * real.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bytes_are_eighteen_a_parameter_with_main_gradients() -> None:
     exact, pure, master = (measured(scheme) for scheme in ("exact", "pure", "master"))
     of_adam = exact.optimizer_bytes - 8 * PARAMETERS  # counters of steps
@@ -61,6 +60,7 @@ def test_bytes_are_eighteen_a_parameter_with_main_gradients() -> None:
     assert measured("master,main_gradients=false").gradients_bytes == 2 * PARAMETERS
 
 
+@pytest.mark.slow
 def test_a_moving_average_takes_the_bytes_of_the_weights_from_step_to_step() -> None:
     exact, ema = measured("exact"), measured("ema")
 
@@ -69,7 +69,7 @@ def test_a_moving_average_takes_the_bytes_of_the_weights_from_step_to_step() -> 
     assert ema.loss == exact.loss
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_so_does_one_of_weights_of_a_half_type_in_float32() -> None:
     assert measured("pure+ema").optimizer_bytes == measured("pure").optimizer_bytes + 4 * PARAMETERS
 

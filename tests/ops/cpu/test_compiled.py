@@ -19,7 +19,7 @@ def test_importing_starts_no_thread_pool_and_leaves_numba_alone_and_the_pool_lea
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "not started\n0\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_read_only_home_costs_the_cache_and_nothing_else(tmp_path):
     code = (
         "import pathlib, torch\n"

@@ -82,6 +82,7 @@ PAIRS = [  # each way of laying out many groups, and the results and their page 
 ]
 
 
+@pytest.mark.sampled(fast=5, slow=5)
 @pytest.mark.parametrize(("made", "name"), PAIRS)
 def test_twice_as_many_rows_take_twice_as_many_calls(make_record: MakeRecord, made: Any, name: str) -> None:
     lay_out = LAID_OUT[name]

@@ -69,6 +69,7 @@ def sent(done: Sequence[Done]) -> dict[str, tuple[int, int]]:
     return {each.kind: (each.calls, each.sent_bytes) for each in communication(done) or ()}
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("ranks", "blocks", "width", "reshard"),
     [(2, 1, 64, True), (8, 3, 128, True), (64, 3, 64, False), (8, 1, 128, False)],
@@ -126,6 +127,7 @@ def _summed(buffer: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("sizes", "blocks"), [((1, 2), 1), ((2, 4), 3), ((1, 8), 2)])
 def test_tensor_parallel_blocks_add_up_activations_and_wait_for_them(
     mesh: Callable[..., DeviceMesh], sizes: tuple[int, int], blocks: int

@@ -59,6 +59,7 @@ def real(spec: str) -> Counter[str]:
     return Counter(sample.work.label for sample in watch.samples)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("spec", "label", "pieces"),
     [

@@ -32,6 +32,7 @@ def test_a_profile_without_rates_has_no_time() -> None:
     assert bench.measure(Case(model="tiny-roberta", batch_size=8)).estimated is None
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize("settings", [{}, {"scheme": "accumulate:2"}, {"optimizer": "sgd"}, {"scheme": "checkpoint"}])
 def test_the_parts_of_a_step_add_up_to_it(settings: dict[str, object]) -> None:
     time = estimated(**settings)
@@ -63,6 +64,7 @@ def test_the_steps_of_bitsandbytes_are_known() -> None:
     assert estimated(batch_size=2, scheme="adam8bit:bnb").unknown == ()
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("device", ["v100-16gb", "t4"])
 def test_bfloat16_is_timed_as_float32_where_there_are_no_units_for_it(device: str) -> None:
     sizes = {"model": "tiny-llama@hidden_size=1024,intermediate_size=4096", "sequence_length": 512}

@@ -16,7 +16,6 @@ from actbench.tools.calibrate.calibrate import Calibrated, _Bench, _notes, calib
 from actbench.tools.calibrate.profile import toml
 from actbench.tools.calibrate.subjects import Call, Subject
 
-pytestmark = pytest.mark.slow
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")
 
 
@@ -32,10 +31,12 @@ def path(found: Calibrated, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.exhaustive
 def test_the_file_says_what_was_found(found: Calibrated, path: Path) -> None:
     assert profiles.read_device_table(path) == found.profile
 
 
+@pytest.mark.exhaustive
 def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:
     operators = found.profile.operators or {}
 
@@ -46,6 +47,7 @@ def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:
     assert "packing" in {kind.kind for kind in found.report.kinds}
 
 
+@pytest.mark.exhaustive
 def test_a_step_needs_the_memory_of_the_cpu_and_has_a_time(path: Path) -> None:
     plain, timed = (bench.measure(CASE.model_copy(update={"device_profile": name})) for name in ("cpu", str(path)))
 
@@ -57,11 +59,13 @@ def test_a_step_needs_the_memory_of_the_cpu_and_has_a_time(path: Path) -> None:
     assert timed.simulated == plain.simulated == "cpu"
 
 
+@pytest.mark.slow
 def test_time_that_is_too_short_is_told() -> None:
     with pytest.raises(MeasurementError, match=r"mm, copy_ was not measured in 1e-09 s"):
         calibrate("cpu", budget_seconds=1e-9)
 
 
+@pytest.mark.slow
 def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off() -> None:
     bench = _Bench(torch.device("cpu"), time.perf_counter, time.monotonic() + 60, lambda text: None)
 

@@ -97,7 +97,7 @@ def rows_in(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: Path) -> None:
     whole, alone = tmp_path / "cluster.jsonl", tmp_path / "alone"
     sweep = started(tmp_path, *GRID, "-o", whole, "--cluster", host.address)
@@ -133,7 +133,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path
     assert rows_in(file) == len(store.read_results(file).records) == ROWS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
     for function, status in (("build", 0), ("leaves", 1)):
@@ -176,7 +176,7 @@ VERBS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_node_runs_code_of_the_folder_that_a_command_is_typed_in(host: Host, witness: Path) -> None:
     script = Path(sys.executable).with_name("actbench")
     for arguments in VERBS.values():

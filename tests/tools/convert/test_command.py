@@ -24,7 +24,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_of_more_layers_than_fit_ends_in_words(tmp_path):
     ended = convert("tiny-bert@num_hidden_layers=100000000", *SMALL, "--memory-limit", "150MiB")
 
@@ -35,7 +35,7 @@ def test_a_model_of_more_layers_than_fit_ends_in_words(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_conversion_that_takes_too_long_is_stopped(tmp_path):
     ended = convert("tiny-bert@num_hidden_layers=100000000", *SMALL, "--timeout", "2")
 
@@ -44,7 +44,7 @@ def test_a_conversion_that_takes_too_long_is_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_file_that_ends_its_process_is_an_error(tmp_path):
     (tmp_path / "mine.py").write_text("import os\nos._exit(0)\ndef build(): pass\n")
     ended = convert("mine.py:build", *SMALL)

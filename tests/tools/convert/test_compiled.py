@@ -73,7 +73,7 @@ ALL = itertools.product(["fewbit:1", "randomized:0.1", "checkpoint,blocks=Sequen
 
 @pytest.mark.parametrize(
     ("spec", "compiled", "ran"),
-    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in ALL],
+    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.sampled(slow=5)) for each in ALL],
 )
 def test_what_can_be_compiled_is_converted_inside_of_it(
     spec: str, compiled: Callable[[nn.Sequential], nn.Module], ran: bool

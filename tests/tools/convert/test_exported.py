@@ -47,6 +47,7 @@ SPECS += ["gact:L1,only=1.wide"]
 PLAIN = ("lora",)  # of torch's operators alone
 
 
+@pytest.mark.sampled(fast=10, slow=8)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in PLAIN])
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_says_to_undo_the_conversion(spec: str, strict: bool) -> None:
@@ -58,6 +59,7 @@ def test_it_says_to_undo_the_conversion(spec: str, strict: bool) -> None:
     assert strict or isinstance(raised.value, ConversionError)
 
 
+@pytest.mark.sampled(fast=5, slow=6)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in ("qlora", "lora")])
 def test_undone_or_without_gradients_it_is_exported(spec: str) -> None:
     exact = model().eval()

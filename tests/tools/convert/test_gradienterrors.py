@@ -69,6 +69,7 @@ def test_a_gradient_that_is_not_finite_is_told(cli: Any, monkeypatch: pytest.Mon
     assert found["gradient_error"] == "NaN"
 
 
+@pytest.mark.slow
 def test_a_probe_has_the_error_that_measure_has() -> None:
     from actbench.measuring.bench import Session
 
@@ -80,6 +81,7 @@ def test_a_probe_has_the_error_that_measure_has() -> None:
     assert probed(case.model_copy(update={"scheme": "exact"})) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tasks_here", "results")
 def test_convert_warns_by_records_and_probes_on_request(cli: Any) -> None:
     words = ("convert", "tiny-roberta", "--dry-run", "-b", "2", "--sequence-length", "8")

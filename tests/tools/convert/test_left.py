@@ -60,6 +60,7 @@ def test_what_a_model_cannot_carry_is_told_with_its_own_remedy(scheme: str, chan
     assert "optimizer" not in said
 
 
+@pytest.mark.slow
 def test_the_command_line_leaves_the_optimizer_out_as_convert_does() -> None:
     case = Case(model="tiny-bert", batch_size=2, scheme="adam8bit")
     with pytest.raises(ConversionError, match=r"make torchao\.optim\.AdamW8bit of its parameters"):

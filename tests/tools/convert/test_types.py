@@ -31,6 +31,7 @@ def resnet(first: torch.dtype, other: torch.dtype) -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize("types", [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
 @pytest.mark.parametrize("kind", ["huggingface", "torchvision"])
 def test_every_tensor_comes_back_in_its_type(kind: str, types: tuple[str, str], tmp_path: Path) -> None:

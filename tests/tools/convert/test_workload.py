@@ -62,6 +62,7 @@ def test_the_sites_account_for_what_the_conversion_saves(written: ConversionRepo
     assert written.bytes_before - written.bytes_after == saved > 0
 
 
+@pytest.mark.slow
 def test_the_order_of_schemes_does_not_matter():
     one, other = (convert_workload(case(scheme="+".join(parts)), None) for parts in _orders())
     assert one.bytes_after == other.bytes_after
@@ -88,6 +89,7 @@ def test_a_converted_folder_can_be_the_model_again(written: ConversionReport):
     assert report.bytes_after < report.bytes_before
 
 
+@pytest.mark.slow
 def test_out_proj_of_torchvision_is_reported_and_not_counted():
     report = convert_workload(case("vit_b_16", "randomized:0.5", sequence_length=None), None)
     assert not any(site.path.endswith("out_proj") for site in report.sites)
@@ -95,6 +97,7 @@ def test_out_proj_of_torchvision_is_reported_and_not_counted():
     assert all(site.calls == 1 for site in report.sites)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["exact", "fewbit:3,functions=gelu"])
 def test_converting_nothing_is_an_error_and_writes_nothing(tmp_path: Path, scheme: str):
     with pytest.raises(ConversionError):

@@ -57,6 +57,7 @@ def test_a_mask_of_inpainting_gets_no_noise() -> None:
     assert batch["noise"].shape[1] == 4
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @both
 def test_the_loss_falls_in_training(model: str) -> None:
     workload = workloads.load_workload(case(model))
@@ -76,7 +77,7 @@ def test_the_loss_falls_in_training(model: str) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @both
 def test_a_simulation_agrees_with_the_allocations(model: str) -> None:
     options = {"scheme": "checkpoint", "device_profile": "cpu", "warmup_steps": 0, "min_steps": 1, "min_seconds": 0}
@@ -86,7 +87,7 @@ def test_a_simulation_agrees_with_the_allocations(model: str) -> None:
     assert simulated.activation_bytes == pytest.approx(real.activation_bytes, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_eager_attention_keeps_its_scores() -> None:
     def activations(attention: str) -> int:
         return bench.measure(case(SD, image_size=128, meter="simulated", attention=attention)).activation_bytes

@@ -39,6 +39,7 @@ def held(block: BlockReading) -> int:
     return block.after_bytes - block.before_bytes
 
 
+@pytest.mark.slow
 def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile() as file:
         monkeypatch.setattr(bench, "_RECIPES", SharedRecipes(file.fileno()))
@@ -54,17 +55,17 @@ def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest
     assert after == alone
 
 
-@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "scheme"),
     [
         (LLAMA, "exact"),
         (LLAMA, "lora:4+checkpoint,only=layers.[1-4]"),
-        pytest.param(LLAMA, "release+adam8bit+gact:L2,only=layers.*", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "chunked_loss:4+accumulate:2+selective", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "offload,only=layers.*", marks=pytest.mark.slow),
+        pytest.param(LLAMA, "release+adam8bit+gact:L2,only=layers.*", marks=pytest.mark.exhaustive),
+        pytest.param(LLAMA, "chunked_loss:4+accumulate:2+selective", marks=pytest.mark.exhaustive),
+        pytest.param(LLAMA, "offload,only=layers.*", marks=pytest.mark.exhaustive),
         ("resnet18", "actnn:L2,only=layer2.*"),
-        pytest.param("tiny-t5", "exact", marks=pytest.mark.slow),
+        pytest.param("tiny-t5", "exact", marks=pytest.mark.exhaustive),
     ],
 )
 def test_readings_make_up_the_step_and_change_nothing_else(model: str, scheme: str) -> None:
@@ -104,6 +105,7 @@ def test_equal_blocks_read_alike() -> None:
     assert max(block.backward_seconds for block in middle) == pytest.approx(middle[0].backward_seconds)
 
 
+@pytest.mark.slow
 def test_kinds_tell_blocks_apart() -> None:
     kinds = [block.kind for block in readings(model="resnet18").blocks]
     assert kinds[0] == kinds[1]
@@ -114,12 +116,13 @@ def test_kinds_tell_blocks_apart() -> None:
     assert [path.split(".")[0] for path in layers] == ["encoder", "encoder", "decoder", "decoder"]
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "plan",
     [
         ("exact", "gact:L2", "checkpoint", "gact:L2", "gact:L2", "exact"),
         *(
-            pytest.param(plan, marks=pytest.mark.slow)
+            plan
             for plan in (
                 ("checkpoint", "checkpoint", "exact", "exact", "selective", "exact"),
                 ("exact", "checkpoint", "msln", "msln", "checkpoint", "exact"),

@@ -34,7 +34,7 @@ BYTES = {"weights_bytes": 1, "activation_bytes": 1, "peak_bytes": 3}
 CAUSAL = Measurement(**BYTES, built=Built(model_class="LlamaForCausalLM", task="causal-lm"))
 PICTURES = {"model": "torchvision:resnet18", "batch_size": 4, "image_size": 64}
 PLAN = "checkpoint+offload,only=model.layers.[0-1]+msln,only=model.norm/model.layers.[2-3]+chunked_loss:8"
-slow = pytest.mark.sampled(slow=4)
+slow = pytest.mark.sampled(slow=2)
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags below, whatever they are
@@ -129,6 +129,7 @@ def run_trainer(
     return names
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("scheme", TRAINER)
 def test_the_lines_for_the_trainer_run(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(**LLAMA, scheme=scheme)

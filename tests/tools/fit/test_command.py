@@ -82,7 +82,7 @@ def test_every_line_of_a_pipe_has_what_answers_the_question(cli, log, tmp_path) 
     assert "GiB of 6.00 GiB" in answer
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_plan_has_the_base(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "2GiB", "-o", tmp_path)
 
@@ -101,6 +101,7 @@ def test_quiet_leaves_out_progress(cli, log, tmp_path) -> None:
     assert "results: " in ended.err
 
 
+@pytest.mark.exhaustive
 def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cli, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKEFIT_REFUSED", "offload")
     words = (*AMONG, "--scheme", "offload")
@@ -112,7 +113,7 @@ def test_a_scheme_that_refuses_the_model_is_said_once_and_the_rest_is_planned(cl
     assert "offload" not in ended.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKEFIT_IDLE", "offload,lora:4")
     words = (*STEP, *AMONG, "-s", "offload", "-s", "lora:4", "--memory-limit", "6GiB", "-o", tmp_path)
@@ -125,7 +126,7 @@ def test_schemes_with_nothing_to_do_are_one_line_and_verbose_says_why(cli, log, 
     assert "nothing to do" not in verbose.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log, tmp_path) -> None:
     whole = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--verbose", "-o", tmp_path / "whole")
     half = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--verbose", "-o", tmp_path / "half")
@@ -135,7 +136,7 @@ def test_progress_calls_nothing_over_the_limit_but_what_the_user_limits(cli, log
     assert "over the limit" in half.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "12GiB", "--exact", "-o", tmp_path)
 
@@ -157,6 +158,7 @@ def test_a_model_without_blocks_is_changed_as_a_whole(cli, log, tmp_path) -> Non
     assert "What fits" in ended.out
 
 
+@pytest.mark.slow
 def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--exact", "-o", tmp_path)
 
@@ -164,7 +166,7 @@ def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) 
     assert ended.status == 0, ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("function", "wants", "tried", "remarks"),
     [

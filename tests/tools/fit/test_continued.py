@@ -19,7 +19,7 @@ from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp_path) -> None:
     words = ("fit", DEEP, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-")
     first = cli(*words)
@@ -36,7 +36,7 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
     assert "0 simulations of the whole model\n" in again.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
     words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
     cli("fit", DEEP, *words)
@@ -46,7 +46,7 @@ def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path)
     assert "What fits: tiny-llama@num_hidden_layers=3" in copy.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_later_fit_takes_no_plans_from_an_earlier_one(cli, log, fake, tmp_path) -> None:
     words = (*STEP, *AMONG, "--scheme", "lora:16", "-o", tmp_path)
 
@@ -93,7 +93,7 @@ def test_an_answer_from_some_of_the_simulations_says_so_first(cli, log, tmp_path
 
 
 @pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the survey"])
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
     end_after(began, monkeypatch)
     words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)

@@ -19,7 +19,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_simulated(cli, lo
     assert not log.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_measured_stands_beside_what_was_simulated(cli, log, fake, tmp_path) -> None:
     profile = tmp_path / "mine.toml"
     profile.write_text(CPU)

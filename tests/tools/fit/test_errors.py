@@ -48,7 +48,7 @@ def action_of(planner: Planner, name: str) -> Action:
     return frozenset(choice for choice in planner.choices.of_blocks if choice.name == name)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "names",
     [
@@ -67,7 +67,7 @@ def test_a_plans_error_is_the_root_of_the_sum_of_squares(planner: Planner, names
     assert error_of(plan, planner) == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) -> None:
     names = ("gact:L2", "randomized:0.5")
     choices = choices_for(planner.exact, {}, names=names).of_blocks
@@ -159,7 +159,7 @@ def test_models_that_cannot_be_measured_have_exact_plans_only(monkeypatch: pytes
     assert planner.space.least(ANY, planner.most_squared_error) is not None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_blocks_that_differ_are_measured_a_few_in_a_row() -> None:
     model = "resnet18-cifar"
     planner = planner_of(model, ("actnn:L2",), batch_size=8)
@@ -177,7 +177,7 @@ def test_blocks_that_differ_are_measured_a_few_in_a_row() -> None:
     assert found.gradient_error == pytest.approx(math.sqrt(errors.of(whole)), rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path: Path) -> None:
     case = Case(
         model=ROBERTA, batch_size=16, sequence_length=64, device_profile="a100-80gb", memory_limit_bytes=15 * 2**20

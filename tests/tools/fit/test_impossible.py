@@ -10,7 +10,7 @@ from fitcommand import AMONG, STEP, TRAINED_ALL
 from actbench.simulator import profiles
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     among = ("--scheme", "checkpoint", "--max-slowdown", "1.2", "-o", tmp_path)
 
@@ -21,7 +21,7 @@ def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
     assert "nothing fits within --max-slowdown 1.2: checkpoint, adamw-fused fits and takes 1.26 times" in told
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
     words = (*STEP, "--scheme", "checkpoint", "--memory-limit", "6GiB", "-o", tmp_path)
     assert cli(*words).status == 0
@@ -37,7 +37,7 @@ def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
     assert "What fits" in fast.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *TRAINED_ALL, "--scheme", "lora:16", "--memory-limit", "3GiB", "-o", tmp_path)
 
@@ -79,7 +79,7 @@ def test_the_smallest_card_that_would_do_is_named(cli, log, tmp_path, monkeypatc
     assert "--device-profile rtx-3080-10gb, the smallest card that would do" in " ".join(ended.err.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_the_model_alone_is_too_much_no_smaller_batch_is_advised(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "512MiB", "-o", tmp_path)
 

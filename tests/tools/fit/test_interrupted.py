@@ -66,7 +66,7 @@ def after(count: int, seen: list[Case]) -> object:
     return simulates
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_time_may_end_after_any_simulation() -> None:
     whole = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
     whole.begin()
@@ -91,7 +91,7 @@ def test_time_may_end_after_any_simulation() -> None:
         assert len(seen) == count
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
@@ -155,7 +155,7 @@ def failing(reason: FailureReason, failed: list[Case]) -> object:
     return simulates
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("reason", ["timeout", "nothing-converted"])
 def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None:
     failed: list[Case] = []

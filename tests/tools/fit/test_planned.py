@@ -54,7 +54,7 @@ def own(tmp_path_factory):
     return names, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_plans_fit_and_train_as_asked(own):
     _, found = own
 

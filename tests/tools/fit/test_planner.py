@@ -68,12 +68,12 @@ MODELS: dict[str, dict[str, int]] = {
 
 SCHEMES = ("checkpoint", "actnn:L2")
 BLOCKS = 3  # of which every plan is simulated; what is done with the others is left as it is
-QUICK = "tiny-bert@num_hidden_layers=2"
 FURTHER = {
     *("tiny-llama@num_hidden_layers=3", "tiny-gpt2@n_layer=3", "tiny-bert@num_hidden_layers=3"),
     *("tiny-roberta@num_hidden_layers=4", "tiny-distilbert@n_layers=3", "tiny-t5@num_layers=2"),
     *("tiny-vit@num_hidden_layers=4", "tiny-llama@num_hidden_layers=2,vocab_size=4096"),
-    *("tiny-gpt2@n_layer=2", "mamba-130m", "inception-cifar", "squeezenet1_1"),
+    *("tiny-gpt2@n_layer=2", "mamba-130m", "inception-cifar", "squeezenet1_1", "resnet"),
+    *("qwen3-0.6b@num_hidden_layers=3", "gemma-3-1b", "mistral-7b", "modernbert-base", "deberta-v3-base"),
 }
 """Deeper models of a kind, and others of which every plan takes long to simulate."""
 
@@ -107,8 +107,7 @@ def seconds_of(found: Measurement) -> float:
 
 
 def kinds() -> list[Any]:
-    others = [each for each in WHOLE if each != QUICK]
-    return [QUICK, *slow_or_exhaustive(others, lambda model: any(map(model.startswith, FURTHER)))]
+    return slow_or_exhaustive(WHOLE, lambda model: any(map(model.startswith, FURTHER)))
 
 
 @pytest.mark.parametrize("model", kinds())
@@ -154,15 +153,16 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
     return solved.peak, solved.seconds
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "within"),
     [
-        pytest.param("tiny-llama@num_hidden_layers=3", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-gpt2@n_layer=3", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-vit@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
-        pytest.param("tiny-roberta@num_hidden_layers=4", 0.005, marks=pytest.mark.slow),
-        pytest.param("resnet-cifar", 0.02, marks=pytest.mark.slow),
-        pytest.param("squeezenet1_1", 0.02, marks=pytest.mark.slow),
+        ("tiny-llama@num_hidden_layers=3", 0.005),
+        ("tiny-gpt2@n_layer=3", 0.005),
+        ("tiny-vit@num_hidden_layers=4", 0.005),
+        ("tiny-roberta@num_hidden_layers=4", 0.005),
+        ("resnet-cifar", 0.02),
+        ("squeezenet1_1", 0.02),
     ],
 )
 def test_predictions_are_near_the_whole_simulation(model: str, within: float) -> None:
@@ -188,6 +188,7 @@ def test_an_optimizer_does_the_same_in_each_way_of_computing_with_the_same_state
     assert found[0].optimizer_bytes - found[1].optimizer_bytes == costs.update
 
 
+@pytest.mark.slow
 def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
     schemes_around = ("accumulate:2", "accumulate:4", "chunked_loss:8")
     planner = planner_of("tiny-llama@num_hidden_layers=2,vocab_size=8192", schemes_around, batch_size=16, **TEXT)
@@ -200,7 +201,7 @@ def test_what_a_loss_in_pieces_holds_in_any_micro_batch_is_predicted() -> None:
         assert peak == pytest.approx(found.peak_bytes, rel=0.001), setting.around
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -252,7 +253,7 @@ def test_no_stack_made_by_hand_is_faster() -> None:
         assert found.seconds <= min(seconds for need, seconds in needs if need <= limit) * (1 + 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_blocks_is_found() -> None:
     planner = planner_of("tiny-llama@num_hidden_layers=6", ("checkpoint", "fewbit:2"), batch_size=16, **TEXT)
 
@@ -276,7 +277,7 @@ def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_bloc
     assert len(planner.outcomes) == count
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_memory_is_never_slower_and_no_plan_is_over_its_budget() -> None:
     planner = planner_of("tiny-llama@num_hidden_layers=2", SCHEMES, batch_size=16, **TEXT)
     exact = planner.found[0].need
@@ -294,6 +295,7 @@ def test_more_memory_is_never_slower_and_no_plan_is_over_its_budget() -> None:
     assert all(two <= one for one, two in zip(curves[EXACT], curves[ANY], strict=True))
 
 
+@pytest.mark.slow
 def test_a_plan_with_ranges_is_the_same_case_everywhere() -> None:
     planner = surveyed("tiny-llama@num_hidden_layers=3")
     (checkpoint,) = (action for action in singles(planner) if {choice.name for choice in action} == {"checkpoint"})

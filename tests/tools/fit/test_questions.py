@@ -145,7 +145,7 @@ def test_what_is_faster_at_the_largest_size_grows_on() -> None:
     assert found.beyond_bytes > 10_003
 
 
-@pytest.mark.sampled(slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("flag", "column"), [("--longest-sequence", "sequence_length"), ("--largest-batch", "batch_size")]
 )
@@ -171,7 +171,7 @@ def test_the_largest_size_that_is_printed_fits_by_a_simulation_of_its_own(cli, t
     assert f"{size + 1:,} do not" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
     ended = cli(*ON_4090, "-s", "checkpoint", "--exact", "--longest-sequence", "--memory-limit", "1MiB", "-o", tmp_path)
 
@@ -179,7 +179,7 @@ def test_nothing_fits_where_one_token_does_not(cli, tmp_path) -> None:
     assert "not even 1 of the tokens fits in 1.00 MiB" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cards_are_listed_the_smallest_first_and_each_was_simulated(cli, tmp_path) -> None:
     table = tmp_path / "t.csv"
     words = ("fit", "tiny-llama", "-b", "256", "--sequence-length", "2048", *STEP[6:], *AMONG, "--exact")
@@ -208,7 +208,7 @@ def test_ways_to_spread_are_found_by_what_schemes_say_and_take_all_processes() -
     assert all(build(way).spec == way for way in found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_is_shared_out_over_the_fewest_processes_on_which_it_fits(cli, tmp_path) -> None:
     table = tmp_path / "t.csv"
     words = (

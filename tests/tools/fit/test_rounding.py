@@ -57,14 +57,15 @@ def changed(code: str, case: Case) -> float:
     return moved / sum(each.numel() for each in after)
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.usefixtures("_no_compiler")
 @pytest.mark.parametrize(
     ("scheme", "dtype"),
     [
         ("exact", "bfloat16"),
         ("adam8bit", "bfloat16"),
-        pytest.param("adam8bit+release", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("pure:bfloat16+adamfp8", None, marks=pytest.mark.slow),
+        ("adam8bit+release", "bfloat16"),
+        ("pure:bfloat16+adamfp8", None),
     ],
 )
 def test_the_shares_of_weights_that_change_are_those_told(scheme: str, dtype: Any) -> None:
@@ -127,6 +128,7 @@ def test_a_model_of_ones_own_is_told_by_the_type_of_its_parameters() -> None:
     assert "rounds" not in code_for(Case(**own), SAID.model_copy(update={"dtype": "float32"})).loop
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("scheme", ["exact", "checkpoint"])
 def test_float32_weights_are_offered_where_there_is_room(scheme: str) -> None:
     settings = {**LLAMA, "device_profile": "rtx-4090", "scheme": scheme, "dtype": "bfloat16"}

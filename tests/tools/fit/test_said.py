@@ -27,6 +27,7 @@ def _crashing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKEFIT_CRASHED", "gact")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_crashing", "log")
 def test_an_answer_ends_with_what_crashed(cli, tmp_path) -> None:
     page, text = tmp_path / "page.html", tmp_path / "text.md"
@@ -55,7 +56,7 @@ def unescaped(markdown: Path) -> str:
     return markdown.read_text().replace("\\", "")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_crashing", "log")
 def test_what_crashed_is_simulated_again_and_then_nothing_is_said_of_it(cli, tmp_path, monkeypatch) -> None:
     words = (*STEP, *AMONG, "--memory-limit", "6GiB", "-o", tmp_path)
@@ -77,7 +78,7 @@ def test_other_questions_say_what_crashed(cli, tmp_path) -> None:
     assert CRASHED in " ".join(ended.out.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_crashing", "log")
 def test_the_result_in_python_has_what_crashed() -> None:
     crashed = actbench.fit(
@@ -126,7 +127,7 @@ def test_nothing_is_said_to_fit_unchanged_where_it_does_not() -> None:
     assert "unchanged" not in " ".join(answer(found(("checkpoint", 1.2, 50), exact=200)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("log")
 def test_what_every_plan_has_fits_alone(cli, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--base", "lora:16", "--memory-limit", "12GiB", "-o", tmp_path)
@@ -134,7 +135,7 @@ def test_what_every_plan_has_fits_alone(cli, tmp_path) -> None:
     assert ended.out.startswith("It fits with lora:16 alone: ")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_counts_say_what_they_count_and_a_first_fit_continues_nothing(cli, log, tmp_path) -> None:
     ended = cli("fit", DEEP, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path)
 
@@ -153,7 +154,7 @@ def test_results_are_stored_in_a_folder_that_a_clone_does_not_track() -> None:
         assert not listed.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("log")
 def test_results_are_stored_below_where_it_runs(cli, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -50,6 +50,7 @@ def test_what_does_not_go_with_a_script_is_refused_before_it_runs(cli, log, trai
     assert not log.exists()
 
 
+@pytest.mark.slow
 def test_a_script_has_plans_with_lines_to_paste_and_what_it_sets_itself_is_said(cli, log, train) -> None:
     ended = cli(*SCRIPT, "-b", "4", "--exact", "--memory-limit", "6GiB", "-o", "out", "--export-json", "-")
 
@@ -71,7 +72,7 @@ def test_a_script_has_plans_with_lines_to_paste_and_what_it_sets_itself_is_said(
     assert [path.parent.name for path in Path("out").rglob("*.fit.jsonl")] == ["train-rtx-4090"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fit_of_a_script_goes_on_until_the_script_changes(cli, log, train) -> None:
     words = (*SCRIPT, "-s", "checkpoint", "--memory-limit", "6GiB", "-o", "out")
     cli(*words)

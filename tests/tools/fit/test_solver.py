@@ -79,7 +79,7 @@ def limits_of(everything: Everything) -> list[float]:
     return [float(shares[0] - 1), *map(float, shares), math.inf]
 
 
-@pytest.mark.sampled(fast=60, slow=140)
+@pytest.mark.sampled(fast=20, slow=50)
 @pytest.mark.parametrize("seed", range(INSTANCES))
 def test_the_answer_is_that_of_all_plans(seed: int) -> None:
     chain = a_chain(seed)
@@ -99,6 +99,7 @@ def test_the_answer_is_that_of_all_plans(seed: int) -> None:
             assert chain.squared_error(plan) <= most
 
 
+@pytest.mark.sampled(fast=20, slow=15)
 @pytest.mark.parametrize("seed", range(INSTANCES // 4))
 def test_the_least_peak_is_that_of_all_plans(seed: int) -> None:
     chain = a_chain(seed)
@@ -145,6 +146,7 @@ def equal_blocks(blocks: int) -> Chain:
     return Chain((LAYER,) * blocks, (), 16_000 * MIB, 600 * MIB, [0] * blocks, 0, 0, 1.0)
 
 
+@pytest.mark.sampled(fast=4, slow=3)
 @pytest.mark.parametrize("limit", [18_500, 22_000, 27_500, 33_000, 38_000])
 @pytest.mark.parametrize("most_squared_error", [math.inf, 0.0015])
 def test_of_equal_blocks_the_answer_is_that_of_all_counts(limit: int, most_squared_error: float) -> None:
@@ -172,6 +174,7 @@ def _counts(total: int, parts: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in range(total + 1) for rest in _counts(total - first, parts - 1)]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([math.inf, 20.0, 5.0]))
 @settings(max_examples=30, deadline=None)
 def test_a_larger_limit_is_never_slower(seed: int, blocks: int, most: float) -> None:
@@ -210,6 +213,7 @@ def test_labels_that_are_left_out_cost_time_but_no_limit_is_passed_nor_a_plan_mi
     assert slower
 
 
+@pytest.mark.sampled(fast=8, slow=6)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("most", [math.inf, 12.5])
 def test_the_frontier_has_the_answer_of_each_limit(seed: int, most: float) -> None:
@@ -225,6 +229,7 @@ def test_the_frontier_has_the_answer_of_each_limit(seed: int, most: float) -> No
             assert (chain.time(plan), chain.peak(plan)) == pytest.approx((chain.time(alone), chain.peak(alone)))
 
 
+@pytest.mark.slow
 def test_no_larger_limit_of_a_frontier_is_slower_though_labels_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_BEAMS": (1,), "MOST_LABELS": 2, "MOST_LABELS_BY_ERROR": 2}.items():
         monkeypatch.setattr(solver, name, value)

@@ -186,6 +186,7 @@ def a_setting(seed: int) -> Setting:
     return Setting(NOTHING, NOTHING, costs([], []), [NOTHING, CHECKPOINT, FEWBIT], chain)
 
 
+@pytest.mark.sampled(fast=20, slow=20)
 @pytest.mark.parametrize("seed", range(60))
 def test_no_setting_is_solved_below_its_bound(seed: int) -> None:
     setting = a_setting(seed)

@@ -123,6 +123,7 @@ def test_features_of_other_nodes_are_refused() -> None:
         aggregate(torch.randn(11, 1, 3), torch.ones(rows.numel(), 1), graph)
 
 
+@pytest.mark.exhaustive
 def test_torch_does_not_warn_of_its_sparse_matrices() -> None:
     code = (
         "import torch\nfrom actbench.tools.gnn.aggregation import Graph, aggregate\n"

@@ -70,6 +70,7 @@ def test_every_parameter_is_trained_and_the_loss_falls(name: str) -> None:
     assert _loss(setup.module.eval(), batch).item() < 0.7 * before
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @names
 @pytest.mark.parametrize("meter", ["cpu", "simulated"])
 def test_the_meters_measure_it(name: str, meter: str) -> None:
@@ -111,7 +112,7 @@ def test_a_gcn_of_full_size_keeps_what_its_layers_keep() -> None:
     assert measured.activation_bytes == 2 * layer + scores + scalars
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_number_of_graphs_is_found() -> None:
     found = bench.measure(case("gcn", meter="simulated", find_largest_batch=True, memory_limit_bytes=40_000_000))
 
@@ -119,6 +120,7 @@ def test_the_largest_number_of_graphs_is_found() -> None:
     assert found.largest_batch > 1
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["checkpoint,blocks=GraphBlock", "randomized:0.5"])
 def test_schemes_work_on_it(scheme: str) -> None:
     options = {"meter": "simulated"}

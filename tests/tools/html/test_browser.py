@@ -82,6 +82,7 @@ def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_charts")
 def test_a_table_sorts_by_numbers_filters_and_opens_its_rows(opened: Callable[[str], Any]) -> None:
     records = records_of_quickstart()
@@ -141,6 +142,7 @@ def test_hostile_names_are_shown_as_they_are(opened: Callable[[str], Any], make_
     assert EVIL.partition("\u2028")[0].strip() in page.inner_text("tr.details")
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.skipif(not library.is_installed(), reason="no vl-convert-python")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_charts_are_drawn_with_every_row_and_hostile_names(

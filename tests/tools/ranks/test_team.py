@@ -38,7 +38,7 @@ def wait_for(folder: Path, words: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rank_that_fails_is_a_row_with_its_reason_and_the_sweep_goes_on(start, tmp_path, nothing_left) -> None:
     measured = "at:1/peak=5000+at:1/long+then+at:1/sleep=0.01"
     processes = start(json.dumps(["exact", *ENDINGS, measured]))
@@ -60,7 +60,7 @@ def test_a_rank_that_fails_is_a_row_with_its_reason_and_the_sweep_goes_on(start,
     nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGINT)])
 def test_a_process_that_is_ended_leaves_none_behind(start, tmp_path, nothing_left, rank: int, number: int) -> None:
     processes = start(json.dumps(["name:a", "at:1/hang"]))

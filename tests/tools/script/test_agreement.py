@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 from cases import CASES, SCRIPTS, ScriptCase
-from marks import slow_or_exhaustive
 from pairs import BATCH, COMPARED, MORE, NANOGPT, PLAIN
 
 HERE = Path(__file__).parent
 PROFILE = "rtx-4090"
-SLOW = ("nanogpt", "trainer")
 
 
 def peak(words: list[str], folder: Path) -> int:
@@ -39,12 +37,8 @@ def check_on_the_cpu(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     assert simulated == pytest.approx(real, rel=0.02 if case.convolutional else 0.005)
 
 
-@pytest.mark.parametrize(
-    "case",
-    slow_or_exhaustive(
-        [each for each in CASES if each.name in COMPARED], lambda case: case.name not in SLOW, attrgetter("name")
-    ),
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", [each for each in CASES if each.name in COMPARED], ids=attrgetter("name"))
 def test_each_script_needs_what_it_needs_for_real(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     check_on_the_cpu(case, command, tmp_path)
 
@@ -64,7 +58,7 @@ def test_a_plain_script_needs_to_the_byte_what_measure_says(tmp_path: Path) -> N
     assert simulated == measured("plain", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_with_a_gradient_scaler_needs_a_few_scalars_more(tmp_path: Path) -> None:
     """At the peak, in the backward pass of the cross entropy, five blocks of 512 bytes are there more.
 

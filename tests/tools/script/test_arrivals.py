@@ -50,6 +50,7 @@ def test_a_library_that_is_not_imported_stays_out(package: str) -> None:
         assert package not in sys.modules
 
 
+@pytest.mark.slow
 def test_no_library_is_imported_by_preparing() -> None:
     import subprocess
 

@@ -13,7 +13,7 @@ from actbench.model.records import Failure
 from actbench.units import MIB
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> None:
     loop = TRAINING.replace(
         TRAINING[TRAINING.index("for (x") : TRAINING.index("    hidden")],
@@ -27,6 +27,7 @@ def test_a_script_without_a_loader_has_no_batch_to_replace(run: RunScript) -> No
     assert "this script has no DataLoader that trains" in found.message
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("options", [{"batch_size": 128}, {"search": True}])
 def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
     run: RunScript, tmp_path: Path, options: dict[str, Any]
@@ -45,6 +46,7 @@ def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
     assert (tmp_path / "out").read_text().count("begins") == 1
 
 
+@pytest.mark.slow
 def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
     small, large = run(TRAINING, batch_size=64), run(TRAINING, batch_size=128)
 
@@ -54,7 +56,7 @@ def test_the_batch_of_the_loader_is_replaced(run: RunScript) -> None:
     assert per_row == pytest.approx((2 * 1024 + 256) * 4, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
     found = run(TRAINING, search=True)
 

@@ -13,8 +13,6 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Failure
 from actbench.tools.script.suggestions import suggestions
 
-SLOW = pytest.mark.slow
-
 
 def test_a_script_is_measured_by_its_lines(run: RunScript) -> None:
     found = run(TRAINING)
@@ -38,7 +36,7 @@ CAST = TRAINING.replace("    hidden", "    with torch.autocast('cuda', dtype=tor
 EVALUATION = "    with torch.no_grad(), torch.autocast('cuda', dtype=torch.float16):\n     model(x.cuda())\n"
 
 
-@pytest.mark.sampled(fast=1, slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("text", "autocast"),
     [
@@ -57,43 +55,38 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
     assert (found.dtype, found.autocast) == ("float32", autocast)
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
         ("print('nothing')", (), "no optimizer of torch has stepped"),
         ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
-        pytest.param("import sys; sys.exit()", (), "no optimizer of torch has stepped", marks=SLOW),
+        ("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
         ("input('go on? ')", (), r"reads standard input.*train.py:1"),
-        pytest.param(
+        (
             "import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
             (),
             "sys.exit",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "a = 1\nb = a['x']",
             (),
             r"TypeError: 'int' object is not subscriptable \(train.py:2 b = a\['x'\]",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)",
             (),
             "starts other processes.*--gpus",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
             (),
             r"ConnectionRefused.*train.py:2",
-            marks=pytest.mark.slow,
         ),
-        pytest.param("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9", marks=pytest.mark.slow),
-        pytest.param("raise ValueError", (), r"ValueError \(train.py:1", marks=pytest.mark.slow),
+        ("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
+        ("raise ValueError", (), r"ValueError \(train.py:1"),
         (TRAINING.replace("    optimizer.step()\n", ""), (), r"is optimizer.step\(\) missing"),
-        pytest.param(
-            TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9", marks=pytest.mark.slow
-        ),
+        (TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
     ],
 )
 def test_a_script_that_comes_to_no_step_says_why(
@@ -106,6 +99,7 @@ def test_a_script_that_comes_to_no_step_says_why(
         raise ValueError(found.message)
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     loop = TRAINING.replace("for (x,)", "while True:\n  try:\n   for (x,)")
     head, body = loop.split("   for (x,)")
@@ -117,6 +111,7 @@ def test_a_script_that_catches_everything_is_measured(run: RunScript) -> None:
     assert found.built.refused == ("checkpoint",)
 
 
+@pytest.mark.exhaustive
 def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
     found = run(TRAINING + "    break\n")
 
@@ -135,7 +130,7 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
         ("offload", lambda exact, found: found.activation_bytes < exact.activation_bytes),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[Any, Any], bool]) -> None:
     text = TRAINING.replace("model[2](hidden)", "model(x.cuda())").replace("hidden = model[1](model[0](x.cuda()))", "")
     exact, found = run(text), run(text, scheme=scheme)
@@ -145,6 +140,7 @@ def test_schemes_act_in_a_script(run: RunScript, scheme: str, holds: Callable[[A
     assert found.sites
 
 
+@pytest.mark.slow
 def test_a_scheme_that_does_not_fit_the_script_is_a_failure_with_the_reason(run: RunScript) -> None:
     found = run(TRAINING, scheme="checkpoint")
 
@@ -165,7 +161,7 @@ for _ in range(4):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(run: RunScript) -> None:
     exact, adapted = run(ENCODER), run(ENCODER, scheme="lora:16")
 
@@ -177,7 +173,7 @@ def test_no_adapters_are_suggested_where_an_encoder_of_torch_reads_its_weights(r
     assert "read the weights of 6 linear layers directly (layers.0.self_attn.out_proj, …)" in adapted.message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> None:
     """The model names no head, as no model of one's own does."""
     text = TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 8000)").replace(
@@ -195,7 +191,7 @@ def test_the_loss_in_pieces_that_is_suggested_finds_its_head(run: RunScript) -> 
     assert found.peak_bytes < 0.8 * exact.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None:
     scheduled = TRAINING.replace(
         "for (x", "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)\nfor (x"
@@ -206,6 +202,7 @@ def test_an_optimizer_is_replaced_that_a_scheduler_holds(run: RunScript) -> None
     assert (found.optimizer_bytes or 0) < 0.3 * exact.optimizer_bytes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("times", "stopped_after"), [(8, 3), (2, None)])
 def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: int, stopped_after: int | None) -> None:
     found = run(TRAINING.replace("4096", str(times * 512)))
@@ -215,7 +212,7 @@ def test_a_measurement_says_where_the_script_was_stopped(run: RunScript, times: 
     assert found.built.stopped_after == stopped_after
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run: RunScript) -> None:
     whole, headless = run(TRAINING), run(TRAINING.replace("nn.Linear(1024, 256)", "nn.Linear(1024, 1024)"))
 
@@ -227,6 +224,7 @@ def test_schemes_that_may_help_are_those_of_the_cards_that_the_script_takes(run:
     assert "chunked_loss" not in headless.remedies, "two layers have the most outputs"
 
 
+@pytest.mark.exhaustive
 def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None:
     found = run(TRAINING.replace("batch_size=512", "batch_size=4096").replace("4096, 256", "4096, 256"), raise_oom=True)
 

@@ -24,6 +24,7 @@ def run(code: str, before: str = "") -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_build_without_cuda_believes_too() -> None:
     run(
         """
@@ -45,6 +46,7 @@ def test_a_build_without_cuda_believes_too() -> None:
     )
 
 
+@pytest.mark.slow
 def test_accelerate_believes() -> None:
     run("""
         from accelerate import Accelerator, PartialState, utils
@@ -69,7 +71,7 @@ def test_accelerate_believes() -> None:
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_transformers_peft_and_trl_believe() -> None:
     run("""
         import peft, trl
@@ -85,7 +87,7 @@ def test_transformers_peft_and_trl_believe() -> None:
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lightning_picks_the_card() -> None:
     run("""
         from lightning import Fabric, Trainer
@@ -102,7 +104,7 @@ def test_lightning_picks_the_card() -> None:
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_libraries_of_models_import() -> None:
     run("""
         import bitsandbytes, diffusers, timm, torchmetrics, torchvision

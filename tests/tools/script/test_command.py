@@ -74,6 +74,7 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
     assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
 
 
+@pytest.mark.slow
 def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any) -> None:
     first = (
         "No --device-profile is named, so the card is assumed to be cuda-16gib: name yours with --device-profile NAME "
@@ -86,6 +87,7 @@ def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any
     assert "assumed" not in cli("run", "--meter", "cpu", "train.py").out
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("options", [(), ("-s", "checkpoint")])
 def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: Any, options: tuple[str, ...]) -> None:
     made_up, stopped = "script prints are made up", "The script was stopped after 3 steps; the rest of it did not run."
@@ -96,6 +98,7 @@ def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: An
     assert (quiet.count(made_up), quiet.count(stopped)) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
     plain = cli("run", "train.py").out
     train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
@@ -106,6 +109,7 @@ def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any
     assert "type float32, autocast bfloat16, optimizer AdamW" in " ".join(cast.split())
 
 
+@pytest.mark.slow
 def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
     ended = cli("run", "-s", "checkpoint", "-s", "exact", "train.py")
 
@@ -137,6 +141,7 @@ def test_an_export_to_standard_output_has_it_alone(cli: Any) -> None:
     assert list(record["files"]) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_a_stored_row_is_run_again_once_the_script_has_changed(cli: Any, train: Path) -> None:
     command = ("run", "-o", "out.jsonl", "train.py")
     first, second = cli(*command), cli(*command)
@@ -170,6 +175,7 @@ def test_a_stored_failure_is_run_again_when_asked(cli: Any, train: Path) -> None
     assert cli("run", "--retry-failed", *command[1:]).status == 0
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, train: Path) -> None:
     train.write_text("PEAK_GIB = 30\n")
     ended = cli("run", "train.py")
@@ -202,6 +208,7 @@ def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path)
     assert "at_most_peak_bytes" in Path("rows.csv").read_text()
 
 
+@pytest.mark.sampled(fast=2, slow=3)
 @pytest.mark.parametrize(
     ("source", "arguments", "behind"),
     [
@@ -256,6 +263,7 @@ def test_options_stand_before_the_dashes_that_end_them(cli: Any, train: Path) ->
     assert "what each saves and costs: actbench run --scheme NAME train.py --lr 3\n" in compared.out
 
 
+@pytest.mark.sampled(fast=2, slow=2)
 @pytest.mark.parametrize(
     ("text", "naming"),
     [

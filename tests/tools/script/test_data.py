@@ -32,6 +32,7 @@ class Stream(IterableDataset[Any]):
         return iter(range(20))
 
 
+@pytest.mark.slow
 def test_workers_are_this_process_and_batches_are_the_same() -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
     plain = DataLoader(Rows(), generator=torch.Generator().manual_seed(3), **options)
@@ -57,6 +58,7 @@ def test_workers_are_this_process_and_batches_are_the_same() -> None:
     assert many.num_workers == 3  # trainers read it
 
 
+@pytest.mark.slow
 def test_each_fetch_runs_inside_the_real_context() -> None:
     inside: list[bool] = []
     now = [False]
@@ -79,6 +81,7 @@ def test_each_fetch_runs_inside_the_real_context() -> None:
     assert inside == [True] * 10
 
 
+@pytest.mark.slow
 def test_data_is_read_in_a_fake_mode() -> None:
     with without_memory(fake_mode()), prepared(print):
         batch = next(iter(DataLoader(torch.arange(10), batch_size=5, num_workers=1)))
@@ -105,16 +108,19 @@ def test_a_requested_batch_size_takes_the_place_of_the_scripts() -> None:
         assert sizes(DataLoader(Stream(), batch_size=10)) == [5, 5, 5, 5]
 
 
+@pytest.mark.exhaustive
 def test_a_loader_for_evaluation_keeps_its_batch_size() -> None:
     with prepared(print, batch_size=5), torch.no_grad():
         assert sizes(DataLoader(range(12), batch_size=4)) == [4, 4, 4]  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 def test_more_rows_than_the_data_set_has() -> None:
     with prepared(print, batch_size=64):
         assert sizes(DataLoader(list(range(12)), batch_size=4, shuffle=True, drop_last=True)) == [64, 64, 64]
 
 
+@pytest.mark.exhaustive
 def test_batches_that_a_script_makes_by_itself_are_kept_and_noted() -> None:
     notes: list[str] = []
     with prepared(notes.append, batch_size=5):
@@ -123,6 +129,7 @@ def test_batches_that_a_script_makes_by_itself_are_kept_and_noted() -> None:
     assert notes == ["A DataLoader keeps its own batch size, not the requested 5: list makes the batches."]
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("library", ["accelerate", "transformers", "lightning"])
 def test_loaders_of_trainers_get_the_batch_size(library: str, tmp_path: Any) -> None:
     seen: list[int] = []

@@ -44,7 +44,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-@pytest.mark.sampled(fast=1, slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     ("wrap", "scheme"),
     [
@@ -69,6 +69,7 @@ def test_a_process_needs_what_measure_says(wrap: Callable[[nn.Module], nn.Module
     assert found.peak_parts.communication_bytes == expected.peak_parts.communication_bytes
 
 
+@pytest.mark.slow
 def test_gradients_beside_their_buckets_take_as_much_again() -> None:
     beside, inside = trained(ddp()), trained(ddp(gradient_as_bucket_view=True))
 
@@ -77,7 +78,7 @@ def test_gradients_beside_their_buckets_take_as_much_again() -> None:
     assert beside.peak_parts.communication_bytes == pytest.approx(inside.gradients_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> None:
     plain = trained(ddp())
 
@@ -86,7 +87,7 @@ def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> No
         assert found.gradients_bytes == plain.gradients_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_flat_parameters_are_shared_out() -> None:
     flat, rows = trained(fsdp1), trained(fsdp2())
 
@@ -107,12 +108,14 @@ def test_shares_are_copied_in_a_mesh_of_two_dimensions() -> None:
     assert {each.kind for each in copied.communication} == {"all-gather", "reduce-scatter", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_offloaded_shares_are_in_host_memory() -> None:
     found = trained(fsdp2(offload_policy=CPUOffloadPolicy()))
 
     assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_layers_are_shared_out_by_a_plan() -> None:
     found = trained(tensor_parallel, foreach=False)  # torch steps shared and whole tensors one by one only
 
@@ -133,7 +136,7 @@ def test_layers_may_be_shared_in_both_ways() -> None:
     assert trained(wrap).mesh == Mesh(dp=2, tp=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hook_of_the_users_averages_in_half_precision() -> None:
     def wrap(model: nn.Module) -> nn.Module:
         wrapped = ddp(gradient_as_bucket_view=True)(model)

@@ -23,6 +23,7 @@ def notes() -> Iterator[list[str]]:
         yield found
 
 
+@pytest.mark.exhaustive
 def test_compiled_models_and_functions_run_eagerly(notes: list[str]) -> None:
     model = nn.Linear(3, 3)
     ran: list[bool] = []
@@ -70,6 +71,7 @@ def test_flash_attention_of_a_script_is_torchs(notes: list[str]) -> None:
     assert [note.partition(" ")[0] for note in notes] == ["flash_attn", "xformers"]
 
 
+@pytest.mark.slow
 def test_a_library_that_asks_for_flash_attention_gets_the_true_answer() -> None:
     with prepared(print):
         assert importlib.util.find_spec("flash_attn") is None
@@ -78,6 +80,7 @@ def test_a_library_that_asks_for_flash_attention_gets_the_true_answer() -> None:
     assert "flash_attn" not in sys.modules
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("asked", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
 def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: list[str]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -96,6 +99,7 @@ def test_flash_attention_in_transformers_needs_no_package(asked: str, notes: lis
     assert [note.partition(" in ")[0] for note in notes] == ["Flash attention"]
 
 
+@pytest.mark.exhaustive
 def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     liger: Any = pytest.importorskip("liger_kernel.transformers")
     notes: list[str] = []
@@ -112,6 +116,7 @@ def test_kernels_of_liger_hold_what_they_hold_on_a_card(monkeypatch: pytest.Monk
     assert [note.partition(":")[0] for note in notes] == ["Triton kernels of liger_kernel are not run"]
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:
     triton = pytest.importorskip("triton")
     import triton.language as tl
@@ -127,6 +132,7 @@ def test_a_kernel_of_the_script_is_not_launched(notes: list[str]) -> None:
     assert len(notes) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("masked", [False, True])
 def test_transformers_leaves_out_masks_of_whole_rows_as_on_a_card(masked: bool) -> None:
     """It reads the values of masks and positions, so that attention runs by the flash kernel."""

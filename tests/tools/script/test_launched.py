@@ -28,6 +28,7 @@ from actbench.tools.script import launching
 from actbench.tools.script.groups import cards_of_machine, environment
 
 
+@pytest.mark.slow
 def test_a_script_is_told_what_torchrun_tells() -> None:
     before = dict(os.environ)
     with on_card(16):
@@ -59,6 +60,7 @@ def test_one_process_may_make_a_group_of_one() -> None:
     assert found.peak_bytes > 0
 
 
+@pytest.mark.slow
 def test_others_have_what_this_process_has() -> None:
     with on_card():
         distributed.init_process_group("cpu:gloo,cuda:nccl")
@@ -87,6 +89,7 @@ def test_others_have_what_this_process_has() -> None:
         assert distributed.all_reduce(loss, async_op=True).get_future().wait()[0] is loss
 
 
+@pytest.mark.slow
 def test_a_sampler_shares_out_the_data() -> None:
     with on_card():
         distributed.init_process_group("nccl")
@@ -95,6 +98,7 @@ def test_a_sampler_shares_out_the_data() -> None:
         assert [rows.tolist() for (rows,) in loader] == [[0, 4], [8, 12], [16, 20], [24, 28]]
 
 
+@pytest.mark.slow
 def test_batches_of_large_data_move_to_the_card() -> None:
     with on_card(1):
         data = TensorDataset(torch.randn(1024, 512))
@@ -106,6 +110,7 @@ def test_batches_of_large_data_move_to_the_card() -> None:
         assert torch.cuda.memory_allocated() - before == moved.nbytes
 
 
+@pytest.mark.slow
 def test_random_states_go_to_the_card_and_back() -> None:
     """As accelerate gives all processes the state of the first."""
     with on_card():
@@ -118,6 +123,7 @@ def test_random_states_go_to_the_card_and_back() -> None:
         assert torch.equal(generator.get_state(), before)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,6 +136,7 @@ def test_groups_of_other_processes_are_refused(options: dict[str, int], message:
         distributed.init_process_group("nccl", init_method="tcp://localhost:29511", **options)
 
 
+@pytest.mark.slow
 def test_a_process_of_a_group_simulates_no_other() -> None:
     with on_card():
         distributed.init_process_group("nccl")
@@ -137,6 +144,7 @@ def test_a_process_of_a_group_simulates_no_other() -> None:
             on_card().__enter__()
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
 def test_engines_that_are_installed_are_refused(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{engine}.py").write_text(
@@ -200,13 +208,13 @@ def no_state_left() -> Iterator[None]:
     GradientState._reset_state()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_wraps_a_model_by_itself() -> None:
     assert accelerated().peak_bytes == pytest.approx(trained(ddp()).peak_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_state_left")
 def test_accelerate_shares_a_model_out() -> None:
     plugin = FullyShardedDataParallelPlugin(
@@ -218,7 +226,7 @@ def test_accelerate_shares_a_model_out() -> None:
     assert found.optimizer_bytes == pytest.approx(expected.optimizer_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_of_eight_billion_parameters_needs_what_measure_says(tmp_path: Path) -> None:
     script = MODEL.parent / "scripts" / "fsdp.py"
     sizes = {"vocab": 128256, "dim": 4096, "layers": 32, "heads": 32, "hidden": 14336}

@@ -70,6 +70,7 @@ for step in range(9):
 """
 
 
+@pytest.mark.slow
 def test_gradients_are_on_the_lines_of_their_backward_passes(run: RunScript) -> None:
     found = run(TWO_PASSES)
 

@@ -64,6 +64,7 @@ def step(model: Any) -> torch.Tensor:
     return found.loss  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_folder_without_weights_becomes_a_model_of_the_types_of_its_config(llama: str, notes: list[str]) -> None:
     model, info = causal(llama, output_loading_info=True)
 
@@ -75,11 +76,13 @@ def test_a_folder_without_weights_becomes_a_model_of_the_types_of_its_config(lla
     assert any("no weights are read" in note for note in notes)
 
 
+@pytest.mark.exhaustive
 def test_a_type_that_is_asked_for_wins(llama: str, notes: list[str]) -> None:
     assert causal(llama, dtype=torch.float32).dtype == torch.float32
     assert causal(llama, torch_dtype="float16").dtype == torch.float16
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_a_type_is_in_float32(tmp_path: Path, notes: list[str]) -> None:
     untyped = {key: value for key, value in LLAMA.items() if key != "dtype"}
 
@@ -92,6 +95,7 @@ def test_no_byte_of_weights_is_read(llama: str, notes: list[str]) -> None:
     assert causal(llama).num_parameters() > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_comes_from_a_shipped_config(notes: list[str]) -> None:
     model = causal("meta-llama/Llama-3.1-8B", dtype=torch.bfloat16)
 
@@ -104,6 +108,7 @@ def test_a_model_that_is_nowhere_is_named_with_what_to_do(notes: list[str]) -> N
         causal("nobody/nothing")
 
 
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(("twice", "absmax_bytes"), [(False, 4 * 2048), (True, 2048 + 4 * 8)])
 def test_four_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str], twice: bool, absmax_bytes: int) -> None:
     from transformers import BitsAndBytesConfig
@@ -120,6 +125,7 @@ def test_four_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str], 
     assert model.lm_head.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_eight_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str]) -> None:
     from transformers import BitsAndBytesConfig
 
@@ -132,6 +138,7 @@ def test_eight_bits_have_the_bytes_of_bitsandbytes(llama: str, notes: list[str])
     assert any("outlier" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_adapters_train_on_packed_weights(llama: str, notes: list[str]) -> None:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
@@ -149,6 +156,7 @@ def test_adapters_train_on_packed_weights(llama: str, notes: list[str]) -> None:
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_is_built_from_its_config(llama: str, tmp_path: Path, notes: list[str]) -> None:
     from peft import PeftModel
 
@@ -167,11 +175,13 @@ def test_an_adapter_is_built_from_its_config(llama: str, tmp_path: Path, notes: 
     assert sum("lora_A" in name for name, _ in causal(adapter).named_parameters()) == 2
 
 
+@pytest.mark.slow
 def test_a_model_in_several_places_is_refused(llama: str, notes: list[str]) -> None:
     with pytest.raises(MeasurementError, match="the whole model on it"):
         causal(llama, device_map={"model": 0, "lm_head": "cpu"})
 
 
+@pytest.mark.slow
 def test_other_quantizations_are_refused(llama: str, notes: list[str]) -> None:
     from torchao.quantization import Int8WeightOnlyConfig
     from transformers import TorchAoConfig
@@ -180,6 +190,7 @@ def test_other_quantizations_are_refused(llama: str, notes: list[str]) -> None:
         causal(llama, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()), device_map={"": "cpu"})
 
 
+@pytest.mark.slow
 def test_vision_models_download_nothing(notes: list[str]) -> None:
     import timm
     import torchvision
@@ -189,6 +200,7 @@ def test_vision_models_download_nothing(notes: list[str]) -> None:
     assert {note.partition(":")[0] for note in notes} >= {"torch.hub", "timm"}
 
 
+@pytest.mark.slow
 def test_a_diffusion_model_is_built_from_its_config(tmp_path: Path, notes: list[str]) -> None:
     diffusers = pytest.importorskip("diffusers")
     config = {
@@ -207,6 +219,7 @@ def test_a_diffusion_model_is_built_from_its_config(tmp_path: Path, notes: list[
     assert not model.training
 
 
+@pytest.mark.slow
 def test_weights_in_a_file_fill_a_model_without_being_read(tmp_path: Path) -> None:
     real = nn.Linear(300, 300)
     torch.save(real.state_dict(), tmp_path / "weights.pt")
@@ -221,6 +234,7 @@ def test_weights_in_a_file_fill_a_model_without_being_read(tmp_path: Path) -> No
     assert torch.load(tmp_path / "weights.pt")["weight"].equal(real.weight)
 
 
+@pytest.mark.slow
 def test_afterwards_everything_is_as_before(llama: str) -> None:
     from transformers import PreTrainedModel
 
@@ -233,6 +247,7 @@ def test_afterwards_everything_is_as_before(llama: str) -> None:
     assert "_make_subclass" not in vars(torch.Tensor)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("place", ["auto", {"": 0}, "cuda"])
 def test_packed_weights_are_on_the_card(llama: str, place: Any) -> None:
     from transformers import BitsAndBytesConfig
@@ -251,6 +266,7 @@ def test_packed_weights_are_on_the_card(llama: str, place: Any) -> None:
     assert packed * (1 / 2 + 4 / 64) < held - 2 * 2 * 1000 * 256 < packed * (1 / 2 + 4 / 64) + 64 * 512
 
 
+@pytest.mark.slow
 def test_weights_go_where_they_are_asked_to(llama: str) -> None:
     with warnings.catch_warnings(), Simulation(profiles.get("rtx-4090")) as run:
         warnings.simplefilter("ignore")

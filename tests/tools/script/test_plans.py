@@ -142,6 +142,7 @@ def effects(found: Measurement) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "scheme", ["exact", "checkpoint,only=layers.1", pytest.param("gact:L2", marks=pytest.mark.slow)]
 )
@@ -153,6 +154,7 @@ def test_blocks_of_a_script_hold_and_take_what_those_of_the_model_do(scheme: str
     assert effects(of_script) == effects(of_model)
 
 
+@pytest.mark.slow
 def test_the_last_micro_batch_counts_and_evaluation_does_not(tmp_path: Path) -> None:
     of_script = measured(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS))
     of_model = measured(MODEL.model_copy(update={"batch_size": ROWS // 4}))
@@ -163,12 +165,14 @@ def test_the_last_micro_batch_counts_and_evaluation_does_not(tmp_path: Path) -> 
     assert [each[-2] for each in effects(of_script)] == [each[-2] for each in effects(of_model)]
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("parts", [(HEAD, CRITIC), (HEAD, OPTIMIZER, TWICE)], ids=["two models", "twice"])
 def test_what_is_no_chain_of_blocks_has_no_readings(parts: tuple[str, ...], tmp_path: Path) -> None:
     assert measured(case_of(tmp_path, *parts)).blocks is None
 
 
-@pytest.mark.parametrize("limit", [ANY_NUMBER, pytest.param(600 * 2**20, marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("limit", [ANY_NUMBER, 600 * 2**20])
 def test_a_scheme_needs_what_it_needs_if_the_script_itself_applies_it(limit: int, tmp_path: Path) -> None:
     """Reserved bytes too: what the first step, without the scheme, left is not there, and state is made as it is."""
     spec = "fewbit:2,only=layers.0+checkpoint,only=layers.[1-2]"
@@ -179,7 +183,7 @@ def test_a_scheme_needs_what_it_needs_if_the_script_itself_applies_it(limit: int
     assert (planned.peak_bytes, planned.reserved_bytes) == (pasted.peak_bytes, pasted.reserved_bytes)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_plan_of_a_script_fits_and_is_that_of_the_model(tmp_path: Path) -> None:
     of_script, of_model = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, LOOP)), planner_of(MODEL)
     most, least = of_script.exact_step.need, of_script.space.least(ANY)
@@ -199,7 +203,7 @@ def test_the_plan_of_a_script_fits_and_is_that_of_the_model(tmp_path: Path) -> N
         assert found.seconds == pytest.approx(other.seconds, rel=0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_without_blocks_has_plans_of_its_whole_model(tmp_path: Path) -> None:
     planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, TWICE), ("fewbit:2", "gact:L2"))
     least = planner.space.least(ANY)
@@ -213,7 +217,7 @@ def test_a_script_without_blocks_has_plans_of_its_whole_model(tmp_path: Path) ->
     assert {each.case.scheme for each in planner.found} >= {"exact", "fewbit:2", "gact:L2"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -> None:
     planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS), ("checkpoint",))
     least = planner.space.least(EXACT)
@@ -227,6 +231,7 @@ def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -
     assert found.measured.peak_bytes == pytest.approx(least.peak, rel=0.005)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     ("script", "naming"),
     [

@@ -59,6 +59,7 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
     return ran
 
 
+@pytest.mark.slow
 def test_a_real_run_counts_what_a_simulated_one_does(run: Run) -> None:
     real, simulated = run(TRAINING, "cpu"), run(TRAINING, "simulated")
 
@@ -71,6 +72,7 @@ def test_a_real_run_counts_what_a_simulated_one_does(run: Run) -> None:
     assert sum(real.peak_parts.model_dump().values()) == real.peak_bytes
 
 
+@pytest.mark.exhaustive
 def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     seconds = run(TRAINING, "cpu", steps=2).step_seconds
 
@@ -79,6 +81,7 @@ def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     assert all(each > 0 for each in seconds)
 
 
+@pytest.mark.slow
 def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(run: Run, tmp_path: Path) -> None:
     run(TRAINING, "cpu", steps=2)
 
@@ -88,7 +91,7 @@ def test_real_values_are_computed_and_tensors_say_that_they_are_on_the_cpu(run: 
     assert int(lines[2][2]) > WEIGHTS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_scheme_saves_for_real_what_it_saves_simulated(run: Run) -> None:
     exact, half = run(TRAINING, "cpu"), run(TRAINING, "cpu", scheme="adam8bit")
 
@@ -98,6 +101,7 @@ def test_a_scheme_saves_for_real_what_it_saves_simulated(run: Run) -> None:
     assert half.optimizer_bytes == run(TRAINING, "simulated", scheme="adam8bit").optimizer_bytes
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(run: Run) -> None:
     text = TRAINING.replace("    optimizer.step()\n", "").replace(
         "data =", "model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())\ndata ="
@@ -107,7 +111,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(run: Run) -> No
         run(text, "cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_that_catches_the_end_is_left(run: Run) -> None:
     caught = TRAINING.replace("    optimizer.step()\n", "    try: optimizer.step()\n    except BaseException: pass\n")
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from cases import CASES, ScriptCase, Size
-from marks import slow_or_exhaustive
 
 PROFILE = "h100-80gb"
 ROOT = Path(__file__).parents[3]
-SLOW = ("nanogpt", "unet_lora")
 EXAMPLE = str(ROOT / "examples" / "train.py")
 
 
@@ -41,7 +39,8 @@ def check(case: ScriptCase, size: Size, command: Any, tmp_path: Path) -> None:
     assert any(".py:" in (holder["line"] or "") for holder in found["timeline"]["holders"])
 
 
-@pytest.mark.parametrize("case", slow_or_exhaustive(CASES, lambda case: case.name not in SLOW, attrgetter("name")))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
 def test_each_script_runs_at_its_real_size(case: ScriptCase, command: Any, tmp_path: Path) -> None:
     check(case, "real", command, tmp_path)
 

@@ -32,6 +32,7 @@ def large() -> torch.Tensor:
     return torch.empty(300, 300)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -67,6 +68,7 @@ def test_a_circle_of_objects_is_looked_at_once() -> None:
     assert not holds_fake(first)
 
 
+@pytest.mark.slow
 def test_functions_that_were_imported_before_write_nothing_either(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -106,6 +108,7 @@ def test_models_and_checkpoints_are_not_written(notes: list[str], tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_uploaded(notes: list[str]) -> None:
     from huggingface_hub import HfApi, create_repo
 

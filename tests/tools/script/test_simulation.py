@@ -119,6 +119,7 @@ def test_tensors_say_where_they_are() -> None:
         assert card.type() == "torch.cuda.FloatTensor"
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     "to_card",
     [
@@ -175,6 +176,7 @@ def test_modules_moved_after_their_optimizer_was_made_stay_its_own() -> None:
         assert torch.cuda.memory_allocated() == WEIGHTS
 
 
+@pytest.mark.slow
 def test_tied_parameters_stay_tied() -> None:
     with Simulation(profiles.get("rtx-4090")):
         first, second = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -187,6 +189,7 @@ def test_tied_parameters_stay_tied() -> None:
         assert nn.ModuleList([first, second]).cuda()[1].weight is first.weight
 
 
+@pytest.mark.slow
 def test_a_step_without_an_end_is_told() -> None:
     with actbench.simulate("rtx-4090") as card:
         model().cuda()(torch.zeros(2, WIDTH, device="cuda")).sum().backward()
@@ -254,6 +257,7 @@ def test_the_first_step_which_is_without_the_scheme_is_not_counted() -> None:
     assert limited.peak_bytes == offloaded.peak_bytes
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_run_on_the_card() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -278,6 +282,7 @@ def test_recomputed_blocks_run_on_the_card() -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_alive() -> None:
     held = []
     with actbench.simulate("rtx-4090"):
@@ -289,6 +294,7 @@ def test_nothing_is_left_alive() -> None:
     assert held[0]() is None
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_step() -> None:
     with actbench.simulate("rtx-4090") as card:
         module = model().cuda()
@@ -303,6 +309,7 @@ def test_accumulated_micro_batches_are_one_step() -> None:
     assert card.measurement.gradients_bytes == WEIGHTS
 
 
+@pytest.mark.slow
 def test_two_optimizers_that_take_turns_are_one_step() -> None:
     with actbench.simulate("rtx-4090") as card:
         first, second = model().cuda(), model().cuda()
@@ -321,6 +328,7 @@ def test_two_optimizers_that_take_turns_are_one_step() -> None:
     assert found.peak_parts.optimizer_bytes == 4 * WEIGHTS
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_takes_over_is_the_one_that_steps() -> None:
     """A head is trained for two steps, and then everything."""
     with actbench.simulate("rtx-4090") as card:

@@ -33,6 +33,7 @@ def test_unknown_numbers_are_one() -> None:
         assert x.argmax().item() == 1
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("predicate", "expected"),
     [
@@ -53,6 +54,7 @@ def test_predicates_are_what_they_are_for_ones(predicate, expected: bool) -> Non
         assert bool(predicate(unknown(3, 4))) is expected
 
 
+@pytest.mark.slow
 def test_values_that_follow_from_no_weight_are_known() -> None:
     with simulated():
         labels = torch.tensor([3, 1, 2, 1]).cuda()
@@ -66,6 +68,7 @@ def test_values_that_follow_from_no_weight_are_known() -> None:
         assert unknown(4, 8)[labels == 1].shape == (2, 8)
 
 
+@pytest.mark.slow
 def test_shapes_that_nobody_knows_are_the_largest_and_said_to_be() -> None:
     with simulated() as card:
         x = unknown(6, 2)

@@ -85,7 +85,7 @@ def moved_by_the_collator() -> None:
     train(model().cuda(), iter(loader))
 
 
-@pytest.mark.sampled(fast=2, slow=3)
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize(
     "way",
     [in_a_device, on_the_default_device, pinned, loaded_from_a_large_tensor, moved_by_the_collator],
@@ -99,6 +99,7 @@ def test_other_ways_need_the_same_bytes(way: Callable[[], None]) -> None:
     assert card.peak_bytes == expected.peak_bytes
 
 
+@pytest.mark.slow
 def test_batches_of_a_data_set_on_the_card_are_counted() -> None:
     with actbench.simulate("rtx-4090") as expected:
         plain()
@@ -109,6 +110,7 @@ def test_batches_of_a_data_set_on_the_card_are_counted() -> None:
     assert card.peak_bytes == expected.peak_bytes + 9 * BATCH
 
 
+@pytest.mark.slow
 def test_memory_outside_of_the_steps_is_told() -> None:
     with actbench.simulate("rtx-4090") as card:
         with torch.no_grad():
@@ -118,6 +120,7 @@ def test_memory_outside_of_the_steps_is_told() -> None:
     assert any("outside of the steps" in text for text in card.measurement.warnings)
 
 
+@pytest.mark.exhaustive
 def test_memory_after_the_last_step_is_told() -> None:
     with actbench.simulate("rtx-4090") as card:
         plain(2)
@@ -126,6 +129,7 @@ def test_memory_after_the_last_step_is_told() -> None:
     assert any("outside of the steps" in text for text in card.measurement.warnings)
 
 
+@pytest.mark.exhaustive
 def test_what_is_reserved_is_that_of_the_scheme() -> None:
     """The step before a scheme is applied is none of its."""
 
@@ -154,6 +158,7 @@ class Recurrent(nn.Module):
         return output
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("layer", "kept"), [(nn.RNN, 3), (nn.LSTM, 11), (nn.GRU, 13)])
 def test_recurrent_layers_keep_what_cudnn_keeps(layer: type[nn.RNNBase], kept: int) -> None:
     with actbench.simulate("rtx-4090") as card:
@@ -165,17 +170,20 @@ def test_recurrent_layers_keep_what_cudnn_keeps(layer: type[nn.RNNBase], kept: i
     assert any("what cuDNN keeps of recurrent layers" in reason for reason in found.approximate)
 
 
+@pytest.mark.slow
 def test_packed_sequences_are_refused() -> None:
     with pytest.raises(UntraceableError, match="packed sequences"), actbench.simulate("rtx-4090"):
         nn.utils.rnn.pack_padded_sequence(torch.randn(2, 4, 64).cuda(), torch.tensor([4, 2]), batch_first=True)
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM, nn.GRU])
 def test_recurrent_layers_are_refused_on_a_processor(layer: type[nn.RNNBase]) -> None:
     with pytest.raises(UntraceableError, match=f"holds a {layer.__name__}"), actbench.simulate("cpu"):
         layer(64, 64)(torch.randn(8, 4, 64))
 
 
+@pytest.mark.exhaustive
 def test_lazy_modules_move_when_their_shapes_are_known() -> None:
     with actbench.simulate("rtx-4090") as card:
         module = nn.Sequential(nn.LazyLinear(WIDTH))
@@ -187,6 +195,7 @@ def test_lazy_modules_move_when_their_shapes_are_known() -> None:
     assert card.measurement.weights_bytes == (WIDTH * WIDTH + WIDTH) * FLOAT
 
 
+@pytest.mark.exhaustive
 def test_padded_rows_are_evaluated() -> None:
     with actbench.simulate("rtx-4090"), torch.no_grad():
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2).cuda().eval()
@@ -195,6 +204,7 @@ def test_padded_rows_are_evaluated() -> None:
         assert encoder(torch.randn(2, 16, 64).cuda(), src_key_padding_mask=padding.cuda()).shape == (2, 16, 64)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_never_moved_is_refused_as_on_a_card() -> None:
     with actbench.simulate("rtx-4090"):
         module = model().cuda()

@@ -52,7 +52,7 @@ def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
     return read_results(file, TrainingRun).records
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accelerate_launch_trains_copies(recipe: Path) -> None:
     pytest.importorskip("accelerate")
     ended = launched((*ACCELERATE, "--multi_gpu"), recipe)
@@ -68,7 +68,7 @@ def test_accelerate_launch_trains_copies(recipe: Path) -> None:
     assert "0 trained, 0 failed, 3 taken" in launched((*ACCELERATE, "--multi_gpu"), recipe).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accelerate_launch_trains_shards_and_says_what_cannot_be(recipe: Path) -> None:
     pytest.importorskip("accelerate")
     ended = launched((*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), recipe)
@@ -82,7 +82,7 @@ def test_accelerate_launch_trains_shards_and_says_what_cannot_be(recipe: Path) -
     assert ended.returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_wrong_is_told_once(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace('"text"', '"texts"'))
     ended = launched(TORCHRUN, recipe)

@@ -70,6 +70,7 @@ def test_a_scheme_that_is_exact_gives_the_exact_curve() -> None:
     assert exact.metric == "loss"
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("scheme", ["randomized,dim=512", "fewbit:3+randomized,dim=512"])
 def test_a_part_of_a_scheme_that_does_nothing_is_refused_before_the_first_step(scheme: str) -> None:
     with pytest.raises(IdleError, match=r"^randomized:0.2,dim=512 does nothing in a training step"):
@@ -92,17 +93,20 @@ WATCHED = "actnn:L3,adapt_interval=3"
 FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,use_gradient=true")
 
 
+FURTHER = pytest.mark.sampled(slow=3)
+
+
 @pytest.mark.parametrize(
     ("base", "stop"),
     [
         (case(steps=12, evaluate_every=4), 7),
-        pytest.param(case(steps=12, scheme=WATCHED), 7, marks=pytest.mark.slow),  # ranges are not gathered yet
-        pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=pytest.mark.slow),
-        pytest.param(case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=pytest.mark.slow),
-        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.slow),
-        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.slow),  # between two watched steps
-        pytest.param(FOUR_EPOCHS, 7, marks=pytest.mark.slow),  # the fourth epoch
-        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=pytest.mark.slow),  # attention by hooks
+        pytest.param(case(steps=12, scheme=WATCHED), 7, marks=FURTHER),  # ranges are not gathered yet
+        pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=FURTHER),
+        pytest.param(case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=FURTHER),
+        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=FURTHER),
+        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=FURTHER),  # between two watched steps
+        pytest.param(FOUR_EPOCHS, 7, marks=FURTHER),  # the fourth epoch
+        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=FURTHER),  # attention by hooks
     ],
 )
 def test_a_resumed_run_has_the_same_curve_bit_for_bit(tmp_path: Path, base: TrainingCase, stop: int) -> None:
@@ -179,7 +183,7 @@ def test_a_small_bert_learns_to_read_reviews() -> None:
     assert trained(case(model=model, **fields, **words)).final.accuracy > 0.65  # chance is 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_vit_learns_the_digits() -> None:
     fields = {"learning_rate": 1e-3, "steps": 150, "evaluate_every": 150, "optimizer": "adamw", "momentum": 0.0}
 

@@ -99,7 +99,10 @@ class Reporter(transformers.TrainerCallback):
 
 @pytest.mark.parametrize(
     "spec",
-    ["gact:L2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "actnn:L3", "randomized:0.5"))],
+    [
+        "gact:L2",
+        *(pytest.param(spec, marks=pytest.mark.sampled(slow=1)) for spec in ("fewbit:3", "actnn:L3", "randomized:0.5")),
+    ],
 )
 def test_training_learns_logs_the_bytes_of_the_ledger_and_leaves_a_plain_model(
     spec: str, tmp_path: Path, is_plain: Plain
@@ -124,6 +127,7 @@ def test_training_learns_logs_the_bytes_of_the_ledger_and_leaves_a_plain_model(
     json.dumps(run.state.log_history)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_measured_one_by_one(tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()
     callback = ActbenchCallback("gact:L1", measure_every=1)
@@ -146,7 +150,7 @@ def test_evaluation_in_the_middle_keeps_nothing_and_logs_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "spec", ["gact:L2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "actnn:L3"))]
+    "spec", ["gact:L2", *(pytest.param(spec, marks=pytest.mark.sampled(slow=1)) for spec in ("fewbit:3", "actnn:L3"))]
 )
 def test_a_checkpoint_loads_into_the_plain_model_and_a_run_goes_on_from_it(spec: str, tmp_path: Path) -> None:
     model = roberta()
@@ -213,6 +217,7 @@ def test_mixed_precision_is_measured_as_such(tmp_path: Path, is_plain: Plain) ->
     assert conversion_of(model) is None
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("spec", ["fewbit:3", "gact:L1"])
 def test_activation_checkpointing_of_the_trainer(spec: str, tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()

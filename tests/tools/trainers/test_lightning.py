@@ -255,7 +255,7 @@ def test_mixed_precision_is_measured_as_such(tmp_path: Path) -> None:
     assert kept_bytes(network()) / 2 < exact < 1.5 * kept_bytes(network())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_train_one_module(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(

@@ -28,6 +28,7 @@ def same(ours, expected):
     return torch.equal(ours.isnan(), expected.isnan()) and torch.equal(ours[finite], expected[finite])
 
 
+@pytest.mark.sampled(fast=16, slow=12)
 @pytest.mark.parametrize("stochastic", [True, False])
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("dtype", HALVES)

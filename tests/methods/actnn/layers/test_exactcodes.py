@@ -72,6 +72,7 @@ def test_a_layer_without_a_code_or_with_a_forward_of_its_own_is_left_alone():
     assert [coded(layer) for layer in (bound, mine, nn.GELU(), nn.AlphaDropout(), nn.Softmax(1))] == [None] * 5
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "kind",
     [

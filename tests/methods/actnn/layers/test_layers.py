@@ -78,6 +78,7 @@ def test_pieces_of_the_batch_give_what_the_whole_gives(kind, chunk, channels_las
         assert one.stride() == other.stride()
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(
     "kind",
     ["conv2d", "layernorm", *(pytest.param(k, marks=pytest.mark.slow) for k in ("linear", "batchnorm2d", "groupnorm"))],

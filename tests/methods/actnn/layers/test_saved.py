@@ -130,6 +130,7 @@ def test_layers_with_one_input_keep_it_once(saved_by, own):
     assert (q.site.elements, k.site.elements) == (10 * 64, 0)
 
 
+@pytest.mark.sampled(fast=6, slow=6)
 @pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_fake_tensors_keep_the_same_bytes(kind, chunk, pair, saved_by, own):
     if kind == "average":

@@ -92,7 +92,7 @@ def test_one_process_computes_what_torch_computes(tmp_path, monkeypatch, chunk):
     compare(0, 1, tmp_path / "store", chunk, functools.partial(monkeypatch.setattr, raising=False))
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(slow=1)
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_two_processes_compute_what_torch_computes(tmp_path, chunk):
     multiprocessing.spawn(compare, (2, tmp_path / "store", chunk, setattr), nprocs=2)

@@ -40,6 +40,7 @@ def test_every_encoding_is_tried():
     assert {build(spec).name for spec in SPECS} == set(ENCODINGS)
 
 
+@pytest.mark.sampled(fast=30, slow=20)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes_types_and_closed_form_bytes(spec, dtype):
@@ -128,6 +129,7 @@ def test_constant_tensors_come_back(spec, value):
     assert ((out.double() - x.double()).abs() <= x.double().abs() * share + 2.0**-133).all()
 
 
+@pytest.mark.sampled(fast=20, slow=20)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("nnwbdi")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_tensors_tell_the_bytes(spec, dtype):

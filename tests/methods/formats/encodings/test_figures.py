@@ -36,6 +36,7 @@ def found():
     return {(row.encoding, row.distribution): row for row in rows}
 
 
+@pytest.mark.sampled(fast=3, slow=3)
 @pytest.mark.parametrize("spec", FIGURES)
 def test_decibels(found, spec):
     heard = [found[spec, name].snr_db for name in NAMES]

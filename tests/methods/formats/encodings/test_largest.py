@@ -97,6 +97,7 @@ def above(spec, dtype):
     return neighbour(build(spec).largest(dtype), dtype, up=True)
 
 
+@pytest.mark.sampled(fast=12, slow=10)
 @pytest.mark.parametrize(("spec", "dtype"), bounded())
 def test_a_number_above_the_bound_is_lost_on_one_side_or_the_other(spec, dtype):
     encoding = build(spec)

@@ -49,6 +49,7 @@ def test_what_is_kept(x, fields, decibels, tolerance):
     assert kept(x, **fields) == pytest.approx(decibels, abs=tolerance)
 
 
+@pytest.mark.sampled(fast=2, slow=1)
 @pytest.mark.parametrize(
     ("main", "outlier", "bits", "stochastic", "nearest", "truncated", "clamped"),
     [

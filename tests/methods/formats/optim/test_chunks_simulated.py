@@ -45,7 +45,8 @@ def test_the_first_step_of_a_process_runs_the_operators_of_every_other(encoding)
     assert operators_of_a_step(2, encoding, warm=False) == operators_of_a_step(2, encoding)
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "sgd-momentum"])
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum"])
 def test_the_peak_of_several_chunks_is_that_of_the_allocator(optimizer):
     model = f"tiny-llama@hidden_size=512,intermediate_size=2048,vocab_size={3 * CHUNK // 512 + 100}"
     case = Case(model=model, scheme="encode:bf16", batch_size=1, sequence_length=8, optimizer=optimizer)

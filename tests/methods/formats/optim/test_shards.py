@@ -225,6 +225,7 @@ def test_parts_of_whole_units_have_the_bytes_of_the_whole(encoding: str) -> None
         assert torch.equal(storage.from_units(unit, start), each)
 
 
+@pytest.mark.sampled(fast=4, slow=3)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_parts_of_whole_units_are_stepped_with_the_noise_of_the_whole(encoding: str) -> None:
     storage = storage_of(encoding)

@@ -44,6 +44,7 @@ def stepped(model: nn.Module, make: Callable[..., torch.optim.Optimizer], encodi
     return {name: parameter.detach() for name, parameter in trained.items()}
 
 
+@pytest.mark.sampled(fast=4, slow=3)
 @pytest.mark.parametrize("config", [BERT, LLAMA, GPT2], ids=lambda config: config.model_type)
 @pytest.mark.parametrize("optimizer", PACKED)
 @pytest.mark.parametrize("encoding", ["smaq", "int:6,rounding=stochastic"])

@@ -41,6 +41,7 @@ def applied(spec: str, model: str) -> TrainingSetup:
     return schemes.build(spec).apply(replace(setup, processes=session.setup.processes))
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize(("ranks", "sequence"), [(2, ",sequence=true"), (8, ""), (64, ",sequence=true")])
 def test_parts_are_weights_gradients_and_state_to_the_byte(ranks: int, sequence: str) -> None:
     cut = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER) + 2 * WORDS * WIDTH
@@ -56,7 +57,7 @@ def test_parts_are_weights_gradients_and_state_to_the_byte(ranks: int, sequence:
     assert 2 * mine <= reading.optimizer_bytes <= 2 * mine + FLOAT * (9 * LAYERS + 3)  # and a counter a parameter
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_attention_and_mlp_save_is_cut_and_what_is_around_them_is_not() -> None:
     tokens = 256  # whose parts are whole blocks of the allocator
 
@@ -106,6 +107,7 @@ def test_words_that_do_not_divide_stay_and_it_is_said() -> None:
     assert "511 rows do not divide among 2" in setup.unreached[0].reason
 
 
+@pytest.mark.sampled(fast=3, slow=2)
 @pytest.mark.parametrize(
     ("spec", "model", "reason"),
     [
@@ -171,6 +173,7 @@ def test_bits_that_are_fixed_are_not(spec: str) -> None:
     assert schemes.build(f"tp:2+{spec}").facet(Spread) == Spread({"tp": 2}, of_layers=True)
 
 
+@pytest.mark.slow
 def test_a_ledger_beside_another_scheme_is_that_of_one_process() -> None:
     def kept(spec: str) -> int:
         return bench.itemize(case(spec)).total_bytes

@@ -46,6 +46,7 @@ def test_a_uniform_sketch_is_scaled_rows(kind):
     assert set(found.flatten().round(decimals=4).tolist()) <= set(x.flatten().tolist())
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_rows_are_drawn_by_their_length_and_weighted_against_it(size):
     x = torch.diag(torch.arange(1.0, 9))

@@ -58,7 +58,7 @@ def test_the_size_of_a_sketch(sketching, rows, expected):
 # Fast transforms of another kind, and twins: of normal numbers signs, of rows with replacement those without.
 SLOW = ("hadamard", "dft", "rademacher", "rows")
 some_kinds = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.sampled(slow=4) if kind in SLOW else ()) for kind in KINDS]
 )
 
 
@@ -77,7 +77,7 @@ def test_the_estimate_of_a_product_is_unbiased(kind):
 
 
 @some_kinds
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.sampled(slow=4)), 4])
 def test_the_variance_of_the_estimate_is_the_exact_formula(kind, size):
     x, y = matrices()
     errors = (estimates(kind, size) - y.t() @ x).square().sum((1, 2))

@@ -108,7 +108,7 @@ def test_two_sentences_are_told_apart_and_cut_to_their_length(write: Write, toke
 
 @pytest.mark.parametrize(
     ("name", "metric"),
-    [pytest.param(*pair, marks=() if pair[0] == "stsb" else pytest.mark.slow) for pair in SCORES.items()],
+    [pytest.param(*pair, marks=() if pair[0] == "stsb" else pytest.mark.sampled(slow=2)) for pair in SCORES.items()],
 )
 def test_models_are_trained_and_scored_as_each_task_says(write: Write, tokenizer: Path, name: str, metric: str) -> None:
     write(name)
