@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -261,7 +262,23 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
     for each in found:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]
-    return lines
+    return [*lines, *_planning(record.case, measured)]
+
+
+def _planning(case: Case, measured: Measurement) -> list[str]:
+    """Return the command that plans for the script; none where fit can make no plan: it needs times of one card."""
+    script = case.script
+    if script is None or script.processes > 1 or measured.estimated is None:
+        return []
+    limit = None if case.memory_limit_bytes is None else f"{case.memory_limit_bytes}B"
+    named = {
+        "--script": script.text,
+        "--device-profile": case.device_profile,
+        "--memory-limit": limit,
+        "--batch-size": script.batch_size,
+    }
+    words = [str(word) for flag, value in named.items() if value is not None for word in (flag, value)]
+    return [f"Or plan schemes block by block: {shlex.join(['actbench', 'fit', *words])}"]
 
 
 def _say(lines: Sequence[str], exports: ResultFlags) -> None:
