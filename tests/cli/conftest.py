@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -121,12 +121,25 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
         yield case, TRAINED
 
 
+class NoProcesses(nullcontext[None]):
+    """Stands for a fork server from which nothing is forked."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def __enter__(self) -> Self:  # type: ignore[override]
+        return self
+
+    def ready(self) -> Self:
+        return self
+
+
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     """Make up what commands measure, simulate, train and time, here and on a cluster; let a GPU be there."""
     from actbench import workload as workloads
     from actbench.measuring import bench, meters, timelines
-    from actbench.run import local
+    from actbench.run import local, processes
     from actbench.run.executor import Handle
     from actbench.tools.calibrate import calibrate as calibration
     from actbench.tools.cluster.executor import Cluster
@@ -160,7 +173,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         return json.dumps(json.loads(ledgers) * len(json.loads(text)))
 
     stands = {
-        (local, "ForkServer"): lambda *_, **__: nullcontext(),
+        (local, "ForkServer"): NoProcesses,
+        (processes, "ForkServer"): NoProcesses,
         (local.LocalExecutor, "submit"): submit,
         (Cluster, "start"): lambda self, work: local.LocalExecutor(work),
         (folder, "download"): lambda repository, **_: Path("my-model"),
