@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from torch import nn
+from torch.utils import _device
 
 from actbench.simulator.overrides import numbers_drawn, values_read
 
-
-@pytest.mark.parametrize(
+SIMULATING = pytest.mark.parametrize(
     ("simulating", "function"), [(lambda: values_read(nn.Linear(2, 2)), torch.tensor), (numbers_drawn, torch.rand)]
 )
+
+
+@SIMULATING
 def test_torch_compile_knows_functions_of_torch_after_a_first_compilation_inside(
     simulating: Callable[[], AbstractContextManager[None]], function: Callable[..., torch.Tensor]
 ) -> None:
@@ -29,3 +32,15 @@ def test_torch_compile_knows_functions_of_torch_after_a_first_compilation_inside
     assert function in get_torch_obj_rule_map()
     torch.compile(lambda x: x + torch.tensor(1.0) + torch.rand(2), backend="eager", fullgraph=True)(torch.ones(2))
     torch.compiler.reset()
+
+
+@SIMULATING
+def test_a_device_in_context_is_that_of_all_functions_after_a_first_context_inside(
+    simulating: Callable[[], AbstractContextManager[None]], function: Callable[..., torch.Tensor]
+) -> None:
+    _device._device_constructors.cache_clear()  # as in a process that has named no device in this way yet
+    with simulating(), torch.device("meta"):
+        torch.zeros(2)
+
+    with torch.device("meta"):
+        assert function([2]).device.type == "meta"

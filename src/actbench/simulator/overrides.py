@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._pytree import tree_map
 
 
@@ -45,6 +46,7 @@ def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[No
     if not hasattr(owner, name):
         yield
         return
+    _device._device_constructors()  # which torch lists once, at the latest now: ``with torch.device`` looks for its own
     had_list = _tracers_list() is not None
     try:
         with attribute(owner, name, change(getattr(owner, name))):

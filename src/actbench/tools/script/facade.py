@@ -57,7 +57,6 @@ class Facade:
         The dispatch modes of the simulation are active when the block begins.
         """
         self._depth, self._moved = torch._C._len_torch_dispatch_stack(), moved
-        _device._device_constructors()  # remembered before they are replaced
         with ExitStack() as stack:
             for owner, name, change in self._replacements():
                 stack.enter_context(replaced(owner, name, change))
