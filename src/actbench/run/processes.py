@@ -199,17 +199,22 @@ class ForkServer:
     def ready(self) -> Self:
         """Return this server once it has imported everything; a MeasurementError with what it wrote if it cannot."""
         with self._lock:
-            if not self._is_ready:
+            if self._is_ready:
+                return self
+            try:
                 self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
+            finally:
+                if not self._is_ready:
+                    said = _last(self._output)
+                    self.close()
         if not self._is_ready:
-            said = _last(self._output)
-            self.close()
             raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
         return self
 
     def fork(self) -> Process:
         """Start a process; a MeasurementError if the server is gone or cannot be started."""
-        self.ready()._wake()
+        self.ready()
+        self._wake()
         ours, connection = socket.socketpair()
         monitor, held = socket.socketpair()
         token = secrets.token_bytes(TOKEN_BYTES)
