@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -121,17 +120,18 @@ def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Train
         yield case, TRAINED
 
 
-class NoProcesses(nullcontext[None]):
+class NoProcesses:
     """Stands for a fork server from which nothing is forked."""
 
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-    def __enter__(self) -> Self:  # type: ignore[override]
-        return self
+    def __init__(self, *_: object) -> None: ...
 
     def ready(self) -> Self:
         return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 @pytest.fixture

@@ -10,15 +10,8 @@ import pytest
 T = TypeVar("T")
 
 
-def slow_or_exhaustive(
-    values: Iterable[T], is_further: Callable[[T], bool], name: Callable[[T], str] | None = None
-) -> list[Any]:
+def slow_or_exhaustive(values: Iterable[T], is_further: Callable[[T], bool]) -> list[Any]:
     """Return parameters of slow tests, and of exhaustive ones those that are further examples of a kind."""
     return [
-        pytest.param(
-            value,
-            marks=pytest.mark.exhaustive if is_further(value) else pytest.mark.slow,
-            id=None if name is None else name(value),
-        )
-        for value in values
+        pytest.param(value, marks=pytest.mark.exhaustive if is_further(value) else pytest.mark.slow) for value in values
     ]

@@ -57,7 +57,8 @@ class LocalExecutor:
         self.origin = provenance(work.command) if origin is None else origin
         self._gpus = gpus
         self._held = ExitStack()
-        # Threads end once the server is closed, which makes all that they wait for raise.
+        # Threads end once a server of our own is closed, which makes all that they wait for raise; with another, once
+        # their cases are stopped.
         self._pool = self._held.enter_context(ThreadPoolExecutor(max(work.jobs, len(gpus))))
         self.server = (server or self._held.enter_context(ForkServer(work.bench, work.preload))).ready()
 

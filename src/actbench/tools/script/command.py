@@ -262,13 +262,12 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
     for each in found:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]
-    return [*lines, *_planning(record.case, measured)]
+    return [*lines, *_planning(record.case, record.case.script, measured)]
 
 
-def _planning(case: Case, measured: Measurement) -> list[str]:
+def _planning(case: Case, script: Script, measured: Measurement) -> list[str]:
     """Return the command that plans for the script; none where fit can make no plan: it needs times of one card."""
-    script = case.script
-    if script is None or script.processes > 1 or measured.estimated is None:
+    if script.processes > 1 or measured.estimated is None:
         return []
     limit = None if case.memory_limit_bytes is None else f"{case.memory_limit_bytes}B"
     named = {
