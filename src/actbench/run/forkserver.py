@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
 import os
 import signal
 import socket
@@ -74,13 +75,16 @@ def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
     The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
-    ``KINDS``), the module that does it, and further modules to import before forking, where that is possible.
+    ``KINDS``), and the module that does it. Over the socket comes one line, a JSON list of further modules to import
+    before forking, where that is possible.
     """
-    descriptor, parent, kind, bench, *preload = arguments
+    descriptor, parent, kind, bench = arguments
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
     importlib.import_module(bench)
+    with control.makefile("rb") as told:
+        preload = json.loads(told.readline() or "[]")  # the parent may be gone
     for module in preload:
         with suppress(Exception):  # the case that needs it says what is wrong
             importlib.import_module(module)

@@ -176,14 +176,15 @@ class ForkServer:
     """A process that imports ``bench`` and ``preload``, and from which processes are forked.
 
     They measure cases or do tasks (``kind``); see :mod:`actbench.run.worker`. The imports take seconds, in which this
-    process can do something else: the first :meth:`fork` waits for their end.
+    process can do something else: the first :meth:`fork` waits for their end. ``preload`` is None if this process does
+    not know it yet: then :meth:`ready` names it.
     """
 
-    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
+    def __init__(self, bench: str, preload: Sequence[str] | None = (), kind: Literal["case", "task"] = "case") -> None:
         self._lock = threading.Lock()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
@@ -194,15 +195,28 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
             )
-        self._is_ready = False
+        self._is_ready = self._is_told = False
+        if preload is not None:
+            self._tell(preload)
 
-    def ready(self) -> Self:
-        """Return this server once it has imported everything; a MeasurementError with what it wrote if it cannot."""
+    def _tell(self, preload: Sequence[str]) -> None:
+        self._is_told = True
+        with suppress(BrokenPipeError, ConnectionResetError):  # it ended already, and ready() says why
+            self._control.sendall(json.dumps(preload).encode() + b"\n")
+
+    def ready(self, preload: Sequence[str] = ()) -> Self:
+        """Return this server once it has imported everything; a MeasurementError with what it wrote if it cannot.
+
+        ``preload`` counts only if it was unknown until now.
+        """
         with self._lock:
             if self._is_ready:
                 return self
+            if not self._is_told:
+                self._tell(preload)
             try:
-                self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
+                with suppress(ConnectionResetError):  # it ended before it read what was told
+                    self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
             finally:
                 if not self._is_ready:
                     said = _last(self._output)

@@ -20,7 +20,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let steps be made up, and return the file that they are listed in."""
-    monkeypatch.setattr("actbench.tools.fit.simulations._BENCH", "fakefit")
+    monkeypatch.setattr("actbench.tools.fit.scripts._OF_MODELS", "fakefit")
     monkeypatch.setattr("actbench.tools.fit.fitting._needed", lambda *_: ())
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "bench", "fakefit")
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())

@@ -111,8 +111,8 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, mon
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
-from actbench.tools.fit import fitting, simulations
-simulations._BENCH, fitting._needed = "fakefit", lambda *_: ()
+from actbench.tools.fit import fitting, scripts
+scripts._OF_MODELS, fitting._needed = "fakefit", lambda *_: ()
 sys.argv = ["actbench", *{words!r}]
 from actbench.cli import main
 main()

@@ -13,6 +13,7 @@ from actbench.model.records import Case
 from actbench.tools.fit.choices import choices_for
 from actbench.tools.fit.errors import ErrorMeter, Errors
 from actbench.tools.fit.fit import fit
+from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.levels import ANY
 from actbench.tools.fit.plan import Action, Plan
 from actbench.tools.fit.planner import Goal, Planner
@@ -183,11 +184,12 @@ def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path
         model=ROBERTA, batch_size=16, sequence_length=64, device_profile="a100-80gb", memory_limit_bytes=15 * 2**20
     )
     asked = Asked(max_gradient_error=0.02)
+    means = Means(tmp_path, schemes=["fewbit:2", "checkpoint"], budget_seconds=None)
 
-    first = fit(case, asked=asked, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+    first = fit(case, asked, means)
     assert first.path is not None
     lines = first.path.read_text()
-    again = fit(case, asked=asked, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+    again = fit(case, asked, means)
 
     assert (again.counts.whole, again.counts.copies) == (0, 0)
     assert first.path.read_text() == lines
@@ -196,5 +198,5 @@ def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path
     errors = [each.record.gradient_error for each in again.found.tried]
     assert all(error is not None and MARGIN * error <= 0.02 for error in errors)
     assert again.found.exact.record.gradient_error == 0
-    without = fit(case, schemes=["fewbit:2", "checkpoint"], output=tmp_path, budget_seconds=None)
+    without = fit(case, Asked(), means)
     assert len(without.found.tried) >= len(again.found.tried)

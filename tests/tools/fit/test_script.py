@@ -9,6 +9,7 @@ import pytest
 
 from actbench.errors import UsageError
 from actbench.tools.fit.budgets import BUDGET_SECONDS
+from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.records import FitRecord
 
 SCRIPT = ("fit", "--script", "train.py --lr 3e-4", "--device-profile", "rtx-4090")
@@ -90,10 +91,10 @@ def test_a_fit_of_a_script_goes_on_until_the_script_changes(cli, log, train) -> 
 def test_a_script_has_more_time_than_a_model(
     cli, train, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], seconds: int
 ) -> None:
-    given: list[float] = []
+    given: list[float | None] = []
 
-    def find(case: object, *, budget_seconds: float, **_: object) -> None:
-        given.append(budget_seconds)
+    def find(case: object, asked: object, means: Means, **_: object) -> None:
+        given.append(means.budget_seconds)
         raise UsageError("enough is known")
 
     monkeypatch.setattr("actbench.tools.fit.fit.fit", find)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -143,49 +144,43 @@ def fit(
 
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
-    machines = nodes.chosen
     questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case = flags.case(model, elsewhere=machines is not None)
+    case = flags.case(model, elsewhere=nodes.chosen is not None)
     seconds = budget or (BUDGET_SECONDS if case.script is None else SCRIPT_BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
-    from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.answer import answer_first
-    from actbench.tools.fit.pieces import pieces_of
-    from actbench.tools.fit.scripts import check as check_script
-    from actbench.tools.fit.tables import FIT_TITLE, tables_of
+    from actbench.run.processes import ForkServer
+    from actbench.tools.fit import scripts
 
-    with progress_shown("; what was simulated is stored, and the same command goes on from there", progress) as told:
+    # its imports and those of this process take seconds each: they go on side by side
+    server = ForkServer(scripts.bench_of(case), preload=None) if nodes.chosen is None else None
+    kept = "; what was simulated is stored, and the same command goes on from there"
+    with server or nullcontext(), progress_shown(kept, progress) as told:
+        from actbench.run.local import ThisMachine
         from actbench.tools.fit.fit import fit as find
         from actbench.tools.fit.fitting import Means
         from actbench.tools.fit.given import alone, of_all
 
+        machines = nodes.chosen or ThisMachine(server=server)
         case = case.model_copy(update={"scheme": of_all(base)})
         with schemes_from("--scheme"):
             schemes = alone(among)
         if case.script is not None:
-            check_script(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
+            scripts.check(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
         answer = questions.answer(case, asked, means)
         if answer is None:
-            found = find(
-                case,
-                asked=asked,
-                schemes=schemes,
-                output=output,
-                measure=measure,
-                command=command_line(),
-                jobs=jobs,
-                budget_seconds=seconds,
-                timeout_seconds=timeout,
-                progress=told,
-                machines=machines,
-            )
+            found = find(case, asked, means, measure=measure)
     if answer is not None:
         _show_answer(answer, exports, show_code)
         return
+    from actbench.report.render.formats import json_lines
+    from actbench.tools.fit.answer import answer_first
+    from actbench.tools.fit.pieces import pieces_of
+    from actbench.tools.fit.tables import FIT_TITLE, tables_of
+
     verdict = "" if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
     lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)

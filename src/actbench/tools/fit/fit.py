@@ -10,11 +10,8 @@ from pathlib import Path
 from actbench.model.records import Case, Failure
 from actbench.report.sentences import failures
 from actbench.report.store import Store
-from actbench.run.executor import Machines
-from actbench.run.progress import Progress
 from actbench.simulator import profiles
 from actbench.tools.fit import ondevice
-from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.counts import Counts, about_crashed, is_crash
 from actbench.tools.fit.fitting import Fitting, Means, checked, choices_of, fitting
 from actbench.tools.fit.levels import ANY, EXACT, LEVELS
@@ -83,36 +80,16 @@ class Fit:
         return self.found.shortlist() or self.found.shortlist(adapters=True)
 
 
-def fit(
-    case: Case,
-    *,
-    asked: Asked | None = None,
-    output: Path | None = None,
-    command: str = "actbench.fit",
-    schemes: Sequence[str] | None = None,
-    measure: bool = False,
-    jobs: int | None = None,
-    budget_seconds: float | None = BUDGET_SECONDS,
-    timeout_seconds: float | None = None,
-    progress: Progress | None = None,
-    machines: Machines | None = None,
-) -> Fit:
+def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit:
     """Plan what to do with each block of a model so that a step fits on a device and is as fast as it can be.
 
     Args:
         case: The exact step: ``meter="simulated"``, a ``device_profile`` with figures of time, and the schemes that
             every plan has.
         asked: What counts as an answer.
-        output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
-        command: What the user can type to have the same, for the records.
-        schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        means: How plans are made.
         measure: Whether the first three plans are measured, too, on the device of this machine: the GPU for a profile
             of one, or else the CPU.
-        jobs: How many cases are simulated at a time on this machine; one a core of it unless given.
-        budget_seconds: Seconds after which nothing new is simulated; None sets no limit.
-        timeout_seconds: Seconds that one simulation may take.
-        progress: Receives what happens.
-        machines: The machines that simulate, in place of this one.
 
     Raises:
         UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.
@@ -122,11 +99,9 @@ def fit(
     """
     case, profile = checked(case)
     limit = case.memory_limit_bytes or profile.memory_bytes
-    asked = asked or Asked()
     meter = ondevice.meter_of(profile) if measure else None
-    progress = progress or Progress()
-    means = Means(output, command, schemes, jobs, budget_seconds, timeout_seconds, progress, machines)
-    choices = choices_of(case, asked, profile, schemes)
+    progress = means.progress
+    choices = choices_of(case, asked, profile, means.schemes)
     levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices)
@@ -152,7 +127,12 @@ def fit(
         if meter is not None:
             chosen = result.choices[: ondevice.MOST]
             measured = ondevice.measure(
-                chosen, meter, made.store, command=command, timeout_seconds=timeout_seconds, progress=progress
+                chosen,
+                meter,
+                made.store,
+                command=means.command,
+                timeout_seconds=means.timeout_seconds,
+                progress=progress,
             )
             records = made.records([*whole, *measured])
             result = replace(result, records=records, found=_found(records))

@@ -18,6 +18,7 @@ from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import convert
 from actbench.tools.fit.budgets import BUDGET_SECONDS
 from actbench.tools.fit.fit import fit as find
+from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.records import Asked, Training, Tried
 from actbench.tools.fit.shortlist import Fitted
 from actbench.units import parse_bytes
@@ -170,14 +171,9 @@ def fit(
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     said = {"sequence_length": sequence_length, "memory_limit_bytes": limit, "optimizer": optimizer, **case}
     given = {name: value for name, value in said.items() if value is not None}
-    result = find(
-        Case(model=model, device_profile=device_profile, batch_size=batch_size, **given),
-        asked=Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer),
-        schemes=schemes,
-        output=None if output is None else Path(output),
-        jobs=jobs,
-        budget_seconds=budget_seconds,
-    )
+    asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
+    means = Means(None if output is None else Path(output), schemes=schemes, jobs=jobs, budget_seconds=budget_seconds)
+    result = find(Case(model=model, device_profile=device_profile, batch_size=batch_size, **given), asked, means)
     found = result.found
     fitting = [*found.shortlist(), *found.shortlist(adapters=True)]
     return FitResult(

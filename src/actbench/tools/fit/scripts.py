@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.errors import UsageError
 from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.run.worker import Bench
-from actbench.scheme import build
-from actbench.scheme.base import Change
+
+if TYPE_CHECKING:
+    from actbench.scheme.base import Change
 
 _SCRIPT: Final = "script"
+_OF_MODELS: Final = "actbench.tools.fit.bench"
 
 
 @runtime_checkable
@@ -38,6 +40,8 @@ def check(script: Script, named: Iterable[tuple[str, str]]) -> None:
         UsageError: The script cannot be run, no installed package simulates it, or its own lines set what a scheme
             changes.
     """
+    from actbench.scheme import build  # which imports torch: a command asks for the module first
+
     bench = _bench()
     bench.check(script)
     for flag, spec in named:
@@ -53,9 +57,9 @@ def changed_in(case: Case) -> Set[Change] | None:
     return None if case.script is None else _bench().CHANGES
 
 
-def bench_of(case: Case) -> str | None:
-    """Return the module that simulates a script; None for a model."""
-    return None if case.script is None else plugins.installed("benches")[_SCRIPT].entry.module
+def bench_of(case: Case) -> str:
+    """Return the module that simulates a case."""
+    return _OF_MODELS if case.script is None else plugins.installed("benches")[_SCRIPT].entry.module
 
 
 def name_of(case: Case) -> str:

@@ -20,7 +20,6 @@ from actbench.tools.fit.counts import is_crash
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
 
-_BENCH = "actbench.tools.fit.bench"
 _REFUSALS = ("nothing-converted", "unsupported", "unavailable")
 
 Origin = Mapping[str, Any]
@@ -150,18 +149,16 @@ def simulator(
     timeout_seconds: float | None,
     command: str,
     progress: Progress,
-    preload: Sequence[str] = (),
-    bench: str | None = None,
+    preload: Sequence[str],
+    bench: str,
 ) -> Iterator[Simulator]:
     """Hold the processes that simulate cases while plans are made: those of ``machines``, or of this machine.
 
-    ``bench`` is the module that simulates; None for that of models. ``preload`` is as of
-    :class:`~actbench.run.executor.Work`.
+    ``bench`` and ``preload`` are as of :class:`~actbench.run.executor.Work`.
 
     Raises:
         UsageError: The machines cannot be reached.
     """
-    given: Mapping[str, Any] = {"bench": bench or _BENCH, "preload": preload}
-    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, **given)
+    work = Work(progress, command, jobs=jobs, timeout_seconds=timeout_seconds, bench=bench, preload=preload)
     with (machines or ThisMachine()).start(work) as executor:
         yield partial(outcomes, executor, work)
