@@ -29,16 +29,17 @@ def test_a_server_that_still_imports_is_ended_at_once(tmp_path: Path, monkeypatc
     assert server._server.returncode == -signal.SIGTERM  # SIGKILL comes a minute later
 
 
-@pytest.mark.parametrize("preload", [("noted",), None], ids=["at its start", "later"])
-def test_a_server_imports_what_it_is_told_before_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: tuple[str, ...] | None
+def test_a_server_is_ready_once_it_has_imported_what_it_is_told_at_its_start_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "emptybench.py").write_text("")
-    (tmp_path / "noted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'x').close()\n")
+    for name in ("early", "late"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'x').close()\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with ForkServer("emptybench", preload) as server:
-        server.ready(("no_such_module",) if preload else ("no_such_module", "noted"))
-        server.ready(("no_such_module",))
+    with ForkServer("emptybench", ("no_such_module", "early")) as server:
+        server.ready(also=("no_such_module", "late"))
+        server.ready(also=("early",))
 
-    assert (tmp_path / "imported").exists()
+    assert (tmp_path / "early").exists()
+    assert (tmp_path / "late").exists()

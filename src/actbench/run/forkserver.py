@@ -20,7 +20,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
@@ -75,24 +75,28 @@ def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
     The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
-    ``KINDS``), and the module that does it. Over the socket comes one line, a JSON list of further modules to import
-    before forking, where that is possible.
+    ``KINDS``), the module that does it, and further modules to import before forking, where that is possible. A line
+    over the socket, a JSON list, names those that the parent learned of later.
     """
-    descriptor, parent, kind, bench = arguments
+    descriptor, parent, kind, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
     importlib.import_module(bench)
+    _import(preload)
     with control.makefile("rb") as told:
-        preload = json.loads(told.readline() or "[]")  # the parent may be gone
-    for module in preload:
-        with suppress(Exception):  # the case that needs it says what is wrong
-            importlib.import_module(module)
+        _import(json.loads(told.readline() or "[]"))  # empty if the parent is gone
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     gc.collect()
     gc.freeze()  # or each process would search again, and copy, what was imported here
     control.sendall(READY)
     _Server(control, KINDS[kind], bench).serve()
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        with suppress(Exception):  # the case that needs it says what is wrong
+            importlib.import_module(module)
 
 
 class _Server:

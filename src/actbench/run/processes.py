@@ -176,15 +176,14 @@ class ForkServer:
     """A process that imports ``bench`` and ``preload``, and from which processes are forked.
 
     They measure cases or do tasks (``kind``); see :mod:`actbench.run.worker`. The imports take seconds, in which this
-    process can do something else: the first :meth:`fork` waits for their end. ``preload`` is None if this process does
-    not know it yet: then :meth:`ready` names it.
+    process can do something else: the first :meth:`fork` waits for their end.
     """
 
-    def __init__(self, bench: str, preload: Sequence[str] | None = (), kind: Literal["case", "task"] = "case") -> None:
+    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
         self._lock = threading.Lock()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
@@ -195,27 +194,20 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
             )
-        self._is_ready = self._is_told = False
-        if preload is not None:
-            self._tell(preload)
+        self._is_ready = False
 
-    def _tell(self, preload: Sequence[str]) -> None:
-        self._is_told = True
-        with suppress(BrokenPipeError, ConnectionResetError):  # it ended already, and ready() says why
-            self._control.sendall(json.dumps(preload).encode() + b"\n")
+    def ready(self, also: Sequence[str] = ()) -> Self:
+        """Return this server once it has imported everything, what the first caller names ``also`` too.
 
-    def ready(self, preload: Sequence[str] = ()) -> Self:
-        """Return this server once it has imported everything; a MeasurementError with what it wrote if it cannot.
-
-        ``preload`` counts only if it was unknown until now.
+        Raises:
+            MeasurementError: It cannot, with what it wrote.
         """
         with self._lock:
             if self._is_ready:
                 return self
-            if not self._is_told:
-                self._tell(preload)
             try:
-                with suppress(ConnectionResetError):  # it ended before it read what was told
+                with suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read the line
+                    self._control.sendall(json.dumps(also).encode() + b"\n")
                     self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
             finally:
                 if not self._is_ready:

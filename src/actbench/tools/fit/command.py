@@ -155,7 +155,7 @@ def fit(
     from actbench.tools.fit import scripts
 
     # its imports and those of this process take seconds each: they go on side by side
-    server = ForkServer(scripts.bench_of(case), preload=None) if nodes.chosen is None else None
+    server = ForkServer(scripts.bench_of(case)) if nodes.chosen is None else None
     kept = "; what was simulated is stored, and the same command goes on from there"
     with server or nullcontext(), progress_shown(kept, progress) as told:
         from actbench.run.local import ThisMachine
