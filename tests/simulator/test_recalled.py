@@ -177,6 +177,7 @@ def test_what_is_recalled_can_be_copied_as_what_an_operator_gives(mode: Recallin
 
     assert [each.shape for each in copies] == [first.shape] * 2
     assert len({each.untyped_storage()._cdata for each in (first, second, *copies)}) == 4
+    assert {each.fake_mode for each in copies} == {mode}  # type: ignore[attr-defined]
 
 
 def test_values_cannot_be_looked_at_ever(mode: RecallingMode) -> None:

@@ -155,7 +155,8 @@ class Scheme(Data):
             except NothingToConvertError as error:
                 nothing = error
                 continue
-            replace_part(setup.module, part, changed.module)
+            if changed.module is not part:  # else it was changed in place, and no walk through the model is needed
+                replace_part(setup.module, part, changed.module)
             setup = replace(changed, module=setup.module, path=setup.path)
         if nothing is not None and len(setup.sites) == before:
             raise nothing

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -107,6 +107,10 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         """Spare each operator the guard against compilation: nothing is compiled on fake tensors."""
         return False
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return this mode: a copy of a tensor belongs to the mode of the tensor, and needs no copy of all results."""
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""

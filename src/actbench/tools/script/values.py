@@ -65,10 +65,6 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
         return result
 
-    def __deepcopy__(self, memo: Any) -> ScriptMode:
-        """Return this mode: a copy of a tensor belongs to the mode of the tensor."""
-        return self
-
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
         """Make a real tensor fake; a small one keeps its values, unless it is trained."""
         made = super().from_tensor(tensor, **options)

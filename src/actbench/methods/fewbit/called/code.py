@@ -107,10 +107,7 @@ class _Reader:
             return
         self._seen.add((code, id(module)))
         value: Any = _UNKNOWN
-        for instruction in dis.get_instructions(code):
-            operation, argument = instruction.opname, instruction.argval
-            if operation in _NEUTRAL:
-                continue
+        for operation, argument in _instructions(code):
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
                 value = names.get(argument, _UNKNOWN)
             elif operation.startswith(("LOAD_FAST", "LOAD_DEREF")):
@@ -149,6 +146,13 @@ class _Reader:
         if isinstance(value, ModuleType | type):
             return getattr(value, name, _UNKNOWN)
         return getattr(value, "__dict__", {}).get(name, _UNKNOWN)
+
+
+@functools.cache
+def _instructions(code: CodeType) -> tuple[tuple[str, Any], ...]:
+    """Return the operations of some code with their arguments: each block of a model has the same code."""
+    read = ((each.opname, each.argval) for each in dis.get_instructions(code))
+    return tuple((operation, argument) for operation, argument in read if operation not in _NEUTRAL)
 
 
 class _Super:
