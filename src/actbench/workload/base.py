@@ -48,17 +48,24 @@ class Workload(Protocol):
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
 
 
+_DRAWS = ("normal_", "uniform_", "kaiming_uniform_")  # by name: transformers has its own in the place of torch's
+
+
 class EmptyOnMeta(TorchFunctionMode):
     """Put the results of ``torch.empty`` on the meta device, and nothing else.
 
     Layers make their weights by ``torch.empty`` and then initialise them, so a model built under this mode costs
     neither memory nor time. Constructors that compute with small tensors work (RegNet reads its widths from a
     ``linspace``), and computed buffers have values; under ``torch.device("meta")`` neither does.
+
+    No random numbers are drawn for tensors on the meta device: torch would run a program in Python for each of them.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
             return func(*args, **{**(kwargs or {}), "device": "meta"})
+        if getattr(func, "__name__", None) in _DRAWS and (drawn := args[0] if args else kwargs["tensor"]).is_meta:
+            return drawn
         return func(*args, **(kwargs or {}))
 
 
