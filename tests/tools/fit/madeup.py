@@ -1,13 +1,25 @@
-"""Steps for the tests of fit, made up of what they need."""
+"""Steps for the tests of fit, made up of what they need, and fits of plans with such steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actbench.machine import now, provenance
+from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement, PhasePeaks
+from actbench.model.meters import MeterName
+from actbench.model.records import Case
+from actbench.tools.fit.records import Asked, FitRecord, Training
+from actbench.tools.fit.shortlist import Fitted, fitted
+from actbench.tools.fit.words import Blocks
 
 GIB = 1024**3
+LIMIT = 100 * GIB
+OTHER_UPDATES = Training(updates="other")
+LAYERS = Blocks(tuple(f"model.layers.{number}" for number in range(32)))
+
+Plan = tuple[str, float, int] | tuple[str, float, int, Training]
 
 
 def measured(
@@ -37,4 +49,46 @@ def measured(
             flops=0,
             moved_bytes=0,
         ),
+    )
+
+
+def readings(paths: Sequence[str]) -> BlockReadings:
+    amounts = ("before_bytes", "after_bytes", "forward_peak_bytes", "backward_peak_bytes", "done_bytes", "output_bytes")
+    blocks = tuple(BlockReading(path=path, kind="equal", **dict.fromkeys(amounts, 0)) for path in paths)
+    return BlockReadings(blocks=blocks, start_bytes=0, stem_peak_bytes=0, top_peak_bytes=0, end_peak_bytes=0)
+
+
+def found(*plans: Plan, exact: int = 20, max_slowdown: float = 2.0) -> Fitted:
+    """Return a fit of plans, each with its seconds, the GiB of its activations, and how its training differs."""
+    records = []
+    for spec, seconds, activations, *training in (("exact", 1.0, exact), *plans):
+        optimizer, scheme = spec.split() if " " in spec else ("adamw", spec)
+        case = Case(model="m", batch_size=1, scheme=scheme, optimizer=optimizer, meter="simulated")
+        outcome = measured([0, 0, 0, activations * GIB], seconds, 0.0, LIMIT)
+        if spec == "exact":
+            outcome = outcome.model_copy(update={"blocks": readings(LAYERS.paths)})
+        record = FitRecord(
+            recipe="m",
+            case=case,
+            outcome=outcome,
+            asked=Asked(optimizer="adamw", max_slowdown=max_slowdown),
+            training=training[0] if training else Training(),
+            recorded_at=now(),
+            **provenance("actbench fit m"),
+        )
+        records.append(record)
+    (only,) = fitted(records)
+    return only
+
+
+def record_of(scheme: str, limit: int, need: int, meter: MeterName = "simulated") -> FitRecord:
+    """Return the record of a plan within a limit and with a need, both in GiB, of a fit in 100 GiB."""
+    case = Case(model="tiny-llama", batch_size=1, scheme=scheme, optimizer="adamw", meter=meter)
+    return FitRecord(
+        recipe="m",
+        case=case.model_copy(update={"memory_limit_bytes": limit * GIB}),
+        outcome=measured([0, 0, 0, need * GIB], 1.0, 0.0, limit * GIB),
+        asked=Asked(optimizer="adamw", limit_bytes=LIMIT),
+        recorded_at=now(),
+        **provenance("actbench fit tiny-llama"),
     )

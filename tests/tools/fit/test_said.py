@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fitcommand import AMONG, DEEP, STEP
-from test_shortlist import found, record_of
+from madeup import found, record_of
 
 import actbench
 from actbench.model.records import Failure

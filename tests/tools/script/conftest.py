@@ -10,6 +10,7 @@ import pytest
 import torch
 from cards import Card
 from cases import Folders, ScriptCase, Size
+from fakescript import TRAIN
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainings import RunScript
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -44,6 +45,7 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
+MODULE = "import sys\nprint('module', sys.argv[1:])\n"
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -94,6 +96,22 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
         return outcome(case)
 
     return ran
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a script in the current folder, which also holds the module ``package.inner``; its steps are made up."""
+    monkeypatch.setattr("actbench.tools.script.command.BENCH", "fakescript")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text(MODULE)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    return script
 
 
 @pytest.fixture

@@ -21,6 +21,12 @@ ROWS, ROW_BYTES = 16, GIB // 2
 SHARES = {"exact": 1.0, "checkpoint": 0.5}
 """Of the saved tensors, by scheme."""
 
+TRAIN = """
+import sys
+print("epoch 1", sys.argv[1:])
+print("a warning", file=sys.stderr)
+"""
+
 
 def failure_of(error: BaseException) -> Failure:
     reason = "unsupported" if isinstance(error, MeasurementError) else "crash"

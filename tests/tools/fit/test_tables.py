@@ -1,0 +1,167 @@
+"""The tables of a fit: titles, answers in a few sentences, frontiers, notes, and what is printed to run a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from madeup import LIMIT, OTHER_UPDATES, Plan, found, record_of
+
+from actbench.report import render, store
+from actbench.tools.fit.pieces import pieces_of
+from actbench.tools.fit.records import FitRecord, Training
+from actbench.tools.fit.shortlist import fitted
+from actbench.tools.fit.tables import fit_tables, tables_of
+
+UNBIASED = Training(gradient="unbiased")
+ADAPTERS = Training(trained="adapters")
+
+OVER, SLOW, FIT = ("gact:L2", 1.2, 150), ("offload", 2.5, 50), ("checkpoint", 1.3, 90)
+ADAPTED, ADAPTED_OVER = ("lora:16+checkpoint", 1.1, 60, ADAPTERS), ("lora:16", 0.9, 120, ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    ("plans", "titles"),
+    [
+        ((OVER, SLOW, FIT), ["What fits"]),
+        (
+            (OVER, SLOW, ADAPTED, ADAPTED_OVER),
+            ["What fits, with adapters", "Nothing takes at most 2 times the exact step's time; what fits"],
+        ),
+        (
+            (OVER, ADAPTED_OVER),
+            ["No simulated plan fits; what needs least", "No simulated plan fits; what needs least, with adapters"],
+        ),
+    ],
+    ids=["some fit", "adapters fit", "nothing fits"],
+)
+def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titles: Sequence[str]) -> None:
+    what = found(*plans, exact=200)
+
+    tables = [table for table in tables_of(what, "What fits") if "Frontier" not in table.title]
+
+    assert [table.title.partition(": ")[0] for table in tables] == titles
+    by_scheme = {each.record.case.scheme: each for each in what.tried}
+    for table in tables:
+        rows = [by_scheme[str(row["scheme"])] for row in table.rows]
+        promises = table.title.startswith("What fits")
+        assert [what.fits(each) and each.slowdown <= what.max_slowdown for each in rows] == [promises] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("plans", "exact", "lead"),
+    [
+        ((), 20, ["It fits unchanged: 20.00 GiB of 100.00 GiB."]),
+        (
+            (("checkpoint,only=model.layers.[0-10]", 1.3, 90), ("gact:L2", 1.2, 95, UNBIASED)),
+            200,
+            [
+                (
+                    "checkpoint on blocks 0-10: 90.00 GiB of 100.00 GiB, 1.30 of the exact step's time (estimated), "
+                    "gradients exact."
+                ),
+                "gact:L2: 95.00 GiB of 100.00 GiB, 1.20 of the exact step's time (estimated), gradients unbiased.",
+            ],
+        ),
+        (
+            (("adamw-fused adam8bit", 1.5, 90, OTHER_UPDATES), ADAPTED),
+            200,
+            [
+                (
+                    "adam8bit, adamw-fused: 90.00 GiB of 100.00 GiB, 1.50 of the exact step's time (estimated), "
+                    "gradients exact, updates changed."
+                ),
+                (
+                    "lora:16, checkpoint: 60.00 GiB of 100.00 GiB, 1.10 of the exact step's time (estimated), "
+                    "gradients exact, adapters trained in place of the model."
+                ),
+            ],
+        ),
+        (
+            (ADAPTED, ("lora:16+gact:L2", 1.09, 60, ADAPTERS.model_copy(update={"gradient": "unbiased"}))),
+            200,
+            ["lora:16, checkpoint: 60.00 GiB of 100.00 GiB, 1.10 of "],
+        ),
+        ((SLOW,), 200, ["Nothing fits within 2 times the exact step's time; offload fits and takes 2.5 times: 50.00 "]),
+        (
+            (OVER, ("lora:16", 3.0, 60, ADAPTERS)),
+            200,
+            ["Nothing fits within 2 times the exact step's time; lora:16 fits and takes 3 times: 60.00 GiB "],
+        ),
+        ((OVER,), 200, ["No plan that was simulated fits in 100.00 GiB; gact:L2 needs least of them, 150.00 GiB."]),
+    ],
+    ids=[
+        "exact",
+        "exact gradients and any",
+        "updates and adapters",
+        "adapters",
+        "too slow",
+        "adapters too slow",
+        "nothing",
+    ],
+)
+def test_the_answer_in_a_few_sentences(plans: Sequence[Plan], exact: int, lead: Sequence[str]) -> None:
+    told = tables_of(found(*plans, exact=exact), "What fits")[0].lead
+
+    assert len(told) == len(lead) <= 3
+    assert all(text.startswith(begin) for text, begin in zip(told, lead, strict=True))
+
+
+def test_frontiers_fall_and_say_what_fits() -> None:
+    plans = (("msln", 1.0, 150), ("checkpoint", 1.3, 90), ("offload", 1.4, 95), ("gact:L2", 1.1, 80, UNBIASED))
+    exact, other = (table for table in tables_of(found(*plans, exact=200), "t") if "Frontier" in table.title)
+
+    assert [(row["scheme"], row["fits"]) for row in exact.rows] == [("msln", False), ("checkpoint", True)]
+    assert [row["scheme"] for row in other.rows] == ["msln", "gact:L2"]
+    assert exact.curve is not None
+    assert exact.curve.limit_bytes == LIMIT
+
+
+def test_uniform_plans_are_compared_with() -> None:
+    plans = (("checkpoint,only=model.layers.[0-10]", 1.2, 90), ("offload,only=model.layers.[0-31]", 1.5, 90))
+    what = found(*plans, exact=200)
+
+    (note,) = (note for note in tables_of(what, "t")[0].notes if "treats all blocks alike" in note)
+    assert note == (
+        "With exact gradients, the fastest plan that treats all blocks alike needs 90.00 GiB and takes 1.50 of the "
+        "exact step's time: offload all blocks."
+    )
+
+
+def test_what_is_printed_has_the_limit_that_was_asked_for() -> None:
+    (found,) = fitted([record_of("exact", 100, 200), record_of("checkpoint", 88, 90)])
+
+    command = pieces_of(found.shortlist(), 3)[-1][1]
+
+    assert "-s checkpoint" in command
+    assert f"--memory-limit {LIMIT}B" in command
+
+
+def test_what_was_measured_stands_beside_its_simulation_within_another_limit() -> None:
+    on_device = record_of("checkpoint", 100, 91, "cpu")
+    (found,) = fitted([record_of("exact", 100, 200), record_of("checkpoint", 88, 90), on_device])
+
+    (pairs,) = (table for table in tables_of(found, "t") if table.title.startswith("Measured"))
+
+    assert [(row["scheme"], row["meter"]) for row in pairs.rows] == [("checkpoint", "simulated"), ("checkpoint", "cpu")]
+
+
+def test_specifications_of_plans_stand_below_the_table() -> None:
+    spec = "checkpoint,only=model.layers.[0-10]"
+
+    notes = tables_of(found((spec, 1.2, 90), exact=200), "t")[0].notes
+
+    assert notes[0] == f"checkpoint blocks 0-10 is -s '{spec}' --optimizer adamw"
+
+
+OLD = Path(__file__).parents[2] / "data" / "fit-2026-11.fit.jsonl"
+
+
+def test_records_of_stacks_that_were_searched_for_can_be_read() -> None:
+    tables = fit_tables(store.read_results(OLD, FitRecord).records)
+
+    assert tables[0].lead[0].startswith("checkpoint,every=2")
+    assert [row["scheme"] for row in tables[0].rows]
+    assert "Frontier" in tables[-1].title
+    assert all(map(render.markdown, tables))

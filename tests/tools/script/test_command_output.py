@@ -1,0 +1,171 @@
+"""What ``actbench run`` prints and exports of a script of the user's own, with what a step needs made up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakescript import TRAIN
+
+pytestmark = pytest.mark.usefixtures("train")
+
+
+def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) -> None:
+    out = cli("run", "train.py").out
+
+    told = " ".join(out.split())
+    assert (
+        "with 11.50 GiB to spare: the peak of a step, with batches of 16 rows, is 12.00 GiB in the backward pass."
+        in told
+    )
+    assert "needs 12.50 GiB: its peak of 12.00 GiB, and 512.00 MiB that torch's allocator loses in gaps." in told
+    assert "backward pass 12.00 GiB 300 ms" in told
+    assert "saved tensors 8.00 GiB 66.7 %" in told
+    assert "train.py:3 logits = model(x) saved tensors 7.00 GiB 58.3 %" in told
+    assert "block.mlp saved tensors, weights 11.00 GiB 91.7 %" in told
+    assert "checkpoint: 67 % of the peak are saved tensors" in told
+    assert 'model = actbench.convert(model, "checkpoint")' in told
+    assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
+
+
+def test_the_last_line_is_the_command_that_plans_for_the_same_step(cli: Any) -> None:
+    given = ("--device-profile", "rtx-4090", "--memory-limit", "20GiB", "-b", "4")
+    last = cli("run", *given, "train.py", "--lr", "1 2").out.splitlines()[-1]
+
+    words = shlex.split(last.partition(": ")[2])
+    flags = {"--script": "train.py --lr '1 2'", "--device-profile": "rtx-4090", "--batch-size": "4"}
+    assert last.startswith("Or plan schemes block by block: ")
+    assert words[:2] == ["actbench", "fit"]
+    assert dict(zip(words[2::2], words[3::2], strict=True)) == {**flags, "--memory-limit": f"{20 * 1024**3}B"}
+    assert "block by block" not in cli("run", "--gpus", "2", "train.py").out, "fit plans for one card"
+
+
+@pytest.mark.slow
+def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any) -> None:
+    first = (
+        "No --device-profile is named, so the card is assumed to be cuda-16gib: name yours with --device-profile NAME "
+        "('actbench devices' lists them).\ntrain.py fits into"
+    )
+
+    assert first in cli("run", "--quiet", "train.py").out[:400]
+    assert first in cli("run", "--quiet", "--export-json", "-", "train.py").err
+    assert "assumed" not in cli("run", "--device-profile", "cuda-16gib", "train.py").out
+    assert "assumed" not in cli("run", "--meter", "cpu", "train.py").out
+
+
+@pytest.mark.sampled(fast=1, slow=1)
+@pytest.mark.parametrize("options", [(), ("-s", "checkpoint")])
+def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: Any, options: tuple[str, ...]) -> None:
+    made_up, stopped = "script prints are made up", "The script was stopped after 3 steps; the rest of it did not run."
+    told = cli("run", *options, "train.py").out
+
+    assert (told.count(made_up), told.count(stopped)) == (1, 1)
+    quiet = cli("run", "--quiet", *options, "train.py").out
+    assert (quiet.count(made_up), quiet.count(stopped)) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
+    plain = cli("run", "train.py").out
+    train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
+    command = ("run", "-s", "exact", "-s", "checkpoint", "train.py")
+    cast = cli(*command).out
+
+    assert "type float32, optimizer AdamW" in " ".join(plain.split())
+    assert "type float32, autocast bfloat16, optimizer AdamW" in " ".join(cast.split())
+
+
+@pytest.mark.slow
+def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: Any) -> None:
+    ended = cli("run", "-s", "checkpoint", "-s", "exact", "train.py")
+
+    rows = [line.split() for line in ended.out.splitlines() if " simulated  " in line]
+    assert [row[:3] for row in rows] == [["train.py", "16", "exact"], ["train.py", "16", "checkpoint"]]
+    assert "33.3 %" in ended.out
+    assert ended.out.count("epoch 1") == 1
+    assert "Worth trying" not in ended.out
+    assert "train.py, checkpoint (simulated): step 2: peak 12.4 GiB" in ended.err
+    assert "epoch 1" not in cli("run", "--quiet", "train.py").out
+
+
+def test_an_export_to_standard_output_has_it_alone(cli: Any) -> None:
+    ended = cli("run", "--batch-size", "4", "--gpus", "8", "--export-json", "-", "train.py", "--lr", "3")
+
+    (record,) = json.loads(ended.out)
+    assert "epoch 1" in ended.err
+    assert record["case"]["model"] == "train.py --lr 3"
+    assert record["case"]["batch_size"] == 4
+    assert record["case"]["script"] == {
+        "target": "train.py",
+        "is_module": False,
+        "arguments": ["--lr", "3"],
+        "batch_size": 4,
+        "steps": None,
+        "processes": 8,
+        "raise_oom": False,
+    }
+    assert list(record["files"]) == ["train.py"]
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, train: Path) -> None:
+    train.write_text("PEAK_GIB = 30\n")
+    ended = cli("run", "train.py")
+
+    assert ended.status == 0
+    assert "train.py does not fit into the 24.00 GiB of cuda-16gib: 6.00 GiB are missing." in ended.out
+    assert cli("run", "--require-fit", "train.py").status == 1
+    assert "the limit of 16.00 GiB: 14.00 GiB are missing" in cli("run", "--memory-limit", "16GiB", "train.py").out
+
+
+def test_the_largest_batch_of_a_script_is_proved_by_its_own_batches(cli: Any) -> None:
+    limit = ("--verbose", "--max-batch", "--memory-limit", "20GiB", "train.py")
+    simulated, real = cli("run", *limit), cli("run", "--meter", "cpu", *limit)
+
+    assert "The largest batch that fits is 32." in simulated.out
+    assert "The largest batch that fits is 32." in real.out
+    assert "batch 32 fits" in real.err
+    assert "batch 33 does not fit" in real.err
+    assert real.out.count("epoch 1") == 1
+
+
+def test_a_peak_that_only_a_real_run_would_know_is_marked(cli: Any, train: Path) -> None:
+    reason = "nonzero has at most 16 rows (train.py:7 kept = scores.nonzero())"
+    train.write_text(f"AT_MOST = ({reason!r},)\n")
+    out = cli("run", "-s", "checkpoint", "--columns", "peak", "--export-csv", "rows.csv", "train.py").out
+
+    assert "at most 12.00 GiB" in out
+    assert "at most 8.00 GiB" in out
+    assert reason in " ".join(out.split())
+    assert "at_most_peak_bytes" in Path("rows.csv").read_text()
+
+
+@pytest.mark.sampled(fast=2, slow=2)
+@pytest.mark.parametrize(
+    ("text", "naming"),
+    [
+        ("REFUSED = 'train.py:7 is not simulated'\n", "unsupported: MeasurementError: train.py:7 is not simulated"),
+        ("raise ValueError('no data')\n", "crash: ValueError: no data"),
+        ("import sys; sys.exit('bye')\n", "crash: SystemExit: bye"),
+        ("import os; print('last', flush=True); os._exit(3)\n", "ended by itself with exit code 3"),
+    ],
+)
+def test_a_script_that_fails_is_told_once(cli: Any, train: Path, text: str, naming: str) -> None:
+    train.write_text(text)
+    ended = cli("run", "train.py")
+
+    assert ended.status == 1
+    assert ended.out.count(naming) == 1
+    assert "Traceback" not in ended.out + ended.err
+    assert "Worth trying" not in ended.out
+
+
+def test_the_memory_over_the_step_is_shown_and_written(cli: Any) -> None:
+    ended = cli("run", "--timeline", "--export-timeline", "t.json", "--html", "t.html", "train.py")
+
+    assert "peak 12.00 GiB in the" in ended.out
+    assert json.loads(Path("t.json").read_text())[0]["timeline"]["peak_bytes"] == 12 * 1024**3
+    assert "The largest holders at the peak, by the line that made them" in Path("t.html").read_text()
