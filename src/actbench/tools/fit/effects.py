@@ -71,6 +71,10 @@ class Blocks:
         """Where choices act in the model from which their effects are learned: the copy, or the model itself."""
         return Places(self.copied, self.rest) if self.copy else self.whole
 
+    def are_changed_with(self, rest: Action) -> bool:
+        """Whether an action on the modules outside of blocks acts on the whole model: it cannot be limited to them."""
+        return any("" in self.rest[choice] for choice in rest)
+
     @property
     def places(self) -> Sequence[int]:
         """The place in a copy of the block that stands for each."""

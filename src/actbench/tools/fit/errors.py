@@ -97,7 +97,7 @@ class ErrorMeter:
         of_blocks = {action: self._of_blocks(action) for action in actions}
         of_rest = {}
         for rest in rests:
-            if any("" in self.blocks.rest[choice] for choice in rest):  # it acts on the whole model, or on blocks alone
+            if self.blocks.are_changed_with(rest):
                 whole = self._of(Plan(frozenset(), tuple(rest for _ in self.blocks.part.blocks), rest))
                 of_rest[rest] = max(0.0, whole - math.fsum(of_blocks[rest])) if math.isfinite(whole) else math.inf
             else:
@@ -135,6 +135,7 @@ class ErrorMeter:
                 "memory_limit_bytes": None,
                 "gradient_quality": True,
                 "autocast": None,
+                "weights": "random" if self.blocks.copy else self.exact.weights,
                 "dtype": None if is_function(self.exact.model) else "float32",
                 "batch_size": min(self.exact.batch_size, _ROWS),
                 "sequence_length": self.exact.sequence_length and min(self.exact.sequence_length, _TOKENS),
@@ -143,8 +144,6 @@ class ErrorMeter:
                 "warmup_steps": 0,
             }
         )
-        if self.blocks.copy is not None:
-            own = own.model_copy(update={"weights": "random"})
         if self.weights_bytes > _SMALL_BYTES and (changes := self._changes(own)):
             yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
         if _COPIES * self.weights_bytes <= (available_memory_bytes() or math.inf):
