@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.tools.fit.records import step_seconds_of
 
 Floats = NDArray[np.float64]
@@ -50,16 +50,17 @@ class Costs:
     seconds: Floats
 
     @classmethod
-    def of(cls, measured: Measurement, parts: int = 1, like: Costs | None = None) -> Self | None:
-        """Return the costs of a simulated step of so many micro-batches; None if it has no estimated time.
+    def of(cls, measured: Outcome | None, parts: int = 1, like: Costs | None = None) -> Self | None:
+        """Return the costs of a simulated step of so many micro-batches; None if it failed or has no estimated time.
 
         A script's own micro-batches come on top of these. Bytes are those of the last one. A step whose blocks were not
         read has none: all is around them. Where ``like`` is given, the step has the gradients of ``like``: all other
         bytes between two backward passes are those of the blocks.
         """
-        seconds, peaks, read = step_seconds_of(measured), measured.phase_peaks, measured.blocks
-        if seconds is None or peaks is None:
+        seconds = step_seconds_of(measured)
+        if seconds is None or not isinstance(measured, Measurement) or measured.phase_peaks is None:
             return None
+        peaks, read = measured.phase_peaks, measured.blocks
         if read is None or not read.blocks:
             top = max(peaks.forward_bytes, peaks.backward_bytes)
             none = np.zeros(0)
