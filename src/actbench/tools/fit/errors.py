@@ -93,7 +93,11 @@ class ErrorMeter:
 
     def run(self, actions: Sequence[Action], rests: Sequence[Action], around: Sequence[Choice]) -> Errors:
         """Measure the errors of changes that are not exact."""
-        self._case = next((case for case in self._stand_ins() if self._runs(case)), None)
+        for case in self._stand_ins():
+            unchanged = self._outcome(case, Plan())
+            if isinstance(unchanged, Measurement):
+                self._case, self._base = case, (unchanged.gradient_error or 0.0) ** 2
+                break
         of_blocks = {action: self._of_blocks(action) for action in actions}
         of_rest = {}
         for rest in rests:
@@ -157,14 +161,6 @@ class ErrorMeter:
 
         workload = load_workload(case)
         return workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
-
-    def _runs(self, case: Case) -> bool:
-        """Whether the step without changes can be measured; the error of what every plan has is kept."""
-        found = self._outcome(case, Plan())
-        if isinstance(found, Measurement):
-            self._base = (found.gradient_error or 0.0) ** 2
-            return True
-        return False
 
     def _outcome(self, stand_in: Case, plan: Plan) -> Outcome | None:
         case = plan.case(stand_in, self.blocks.part)

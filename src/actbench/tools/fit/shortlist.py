@@ -115,7 +115,7 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
         asked = record.asked
         limit = asked.limit_bytes or record.case.memory_limit_bytes
         of_exact = {"scheme": asked.scheme, "optimizer": asked.optimizer, "memory_limit_bytes": limit}
-        what = simulated(record.case).model_copy(update=of_exact), content_of(record)
+        what = record.case.model_copy(update={"meter": "simulated", **of_exact}), content_of(record)
         groups.setdefault(what, []).append(record)
         if record.case == what[0]:
             exact[what] = record
@@ -150,11 +150,6 @@ def _is_right(record: FitRecord, exact: FitRecord) -> bool:
     """Whether the error of a gradient is within the limit, with a margin."""
     most, error = exact.asked.max_gradient_error, record.gradient_error
     return most is None or record.case == exact.case or (error is not None and MARGIN * error <= most)
-
-
-def simulated(case: Case) -> Case:
-    """Return the simulated case of a measured one."""
-    return case.model_copy(update={"meter": "simulated"})
 
 
 def without_limit(case: Case) -> Case:

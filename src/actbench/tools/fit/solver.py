@@ -79,9 +79,10 @@ def solve(chain: Chain, limit: float, most_squared_error: float = math.inf) -> t
     options have up to some 1,300 starts, 54 unequal ones some 400; with one, 32 equal blocks may have too many.
     """
     stages = stages_of(chain, most_squared_error)
-    found = None if stages is None else _fastest(chain, stages, limit, _ANY)
-    plan = None
-    while stages is not None and found is not None:
+    if stages is None:
+        return None
+    plan, found = None, _fastest(chain, stages, limit, _ANY)
+    while found is not None:
         plan = found.plan
         # of equally fast plans, the one that needs less
         found = _fastest(chain, stages, chain.peak(plan) - 1, found.ticks + 1) if found.exact else None

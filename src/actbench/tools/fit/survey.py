@@ -8,7 +8,7 @@ from functools import partial
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case, Failure, FailureReason
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
@@ -21,16 +21,13 @@ from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
 from actbench.tools.fit.ways import is_beaten, other_ways
 
-_BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
-"""Failures that the same case may not have when it is simulated again."""
-
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
 
 
 def is_refusal(outcome: Outcome | None) -> bool:
-    """Return whether a case cannot be simulated; a case that ran out of time may be."""
-    return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
+    """Return whether a case cannot be simulated; one that crashed or ran out of time may be, the next time."""
+    return isinstance(outcome, Failure) and outcome.reason not in ("timeout", "crash")
 
 
 @dataclass
@@ -250,18 +247,19 @@ class Survey:
         self, way: Effects, wanted: Mapping[Choice, tuple[int, Case]], found: Mapping[Case, Measurement]
     ) -> None:
         """Learn what changes that matter between the passes do in the fewest micro-batches."""
-        choice, (parts, case) = next(((each, of) for each, of in wanted.items() if of[1] in found), (None, (0, None)))
-        if choice is None or case is None:
+        fewest = next((choice for choice, (_, case) in wanted.items() if case in found), None)
+        if fewest is None:
             return
-        around, exact = way.around | {choice}, Costs.of(found[case], parts)
-        told = {
-            change: (self._around_case(around | change), Plan(around | change))
+        parts, case = wanted[fewest]
+        around, exact = way.around | {fewest}, Costs.of(found[case], parts)
+        changes = [
+            change
             for change, costs in way.changes.items()
             if abs(costs.top) >= LEAST_SHARE * way.exact.peak and all(self._goes_with(each, around) for each in change)
-        }
-        measured = self._measured(dict(told.values()))
-        for change, (changed, _) in told.items():
-            costs = Costs.of(measured.get(changed), parts)
+        ]
+        measured = self._measured(self._around_cases(around | change for change in changes))
+        for change in changes:
+            costs = Costs.of(measured.get(self._around_case(around | change)), parts)
             if costs is not None and exact is not None:
                 self._in_parts[change] = parts, costs - exact
 

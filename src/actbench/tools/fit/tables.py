@@ -18,7 +18,7 @@ from actbench.report.tables.values import Column, Curve, SpreadValue, Value, cha
 from actbench.tools.fit.answer import answer
 from actbench.tools.fit.counts import about_crashed, is_crash
 from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
-from actbench.tools.fit.shortlist import Fitted, fitted, simulated, without_limit
+from actbench.tools.fit.shortlist import Fitted, fitted, without_limit
 from actbench.units import GIB, format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
@@ -92,7 +92,7 @@ def _pairs(found: Fitted) -> list[_Row]:
     return [
         row
         for record in found.on_device
-        if (beside := tried.get(without_limit(simulated(record.case)))) is not None
+        if (beside := tried.get(without_limit(record.case.model_copy(update={"meter": "simulated"})))) is not None
         for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
     ]
 
