@@ -18,7 +18,7 @@ from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Case
 from actbench.tools.fit.effects import COPIED
-from actbench.tools.fit.words import Blocks, parts_of
+from actbench.tools.fit.words import parts_of
 
 GIB = 1024**3
 WEIGHTS = GIB
@@ -99,7 +99,7 @@ class Session:
         held = dict.fromkeys(paths, HELD / count)
         seconds = dict.fromkeys(paths, (SECONDS - UPDATE_SECONDS) / count)
         top, more = float(TOP), 0.0
-        for part in parts_of(self.case.scheme, Blocks(tuple(paths))):
+        for part in parts_of(self.case.scheme, paths):
             for name in part.names:
                 kind = name.partition(":")[0].partition(",")[0]
                 of_bytes, of_seconds = FACTORS.get(kind, (1.0, 1.0))

@@ -12,12 +12,11 @@ from actbench.model.meters import MeterName
 from actbench.model.records import Case
 from actbench.tools.fit.records import Asked, FitRecord, Training
 from actbench.tools.fit.shortlist import Fitted, fitted
-from actbench.tools.fit.words import Blocks
 
 GIB = 1024**3
 LIMIT = 100 * GIB
 OTHER_UPDATES = Training(updates="other")
-LAYERS = Blocks(tuple(f"model.layers.{number}" for number in range(32)))
+LAYERS = tuple(f"model.layers.{number}" for number in range(32))
 
 Plan = tuple[str, float, int] | tuple[str, float, int, Training]
 
@@ -66,7 +65,7 @@ def found(*plans: Plan, exact: int = 20, max_slowdown: float = 2.0) -> Fitted:
         case = Case(model="m", batch_size=1, scheme=scheme, optimizer=optimizer, meter="simulated")
         outcome = measured([0, 0, 0, activations * GIB], seconds, 0.0, LIMIT)
         if spec == "exact":
-            outcome = outcome.model_copy(update={"blocks": readings(LAYERS.paths)})
+            outcome = outcome.model_copy(update={"blocks": readings(LAYERS)})
         record = FitRecord(
             recipe="m",
             case=case,

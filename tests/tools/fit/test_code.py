@@ -192,11 +192,11 @@ def test_trainer_is_told_what_a_scheme_changes(scheme: str, lines: list[str]) ->
 
 
 def test_what_trainer_cannot_do_is_said() -> None:
-    code = code_for(Case(**LLAMA, scheme="checkpoint+release"))
+    code = code_for(Case(**LLAMA, scheme="checkpoint+release"), CAUSAL)
 
     assert code.trainer is None
     assert code.why_no_trainer == "release changes gradients, which Trainer does itself"
-    maps = code_for(Case(**LLAMA, scheme="smaq,on=maps"))
+    maps = code_for(Case(**LLAMA, scheme="smaq,on=maps"), CAUSAL)
     assert maps.why_no_trainer == "smaq,on=maps changes gradients, which Trainer does itself"
 
 
@@ -205,21 +205,21 @@ def test_the_command_measures_the_same_case() -> None:
     settings = {"dtype": "bfloat16", "optimizer": "sgd", "device_profile": "t4", "memory_limit_bytes": limit}
     case = Case(**LLAMA, **settings, scheme="checkpoint")
 
-    assert code_for(case).command == (
+    assert code_for(case, CAUSAL).command == (
         f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
         f"--memory-limit {limit}B --meter cuda"
     )
 
 
 def test_what_a_shell_would_read_otherwise_is_quoted() -> None:
-    words = shlex.split(code_for(Case(**LLAMA, scheme=PLAN)).command)
+    words = shlex.split(code_for(Case(**LLAMA, scheme=PLAN), CAUSAL).command)
 
     assert words[words.index("-s") + 1] == PLAN
-    assert f"'{PLAN}'" in code_for(Case(**LLAMA, scheme=PLAN)).command
+    assert f"'{PLAN}'" in code_for(Case(**LLAMA, scheme=PLAN), CAUSAL).command
 
 
 def test_a_case_without_a_limit_has_none_in_its_command() -> None:
-    assert "--memory-limit" not in code_for(Case(**LLAMA, scheme="checkpoint", device_profile="t4")).command
+    assert "--memory-limit" not in code_for(Case(**LLAMA, scheme="checkpoint", device_profile="t4"), CAUSAL).command
 
 
 def test_a_models_own_optimizer_is_not_replaced_in_the_code() -> None:
@@ -258,4 +258,4 @@ def test_a_models_own_loss_is_not_replaced_in_the_code() -> None:
 def test_the_command_names_a_type_that_the_model_does_not_bring() -> None:
     case = Case(model="own.py:build", batch_size=4, dtype="float32", optimizer="adamw")
 
-    assert "--dtype float32 --optimizer adamw" in code_for(case).command
+    assert "--dtype float32 --optimizer adamw" in code_for(case, CAUSAL).command

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from actbench.tools.fit import solver
-from actbench.tools.fit.solver import Chain, Option, frontier, least_peak, solve
+from actbench.tools.fit.chain import Chain, Option
+from actbench.tools.fit.solver import least_peak, solve
 
 ACTIONS = 5
 INSTANCES = 200
@@ -211,38 +212,6 @@ def test_labels_that_are_left_out_cost_time_but_no_limit_is_passed_nor_a_plan_mi
                     slower += chain.time(plan) > expected[0] + 1e-9
 
     assert slower
-
-
-@pytest.mark.sampled(fast=8, slow=6)
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("most", [math.inf, 12.5])
-def test_the_frontier_has_the_answer_of_each_limit(seed: int, most: float) -> None:
-    chain = a_chain(seed)
-    least = chain.peak(least_peak(chain)) - 1
-    limits = [least + more for more in (60, 0, 5, 10, 15, 20, 30, 40, 50, 60)]
-
-    for limit, plan in zip(limits, frontier(chain, limits, most), strict=True):
-        alone = solve(chain, limit, most)
-
-        assert (plan is None) == (alone is None)
-        if plan is not None and alone is not None:
-            assert (chain.time(plan), chain.peak(plan)) == pytest.approx((chain.time(alone), chain.peak(alone)))
-
-
-@pytest.mark.slow
-def test_no_larger_limit_of_a_frontier_is_slower_though_labels_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_BEAMS": (1,), "MOST_LABELS": 2, "MOST_LABELS_BY_ERROR": 2}.items():
-        monkeypatch.setattr(solver, name, value)
-    chain, most = equal_blocks(32), 0.0015
-    limits = np.linspace(18_000, 36_000, 20) * MIB
-
-    plans = frontier(chain, [float(limit) for limit in limits], most)
-    times = [math.inf if plan is None else chain.time(plan) for plan in plans]
-
-    assert times == sorted(times, reverse=True)
-    assert all(plan is None or chain.peak(plan) <= limit for plan, limit in zip(plans, limits, strict=True))
-    alone = [solve(chain, float(limit), most) for limit in limits]
-    assert [plan is None for plan in plans] == [plan is None for plan in alone]
 
 
 def test_a_chain_of_no_blocks_has_one_plan() -> None:

@@ -183,7 +183,7 @@ def a_setting(seed: int) -> Setting:
     pairs = [{key: chance.randint(-15, 15) for key in chance.sample(keys, 3)} for _ in range(4)] if seed % 2 else []
     numbers = [chance.randint(0, 20) for _ in range(3)]
     chain = Chain(options, pairs, numbers[0], numbers[1], [0] * 5, 0, numbers[2], 1.0)
-    return Setting(NOTHING, NOTHING, costs([], []), [NOTHING, CHECKPOINT, FEWBIT], chain)
+    return Setting(NOTHING, NOTHING, [NOTHING, CHECKPOINT, FEWBIT], chain)
 
 
 @pytest.mark.sampled(fast=20, slow=20)

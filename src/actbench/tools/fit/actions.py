@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from actbench.scheme.base import SAVED_TENSORS
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.effects import Effects
@@ -80,7 +78,7 @@ def _points(way: Effects) -> dict[Action, Point]:
     """Return the bytes and seconds of all blocks, by action."""
     held, seconds = float(way.exact.held.sum()), float(way.exact.seconds.sum())
     return {
-        action: (held + float(np.sum(effect.costs.held)), seconds + float(np.sum(effect.costs.seconds)))
+        action: (held + float(effect.costs.held.sum()), seconds + float(effect.costs.seconds.sum()))
         for action, effect in way.actions.items()
     }
 

@@ -43,7 +43,7 @@ def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
     """Return the fastest plan that trains as the exact step does, or else with its gradients, or else at all."""
     exact = [each for each in plans if each.training.is_exact]
     same = [each for each in plans if each.training.gradient == "exact"]
-    return next(iter((*exact, *same, *plans)))
+    return (*exact, *same, *plans)[0]
 
 
 def _each_once(plans: Iterable[Tried]) -> list[Tried]:

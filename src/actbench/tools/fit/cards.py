@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,10 +79,11 @@ class Cards:
         seconds = step_seconds_of(outcomes.get(exact))
         if seconds is None:
             return
-        fastest = float("inf")
+        fastest = math.inf
         for name, found in chosen.items():
-            tried = list(self._fitting(found, settings, outcomes, card, seconds))
-            best = min(tried, key=lambda each: each.seconds, default=None)
+            cases_of_level = (each.case.model_copy(update=settings) for each in found)
+            tried = (self._tried(case, outcomes.get(case), card, seconds) for case in cases_of_level)
+            best = min((each for each in tried if each is not None), key=lambda each: each.seconds, default=None)
             if best is not None and (best.seconds < fastest or best.training.trained == "adapters"):
                 fastest = min(fastest, best.seconds)
                 yield OnCard(card, name, best)
@@ -95,20 +97,11 @@ class Cards:
         ]
         return fits[:_TRIED]
 
-    def _fitting(
-        self,
-        found: Sequence[Found],
-        settings: Mapping[str, object],
-        outcomes: Mapping[Case, Outcome],
-        card: DeviceProfile,
-        exact_seconds: float,
-    ) -> Iterator[Tried]:
-        for each in found:
-            case = each.case.model_copy(update=settings)
-            outcome, record = outcomes.get(case), self.made.store.find(case)
-            seconds = step_seconds_of(outcome)
-            if not isinstance(outcome, Measurement) or record is None or seconds is None:
-                continue
-            is_enough = seconds <= self.asked.max_slowdown * exact_seconds
-            if needed_bytes(outcome) <= card.memory_bytes and is_enough:
-                yield Tried(record, outcome, seconds, exact_seconds)
+    def _tried(self, case: Case, outcome: Outcome | None, card: DeviceProfile, exact_seconds: float) -> Tried | None:
+        """Return a simulated plan; None if it does not fit on a card, or is too slow there."""
+        record, seconds = self.made.store.find(case), step_seconds_of(outcome)
+        if not isinstance(outcome, Measurement) or record is None or seconds is None:
+            return None
+        if needed_bytes(outcome) > card.memory_bytes or seconds > self.asked.max_slowdown * exact_seconds:
+            return None
+        return Tried(record, outcome, seconds, exact_seconds)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 UNITS: Final = 2**52
 """Units of squared error in a squared error of 1: sums of whole units do not depend on the blocks' order."""
@@ -37,14 +37,6 @@ class Option:
     backward: float
     seconds: float
     squared_error: float = 0.0
-
-
-class Moment(NamedTuple):
-    """What a chain holds when a block begins, and the most bytes in the block's two passes."""
-
-    held: int
-    forward: int
-    backward: int
 
 
 @dataclass(frozen=True)
@@ -84,22 +76,17 @@ class Chain:
         left = [self.gradients_of_top, *reversed(self.gradients[1:])]
         return list(itertools.accumulate(map(math.ceil, left)))[: len(self.gradients)][::-1]
 
-    def moments(self, plan: Sequence[int]) -> Iterator[Moment]:
-        """Yield what a plan needs in each block, and last what it needs after them, which has no backward pass."""
-        held, before = math.ceil(self.base), None
+    def peak(self, plan: Sequence[int]) -> float:
+        """Return the most bytes of a step."""
+        peak, held, before = math.ceil(self.least), math.ceil(self.base), None
         for place, (index, gradients) in enumerate(zip(plan, self.gradients_after(), strict=True)):
             option = self.options[place][index]
             more = math.ceil(self.pairs[place - 1].get((before, index), 0)) if self.pairs and before is not None else 0
-            forward = held + more + math.ceil(option.forward)
-            yield Moment(held, forward, held + more + math.ceil(option.backward) + gradients)
-            held += more + math.ceil(option.held)
+            held += more
+            peak = max(peak, held + math.ceil(option.forward), held + math.ceil(option.backward) + gradients)
+            held += math.ceil(option.held)
             before = index
-        yield Moment(held, held + math.ceil(self.top), 0)
-
-    def peak(self, plan: Sequence[int]) -> float:
-        """Return the most bytes of a step."""
-        needs = max(max(moment.forward, moment.backward) for moment in self.moments(plan))
-        return float(max(math.ceil(self.least), needs))
+        return float(max(peak, held + math.ceil(self.top)))
 
     def time(self, plan: Sequence[int]) -> float:
         """Return the seconds of a step; the order of the blocks does not change how they are rounded."""

@@ -64,11 +64,7 @@ class Choice:
     @property
     def takes_gradients(self) -> bool:
         """Whether it uses up the gradients before the backward pass ends."""
-        return GRADIENTS in self._claims
-
-    @property
-    def _claims(self) -> tuple[str, ...]:
-        return () if self.scheme is None else self.scheme.claims
+        return self.scheme is not None and GRADIENTS in self.scheme.claims
 
     @property
     def training(self) -> Training:
@@ -77,13 +73,16 @@ class Choice:
 
     def training_of(self, warnings: Sequence[str]) -> Training:
         """Return how training with this choice alone differs, given the warnings of a simulation."""
-        precision = "precision" in self.changes
-        exact_but_for_types = precision and len(self.changes) == 1
+        if self.scheme is None:
+            return Training(updates="same" if self.same_updates else "other")
+        changes, keeps_updates = self.changes, self.scheme.card.keeps_updates
+        if keeps_updates is None:
+            keeps_updates = "optimizer" not in changes
         return Training(
-            trained="adapters" if ADAPTS in self.changes else "all",
-            gradient="exact" if self.scheme is None or exact_but_for_types else _gradient(self.scheme, warnings),
-            updates="same" if (self.same_updates if self.scheme is None else _keeps_updates(self.scheme)) else "other",
-            precision="other" if precision else "same",
+            trained="adapters" if ADAPTS in changes else "all",
+            gradient="exact" if changes == ("precision",) else _gradient(self.scheme, warnings),
+            updates="same" if keeps_updates else "other",
+            precision="other" if "precision" in changes else "same",
         )
 
     def stands_with(self, other: Choice) -> bool:
@@ -97,12 +96,8 @@ def _stand_together(one: Choice, other: Choice) -> bool:
         return not ("optimizer" in one.changes and "optimizer" in other.changes)
     if any(scaled.scales_loss and taker.takes_gradients for scaled, taker in ((one, other), (other, one))):
         return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
-    return _is_buildable(f"{one.name}+{other.name}")
-
-
-def _is_buildable(spec: str) -> bool:
     try:
-        schemes.build(spec)
+        schemes.build(f"{one.name}+{other.name}")
     except SpecError:
         return False
     return True
@@ -116,8 +111,3 @@ def _gradient(scheme: Scheme, warnings: Sequence[str]) -> Gradient:
     if "batch" in scheme.changes and any(text.startswith(f"{scheme.spec}: ") for text in warnings):
         return "approximate"
     return scheme.gradient
-
-
-def _keeps_updates(scheme: Scheme) -> bool:
-    said = scheme.card.keeps_updates
-    return "optimizer" not in scheme.changes if said is None else said

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from actbench import scheme as schemes
-from actbench.errors import ConversionError, UsageError
+from actbench.errors import UsageError
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
-from actbench.scheme.base import Change
-from actbench.scheme.composed import refuse_spread
+from actbench.scheme.base import Change, Scheme
 from actbench.scheme.facets import InParts, Periodic
 from actbench.tools.fit.choice import ADAPTS, Choice
-from actbench.tools.fit.given import refuse_untimed
+from actbench.tools.fit.given import refuse_several, refuse_untimed
 
 _OF_BLOCKS: frozenset[Change] = frozenset(("saved tensors", "recomputation"))
 _COMPUTING: frozenset[Change] = frozenset(("precision", "memory format", ADAPTS))
@@ -97,13 +96,12 @@ def choices_for(
     if specs is None:
         cards = {name: scheme.card for name, scheme in schemes.find_schemes().items()}
         specs = [name + value for name, card in cards.items() for value in card.variants_for(exact.batch_size)]
-    found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
+    built = [schemes.build(spec) for spec in specs]
+    found = [Choice(scheme.spec, scheme) for scheme in built]
     if names is not None:
-        _refuse_spread(found)
-        _refuse_places(found)
-        for choice in found:
-            if choice.scheme is not None:
-                refuse_untimed(choice.scheme, f"--scheme {choice.name}")
+        for refuse in (_refuse_spread, _refuse_places, refuse_untimed):
+            for scheme in built:
+                refuse(scheme, f"--scheme {scheme.spec}")
     elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
         found = [choice for choice in found if not choice.scales_loss]
     if exact.dtype not in (None, "float32") or exact.autocast is not None:  # chosen; another cast does nothing
@@ -136,29 +134,16 @@ def _steps_as_adamw(measured: Measurement) -> bool:
     return measured.optimizer == "AdamW" and moments <= (measured.optimizer_bytes or 0) < 1.5 * moments and not is_fused
 
 
-def _refuse_spread(choices: Sequence[Choice]) -> None:
-    try:
-        for choice in choices:
-            if choice.scheme is not None:
-                refuse_spread(
-                    choice.scheme,
-                    f"--scheme {choice.name}: fit plans for one process",
-                    "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates it with other schemes",
-                )
-    except ConversionError as error:
-        raise UsageError(str(error)) from None
+def _refuse_spread(scheme: Scheme, given: str) -> None:
+    refuse_several(scheme, given, "'actbench measure MODEL --scheme …' or 'actbench sweep'")
 
 
-def _refuse_places(choices: Sequence[Choice]) -> None:
+def _refuse_places(scheme: Scheme, given: str) -> None:
     """Refuse what says on which blocks it acts: a plan says so itself."""
-    for choice in choices:
-        if choice.scheme is None or _OF_BLOCKS.isdisjoint(choice.changes):
-            continue
-        period = choice.scheme.facet(Periodic)
-        said = [
-            f"{name}="
-            for name, given in (("only", choice.scheme.only), ("every", period and period.blocks > 1))
-            if given
-        ]
-        if said:
-            raise UsageError(f"--scheme {choice.name}: fit chooses the blocks itself; leave {' and '.join(said)} out")
+    if _OF_BLOCKS.isdisjoint(scheme.changes):
+        return
+    period = scheme.facet(Periodic)
+    said = ["only="] if scheme.only else []
+    said += ["every="] if period and period.blocks > 1 else []
+    if said:
+        raise UsageError(f"{given}: fit chooses the blocks itself; leave {' and '.join(said)} out")

@@ -16,7 +16,7 @@ from actbench.scheme.facets import LowPrecision
 from actbench.simulator import profiles
 from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
-from actbench.tools.fit.rounding import Remedy, comments, remedy
+from actbench.tools.fit.rounding import RATE, Remedy, remedy
 from actbench.units import counted
 from actbench.workload.optimizers import TRAINERS, code_of
 
@@ -24,9 +24,6 @@ Returns = Literal["loss", "scores", "own"]
 
 OPTIMIZER_CLASS = "AdamW"
 """The class of the optimizer that stands for one that a model does not bring."""
-
-RATE = "2e-5"
-"""Usual in fine-tuning; users set their own."""
 
 
 class Code(NamedTuple):
@@ -45,11 +42,11 @@ class Code(NamedTuple):
     command: str
 
 
-def code_for(case: Case, measured: Measurement | None = None) -> Code:
+def code_for(case: Case, measured: Measurement) -> Code:
     """Return the code of a case with a plan's scheme and optimizer; ``measured`` is its simulation."""
-    parts, built = _parts(case), measured.built if measured else None
-    own = measured.optimizer if measured and case.optimizer is None and measured.optimizer != OPTIMIZER_CLASS else None
-    kept = remedy(case, parts, measured, RATE)
+    parts, built = _parts(case), measured.built
+    own = measured.optimizer if case.optimizer is None and measured.optimizer != OPTIMIZER_CLASS else None
+    kept = remedy(case, parts, measured, _command)
     trainer, why_not = _trainer(case, parts, built, own, kept)
     return Code(_loop(case, parts, built, own, kept), trainer, why_not, _command(case))
 
@@ -62,38 +59,41 @@ def _precisions(parts: Iterable[Scheme]) -> list[LowPrecision]:
     return [each for part in parts if (each := part.facet(LowPrecision)) is not None]
 
 
-def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None) -> str:
+def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy) -> str:
     scaled = case.autocast == "float16" or any(each.scales_loss for each in _precisions(parts))
-    yours = f"make_optimizer, from the model to its {own}, " if own else ""
     own_loss = f"loss, the function that {case.model} returns, " if is_function(case.model) else ""
     made = _optimizer(case, _trained(parts))
-    other = kept.optimizer if kept else ""
     batches = f"batches, each a dictionary of tensors there with {counted(case.batch_size, 'row')}"
     lines = [
-        f"# Yours: model, on its device, {own_loss}{yours}and {batches}.",
+        f"# Yours: model, on its device, {own_loss}{_yours(own)}and {batches}.",
         "import torch",
         "import actbench",
         *_more_imports(made),
-        *([f"{INSTEAD}import torchao.optim"] if other else []),
+        *([f"{INSTEAD}import torchao.optim"] if kept.optimizer else []),
         *(
             []
             if own_loss
             else ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[_returns(built)]}", "", ""]
         ),
-        *(comments(kept, RATE, _command) if kept else []),
+        *kept.comments,
         *_prepared(case, built),
     ]
     lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
     lines += [f"    make_optimizer={'make_optimizer' if own else f'lambda model: {made}'},"]
-    lines += [f"    {INSTEAD}make_optimizer=lambda model: {other.format(_trained(parts))},"] if other else []
+    if kept.optimizer:
+        lines.append(f"    {INSTEAD}make_optimizer=lambda model: {kept.optimizer.format(_trained(parts))},")
     types = [f"autocast=torch.{case.autocast}"] if case.autocast else []
     types += [f"inputs=torch.{case.dtype}"] if case.dtype not in (None, "float32") else []
     lines += [f"    precision=actbench.Precision({', '.join(types)}),"] if types else []
     lines += [")"]
     lines += [f"setup = actbench.apply(setup, {literal(case.scheme)})"] if parts else []
-    lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept and kept.scheme else []
+    lines += [f'{INSTEAD}setup = actbench.apply(setup, "{kept.scheme}")'] if kept.scheme else []
     lines += _scaled(_device(case)) if scaled else _PLAIN
     return _joined(lines)
+
+
+def _yours(own: str | None) -> str:
+    return f"make_optimizer, from the model to its {own}, " if own else ""
 
 
 def _joined(lines: Iterable[str]) -> str:
@@ -163,7 +163,7 @@ def _optimizer(case: Case, trained: str) -> str:
 
 
 def _trainer(
-    case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy | None
+    case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: Remedy
 ) -> tuple[str | None, str]:
     """Return the lines for Trainer, or the reason why there are none."""
     found = [pasted(part, case.batch_size) for part in parts]
@@ -178,8 +178,8 @@ def _trainer(
         spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
         before, callback = [*before, f"model = actbench.convert(model, {literal(spec)})"], ""
     optimizer = _given_optimizer(case, found, own)
-    other = kept.optimizer.format("trained") if kept else ""
-    if kept and kept.scheme:
+    other = kept.optimizer.format("trained")
+    if kept.scheme:
         by_chance = case.model_copy(update={"scheme": kept.scheme})
         other = _given_optimizer(by_chance, [pasted(each, case.batch_size) for each in _parts(by_chance)], own)
     arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": RATE}
@@ -190,10 +190,9 @@ def _trainer(
     for each in found:
         arguments |= each.arguments
     half = next((each.dtype for each in _precisions(parts) if each.of_weights), case.dtype)
-    yours = f"make_optimizer, from the model to its {own}, " if own else ""
     collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
-    prepared = [*(comments(kept, RATE, _command) if kept else []), *_prepared(case, built), *before, *collator]
-    lines = [f"# Yours: model, {yours}and data, a data set of dictionaries."]
+    prepared = [*kept.comments, *_prepared(case, built), *before, *collator]
+    lines = [f"# Yours: model, {_yours(own)}and data, a data set of dictionaries."]
     if is_function(case.model):
         lines.append(
             f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss."

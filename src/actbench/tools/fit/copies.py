@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.effects import COPIED
@@ -45,5 +44,4 @@ class FromCopies(Planner):
         return learned
 
     def _costs(self, plan: Plan, count: int) -> Costs | None:
-        outcome = self.outcomes.get(self._copied(plan, count))
-        return Costs.of(outcome) if isinstance(outcome, Measurement) else None
+        return Costs.of(self.outcomes.get(self._copied(plan, count)))

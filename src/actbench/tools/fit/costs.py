@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Outcome
 from actbench.tools.fit.records import step_seconds_of
 
 Floats = NDArray[np.float64]
@@ -50,25 +50,25 @@ class Costs:
     seconds: Floats
 
     @classmethod
-    def of(cls, measured: Measurement, parts: int = 1, like: Costs | None = None) -> Self | None:
-        """Return the costs of a simulated step of so many micro-batches; None if it has no estimated time.
+    def of(cls, measured: Outcome | None, parts: int = 1, like: Costs | None = None) -> Self | None:
+        """Return the costs of a simulated step of so many micro-batches; None if it failed or has no estimated time.
 
         A script's own micro-batches come on top of these. Bytes are those of the last one. A step whose blocks were not
         read has none: all is around them. Where ``like`` is given, the step has the gradients of ``like``: all other
         bytes between two backward passes are those of the blocks.
         """
-        seconds, peaks, read = step_seconds_of(measured), measured.phase_peaks, measured.blocks
-        if seconds is None or peaks is None:
+        seconds = step_seconds_of(measured)
+        if seconds is None or not isinstance(measured, Measurement) or measured.phase_peaks is None:
             return None
+        peaks, read = measured.phase_peaks, measured.blocks
         if read is None or not read.blocks:
             top = max(peaks.forward_bytes, peaks.backward_bytes)
             none = np.zeros(0)
             return cls(0.0, 0.0, top, 0.0, peaks.optimizer_bytes, 0.0, seconds, none, none, none, none, none)
-        before, after, forward, backward, done = (
-            np.array([getattr(block, name) for block in read.blocks], dtype=float)
-            for name in ("before_bytes", "after_bytes", "forward_peak_bytes", "backward_peak_bytes", "done_bytes")
+        names = "before_bytes after_bytes forward_peak_bytes backward_peak_bytes done_bytes waiting_bytes"
+        before, after, forward, backward, done, waiting = (
+            np.array([getattr(block, name) for block in read.blocks], dtype=float) for name in names.split()
         )
-        waiting = np.array([float(block.waiting_bytes) for block in read.blocks])
         before = before - waiting  # as if what a block frees went when it ends
         after = np.append(after[:-1] - waiting[1:], after[-1] - waiting[-1])
         if len(read.blocks) > 1 and not (read.blocks[-1].keeps_input or read.blocks[-2].keeps_output):
@@ -104,8 +104,7 @@ class Costs:
     def at(self, places: Sequence[int]) -> Costs:
         """Return the costs of a longer model: each of its blocks costs what the block at the given place does."""
         chosen = list(places)
-        arrays = {name: getattr(self, name)[chosen] for name in _OF_BLOCKS}
-        return replace(self, **arrays)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _OF_BLOCKS})
 
     def grown(self, more: Costs, steps: float) -> Costs:
         """Return these costs with what is around the blocks grown by so many steps of the difference to ``more``."""
@@ -132,9 +131,8 @@ class Costs:
         All gradients are there from the second micro-batch on.
         """
         gradients = self.top_gradients + float(self.gradients.sum())
-        cut = self.in_parts(parts)
         return replace(
-            cut,
+            self.in_parts(parts),
             base=self.base + gradients,
             stem=self.stem + gradients,
             end=self.end,
@@ -157,8 +155,7 @@ class Costs:
 
         Bytes are those of one micro-batch; all of them together take the same time.
         """
-        bytes_alone = {name: getattr(self, name) / parts for name in _OF_SAMPLES}
-        return replace(self, **bytes_alone)
+        return replace(self, **{name: getattr(self, name) / parts for name in _OF_SAMPLES})
 
 
 _OF_BLOCKS = ("held", "forward", "backward", "gradients", "seconds")

@@ -56,10 +56,9 @@ class Blocks:
         equal = len(self.kinds) >= _LONG and len(set(self.kinds[1:-1])) == 1
         return with_blocks(model, COPIED) if equal and takes_changes(model) else None
 
-    def is_told_by(self, read: BlockReadings | None) -> bool:
+    def is_told_by(self, read: BlockReadings) -> bool:
         """Whether the blocks of a copy are those of the model."""
-        kinds = tuple(block.kind for block in read.blocks) if read else ()
-        return kinds == (self.kinds[0], self.kinds[1], self.kinds[-1])
+        return [block.kind for block in read.blocks] == [self.kinds[0], self.kinds[1], self.kinds[-1]]
 
     @property
     def whole(self) -> Places:
@@ -70,6 +69,10 @@ class Blocks:
     def part(self) -> Places:
         """Where choices act in the model from which their effects are learned: the copy, or the model itself."""
         return Places(self.copied, self.rest) if self.copy else self.whole
+
+    def are_changed_with(self, rest: Action) -> bool:
+        """Whether an action on the modules outside of blocks acts on the whole model: it cannot be limited to them."""
+        return any("" in self.rest[choice] for choice in rest)
 
     @property
     def places(self) -> Sequence[int]:

@@ -93,11 +93,15 @@ class ErrorMeter:
 
     def run(self, actions: Sequence[Action], rests: Sequence[Action], around: Sequence[Choice]) -> Errors:
         """Measure the errors of changes that are not exact."""
-        self._case = next((case for case in self._stand_ins() if self._runs(case)), None)
+        for case in self._stand_ins():
+            unchanged = self._outcome(case, Plan())
+            if isinstance(unchanged, Measurement):
+                self._case, self._base = case, (unchanged.gradient_error or 0.0) ** 2
+                break
         of_blocks = {action: self._of_blocks(action) for action in actions}
         of_rest = {}
         for rest in rests:
-            if any("" in self.blocks.rest[choice] for choice in rest):  # it acts on the whole model, or on blocks alone
+            if self.blocks.are_changed_with(rest):
                 whole = self._of(Plan(frozenset(), tuple(rest for _ in self.blocks.part.blocks), rest))
                 of_rest[rest] = max(0.0, whole - math.fsum(of_blocks[rest])) if math.isfinite(whole) else math.inf
             else:
@@ -135,6 +139,7 @@ class ErrorMeter:
                 "memory_limit_bytes": None,
                 "gradient_quality": True,
                 "autocast": None,
+                "weights": "random" if self.blocks.copy else self.exact.weights,
                 "dtype": None if is_function(self.exact.model) else "float32",
                 "batch_size": min(self.exact.batch_size, _ROWS),
                 "sequence_length": self.exact.sequence_length and min(self.exact.sequence_length, _TOKENS),
@@ -143,8 +148,6 @@ class ErrorMeter:
                 "warmup_steps": 0,
             }
         )
-        if self.blocks.copy is not None:
-            own = own.model_copy(update={"weights": "random"})
         if self.weights_bytes > _SMALL_BYTES and (changes := self._changes(own)):
             yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
         if _COPIES * self.weights_bytes <= (available_memory_bytes() or math.inf):
@@ -158,14 +161,6 @@ class ErrorMeter:
 
         workload = load_workload(case)
         return workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
-
-    def _runs(self, case: Case) -> bool:
-        """Whether the step without changes can be measured; the error of what every plan has is kept."""
-        found = self._outcome(case, Plan())
-        if isinstance(found, Measurement):
-            self._base = (found.gradient_error or 0.0) ** 2
-            return True
-        return False
 
     def _outcome(self, stand_in: Case, plan: Plan) -> Outcome | None:
         case = plan.case(stand_in, self.blocks.part)

@@ -19,14 +19,19 @@ def of_all(base: str) -> str:
     """
     with schemes_from("--base"):
         scheme = build(base)
+    refuse_several(scheme, f"--base {base}", "'actbench sweep'")
+    refuse_untimed(scheme, f"--base {base}")
+    return scheme.spec
+
+
+def refuse_several(scheme: Scheme, given: str, other_commands: str) -> None:
+    """Refuse a scheme that spreads the model over several processes; ``given`` is what was typed."""
     try:
         refuse_spread(
-            scheme, f"--base {base}: fit plans for one process", "'actbench sweep' simulates it with other schemes"
+            scheme, f"{given}: fit plans for one process", f"{other_commands} simulates it with other schemes"
         )
     except ConversionError as error:
         raise UsageError(str(error)) from None
-    refuse_untimed(scheme, f"--base {base}")
-    return scheme.spec
 
 
 def refuse_untimed(scheme: Scheme, given: str) -> None:

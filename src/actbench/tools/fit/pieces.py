@@ -7,25 +7,23 @@ from collections.abc import Iterator, Sequence
 
 from actbench.model.scripts import Script
 from actbench.simulator import profiles
-from actbench.tools.fit.code import Code, code_for
+from actbench.tools.fit.code import code_for
 from actbench.tools.fit.paste import lines_for
 from actbench.tools.fit.records import Tried
 
 
 def pieces_of(plans: Sequence[Tried], most: int) -> tuple[tuple[str, str], ...]:
     """Return the pieces of code of the first plans that change something, at most so many, each with its heading."""
-    changing = [plan for plan in plans if not plan.is_unchanged]
-    return tuple(pair for plan in changing[:most] for pair in _pieces(plan))
+    found: list[tuple[str, str]] = []
+    for plan in [plan for plan in plans if not plan.is_unchanged][:most]:
+        script = plan.case.script
+        found += _of_model(plan) if script is None else _of_script(plan, script)
+    return tuple(found)
 
 
-def _pieces(plan: Tried) -> Iterator[tuple[str, str]]:
-    if plan.case.script is not None:
-        return _of_script(plan, plan.case.script)
-    return _pasted(plan, code_for(plan.case, plan.measured))
-
-
-def _pasted(plan: Tried, code: Code) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of code of a plan, each with its heading."""
+def _of_model(plan: Tried) -> Iterator[tuple[str, str]]:
+    """Yield the code that trains a model by a plan, and the command that measures it."""
+    code = code_for(plan.case, plan.measured)
     yield f"{plan.words}: a loop of your own", code.loop
     if code.trainer:
         yield f"{plan.words}: with transformers' Trainer", code.trainer

@@ -78,13 +78,9 @@ class Plan:
         in_rest = choice in self.rest
         if len(chosen) == len(places.blocks) and (in_rest or "recomputation" in choice.changes):
             return choice.name
-        return limited(choice, [*(places.rest.get(choice, ()) if in_rest else ()), *chosen])
-
-
-def limited(choice: Choice, paths: Sequence[str]) -> str:
-    """Return the specification of a scheme that is limited to modules."""
-    assert choice.scheme is not None
-    return choice.scheme.model_copy(update={"only": ranges(paths)}).spec
+        paths = [*(places.rest.get(choice, ()) if in_rest else ()), *chosen]
+        assert choice.scheme is not None
+        return choice.scheme.model_copy(update={"only": ranges(paths)}).spec
 
 
 def ranges(paths: Iterable[str]) -> tuple[str, ...]:

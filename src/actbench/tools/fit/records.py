@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from actbench.model.gradient import GRADIENTS, Gradient
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure, Migrations, Optimizer, Record
 from actbench.report.advice import needed_bytes
-from actbench.tools.fit.words import Blocks, is_uniform, sentence, short
+from actbench.tools.fit.words import is_uniform, sentence, short
 from actbench.units import PositiveInt
 
 Trained = Literal["all", "adapters"]
@@ -151,14 +151,14 @@ class Tried:
 
     Attributes:
         exact_seconds: Estimated time of the exact step.
-        blocks: The blocks of the model.
+        blocks: Paths of the model's blocks, in the order of the forward pass; none are known of older records.
     """
 
     record: FitRecord
     measured: Measurement
     seconds: float
     exact_seconds: float
-    blocks: Blocks = field(default_factory=Blocks)
+    blocks: tuple[str, ...] = ()
 
     @property
     def case(self) -> Case:

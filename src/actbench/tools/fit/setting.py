@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actbench.tools.fit.chain import Chain
-from actbench.tools.fit.costs import Costs
 from actbench.tools.fit.hull import Point, least_seconds, lower_hull
 from actbench.tools.fit.plan import Action, Around, Plan
 
@@ -33,7 +32,6 @@ class Setting:
     Attributes:
         around: The changes.
         rest: What is done with the modules outside of the blocks.
-        costs: Costs of the step with these alone.
         actions: What may be done with a block.
         chain: The blocks with these options.
         squared_error: Of the gradient, from outside of the blocks.
@@ -41,7 +39,6 @@ class Setting:
 
     around: Around
     rest: Action
-    costs: Costs
     actions: Sequence[Action]
     chain: Chain
     squared_error: float = 0.0

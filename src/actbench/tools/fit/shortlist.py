@@ -11,7 +11,6 @@ from actbench.model.gradient import GRADIENTS
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.tools.fit.records import MARGIN, FitRecord, Tried, step_seconds_of, to_nine_digits
-from actbench.tools.fit.words import Blocks
 
 _ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
 
@@ -52,10 +51,6 @@ class Fitted:
         """Whether a plan needs no more than the limit."""
         return tried.need_bytes <= self.limit_bytes
 
-    def fitting(self, *, adapters: bool = False) -> list[Tried]:
-        """Return the plans that fit and are fast enough, the fastest first."""
-        return [each for each in self._alike(adapters) if self.fits(each) and each.slowdown <= self.max_slowdown]
-
     def nearest(self, *, adapters: bool = False) -> list[Tried]:
         """Return three plans to show where none fits and is fast enough.
 
@@ -78,7 +73,7 @@ class Fitted:
         off.
         """
         kept: list[Tried] = []
-        fitting = self.fitting(adapters=adapters)
+        fitting = [each for each in self._alike(adapters) if self.fits(each) and each.slowdown <= self.max_slowdown]
         nearer = {
             id(one): sum(two.training != one.training and two.training.is_as_near(one.training) for two in fitting)
             for one in fitting
@@ -120,7 +115,7 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
         asked = record.asked
         limit = asked.limit_bytes or record.case.memory_limit_bytes
         of_exact = {"scheme": asked.scheme, "optimizer": asked.optimizer, "memory_limit_bytes": limit}
-        what = simulated(record.case).model_copy(update=of_exact), content_of(record)
+        what = record.case.model_copy(update={"meter": "simulated", **of_exact}), content_of(record)
         groups.setdefault(what, []).append(record)
         if record.case == what[0]:
             exact[what] = record
@@ -129,11 +124,11 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
 
 def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
     seconds = step_seconds_of(exact.outcome)
-    if seconds is None:
+    if seconds is None or not isinstance(exact.outcome, Measurement):
         return None
     on_device = tuple(record for record in records if record.case.meter != "simulated")
-    read = exact.outcome.blocks if isinstance(exact.outcome, Measurement) else None
-    blocks = Blocks(tuple(block.path for block in read.blocks) if read else ())
+    read = exact.outcome.blocks
+    blocks = tuple(block.path for block in read.blocks) if read else ()
     least: dict[Case, Tried] = {}  # a plan that was simulated for several budgets needs least with the smallest
     for record in (record for record in records if _is_right(record, exact)):
         if isinstance(record.outcome, Measurement) and (time := step_seconds_of(record.outcome)) is not None:
@@ -155,11 +150,6 @@ def _is_right(record: FitRecord, exact: FitRecord) -> bool:
     """Whether the error of a gradient is within the limit, with a margin."""
     most, error = exact.asked.max_gradient_error, record.gradient_error
     return most is None or record.case == exact.case or (error is not None and MARGIN * error <= most)
-
-
-def simulated(case: Case) -> Case:
-    """Return the simulated case of a measured one."""
-    return case.model_copy(update={"meter": "simulated"})
 
 
 def without_limit(case: Case) -> Case:

@@ -18,10 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from actbench.tools.fit.bounds import Bounds, Reals, bounds_of
-from actbench.tools.fit.chain import UNITS, Chain, Option
+from actbench.tools.fit.chain import UNITS, Chain
 from actbench.tools.fit.stages import Stage, Stages, Whole, stages_of
-
-__all__ = ["Chain", "Option", "frontier", "least_bytes", "least_peak", "solve"]
 
 MOST_LABELS: Final = 20_000
 """Most labels of a block that are kept without a limit of error that binds."""
@@ -63,6 +61,7 @@ class Labels:
         return len(self.held)
 
     def at(self, places: Whole) -> Labels:
+        """Return some of the labels."""
         return Labels(*(each[places] for each in vars(self).values()))
 
 
@@ -79,26 +78,15 @@ def solve(chain: Chain, limit: float, most_squared_error: float = math.inf) -> t
     one may be missed, or one as fast that needs less. Without a limit of error that binds, 80 equal blocks of 10
     options have up to some 1,300 starts, 54 unequal ones some 400; with one, 32 equal blocks may have too many.
     """
-    return frontier(chain, [limit], most_squared_error)[0]
-
-
-def frontier(
-    chain: Chain, limits: Sequence[float], most_squared_error: float = math.inf
-) -> list[tuple[int, ...] | None]:
-    """Return what :func:`solve` does for each limit; no larger limit has a slower plan, whatever was left out."""
     stages = stages_of(chain, most_squared_error)
     if stages is None:
-        return [None] * len(limits)
-    plans: dict[float, tuple[int, ...] | None] = {}
-    plan, under = None, _ANY
-    for limit in sorted(limits):
-        found = _fastest(chain, stages, limit, under)
-        while found is not None:
-            plan, under = found.plan, found.ticks
-            # of equally fast plans, the one that needs less
-            found = _fastest(chain, stages, chain.peak(plan) - 1, under + 1) if found.exact else None
-        plans[limit] = plan
-    return [plans[limit] for limit in limits]
+        return None
+    plan, found = None, _fastest(chain, stages, limit, _ANY)
+    while found is not None:
+        plan = found.plan
+        # of equally fast plans, the one that needs less
+        found = _fastest(chain, stages, chain.peak(plan) - 1, found.ticks + 1) if found.exact else None
+    return plan
 
 
 def least_peak(chain: Chain, most_squared_error: float = math.inf) -> tuple[int, ...]:

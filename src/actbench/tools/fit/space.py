@@ -155,13 +155,13 @@ class Space:
             for rest in rests:
                 of_rest = way.actions[rest].rest if rest else None
                 # what cannot be limited to the rest is done with all blocks, too
-                possible = [rest] if rest and self._acts_as_a_whole(rest) else actions
+                possible = [rest] if self.blocks.are_changed_with(rest) else actions
                 left_out = self._left_out.get((around, rest), set[Action]())
                 acting = tuple(action for action in possible if action not in left_out)
                 if acting or not (self.blocks.paths or left_out):
                     changed, error = costs + of_rest if of_rest else costs, self.errors.outside(around, rest)
                     chain = self._chain(changed, way.exact, *options(acting))
-                    yield Setting(around, rest, changed, acting, chain, error)
+                    yield Setting(around, rest, acting, chain, error)
 
     def _acts_on_rest(self, way: Effects, action: Action) -> bool:
         """Whether an action acts outside of the blocks, and saves enough of a step's bytes or seconds there."""
@@ -171,14 +171,11 @@ class Space:
         saved = -(effect.base + effect.top) / way.exact.peak, -effect.around_seconds / way.exact.total_seconds
         return max(saved) > _WORTH
 
-    def _acts_as_a_whole(self, action: Action) -> bool:
-        return any("" in self.blocks.rest[choice] for choice in action)
-
     def _training(self, choices: Around) -> Training:
         return training_of(choices, [text for choice in choices for text in self.warnings.get(choice, ())])
 
-    def _combined(self, way: Effects, level: Level) -> Iterator[tuple[Around, Costs]]:
-        """Yield changes that stand together, at most one of each kind of change, with the costs of a step with them."""
+    def _combined(self, way: Effects, level: Level) -> list[tuple[Around, Costs]]:
+        """Return changes that stand together, at most one of each kind, with the costs of a step with them."""
         changes = [change for change in way.changes if level.allows(self._training(way.around | change))]
         kinds: dict[object, list[Around]] = {}
         for change in changes:
@@ -191,7 +188,7 @@ class Space:
                 for change in alternatives
                 if all(one.stands_with(two) for one, two in itertools.product(change, (merged | way.around) - change))
             ]
-        yield from found
+        return found
 
     def _options(self, way: Effects, actions: Sequence[Action]) -> list[tuple[Option, ...]]:
         """Return the options of each block; equal blocks share one object, without what changes around them."""

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from actbench.tools.fit.chain import UNITS, Chain, Option, units_of
+from actbench.tools.fit.chain import UNITS, Chain, units_of
 
 Whole = npt.NDArray[np.int64]
 TICKS: Final = 2**40
@@ -115,18 +115,17 @@ def _figures(chain: Chain, most_squared_error: float) -> list[Whole]:
     for options in chain.options:
         if id(options) not in made:
             rows = [
-                _row(place, each, bounded=most_squared_error < math.inf)
+                (
+                    place,
+                    *map(math.ceil, (each.held, each.forward, each.backward)),
+                    round(each.seconds * TICKS),
+                    units_of(each.squared_error) if most_squared_error < math.inf else 0,
+                )
                 for place, each in enumerate(options)
                 if each.squared_error <= most_squared_error
             ]
             made[id(options)] = np.array(rows, np.int64).reshape(-1, _ERRORS + 1)
     return [made[id(options)] for options in chain.options]
-
-
-def _row(place: int, option: Option, *, bounded: bool) -> tuple[int, ...]:
-    held, forward, backward = map(math.ceil, (option.held, option.forward, option.backward))
-    errors = units_of(option.squared_error) if bounded else 0
-    return place, held, forward, backward, round(option.seconds * TICKS), errors
 
 
 def _pairs(chain: Chain, figures: Sequence[Whole]) -> list[Whole]:

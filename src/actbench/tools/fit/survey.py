@@ -8,7 +8,7 @@ from functools import partial
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case, Failure, FailureReason
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
@@ -21,16 +21,13 @@ from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
 from actbench.tools.fit.ways import is_beaten, other_ways
 
-_BY_CHANCE: frozenset[FailureReason] = frozenset(("timeout", "crash"))
-"""Failures that the same case may not have when it is simulated again."""
-
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
 
 
 def is_refusal(outcome: Outcome | None) -> bool:
-    """Return whether a case cannot be simulated; a case that ran out of time may be."""
-    return isinstance(outcome, Failure) and outcome.reason not in _BY_CHANCE
+    """Return whether a case cannot be simulated; one that crashed or ran out of time may be, the next time."""
+    return isinstance(outcome, Failure) and outcome.reason not in ("timeout", "crash")
 
 
 @dataclass
@@ -110,12 +107,16 @@ class Survey:
             return
         case = self.exact.model_copy(update={"model": model})
         copy = self._measured({case: Plan()}).get(case)
-        if copy is not None and self.space.blocks.is_told_by(copy.blocks) and copy.blocks is not None:
-            paths = tuple(block.path for block in copy.blocks.blocks)
+        read = copy.blocks if copy is not None else None
+        if read is not None and self.space.blocks.is_told_by(read):
+            paths = tuple(block.path for block in read.blocks)
             self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
 
     def _around_case(self, around: Around) -> Case:
         return Plan(around).case(self.exact, self.space.blocks.whole)
+
+    def _around_cases(self, several: Iterable[Around]) -> dict[Case, Plan]:
+        return {self._around_case(around): Plan(around) for around in several}
 
     def _action_case(self, around: Around, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
         """Return the case of an action on all blocks, of the copy if there is one, and perhaps on the rest of it."""
@@ -129,10 +130,11 @@ class Survey:
 
     def _way(self, around: Around, among: Collection[Action] | None = None) -> Effects | None:
         """Learn what changes do in one way of computing; None if that cannot be simulated."""
-        start = self._measured({self._around_case(around): Plan(around)}).get(self._around_case(around))
-        exact = Costs.of(start) if start is not None else None
-        if exact is None or start is None:
-            self._note(around, self._around_case(around))
+        case = self._around_case(around)
+        start = self._measured({case: Plan(around)}).get(case)
+        exact = Costs.of(start)
+        if start is None or exact is None:
+            self._note(around, case)
             return None
         is_other = any("precision" in choice.changes for choice in around)  # in which more may be possible
         possible = [each for each in self.choices.around if is_other or not self._is_refused(each)]
@@ -157,7 +159,7 @@ class Survey:
 
     def _change_cases(self, around: Around, changes: Sequence[Around]) -> dict[Case, Plan]:
         """Return the cases that tell what changes around the blocks do."""
-        return {self._around_case(around | change): Plan(around | change) for change in changes}
+        return self._around_cases(around | change for change in changes)
 
     def _changes(self, around: Around, changes: Sequence[Around], exact: Costs) -> dict[Around, Costs]:
         """Return what each change around the blocks does, from simulated cases."""
@@ -165,8 +167,7 @@ class Survey:
         for change in changes:
             case = self._around_case(around | change)
             self._note(change, case)
-            outcome = self.outcomes.get(case)
-            costs = Costs.of(outcome) if isinstance(outcome, Measurement) else None
+            costs = Costs.of(self.outcomes.get(case))
             if costs is not None:
                 learned[change] = costs - exact
         return learned
@@ -191,9 +192,8 @@ class Survey:
         found = self._measured(dict(told.values()))
         blocks = tuple(f"{path}." for path in self.space.blocks.part.blocks)
         for action, (case, _) in told.items():
-            costs = Costs.of(found[case]) if case in found else None
-            on_blocks = self.outcomes[self._action_case(way.around, action)[0]]
-            before = Costs.of(on_blocks) if isinstance(on_blocks, Measurement) else None
+            costs = Costs.of(found.get(case))
+            before = Costs.of(self.outcomes[self._action_case(way.around, action)[0]])
             if costs is not None and before is not None:
                 paths = dict.fromkeys(site.path for site in found[case].sites if not site.path.startswith("("))
                 (choice,) = action
@@ -239,7 +239,7 @@ class Survey:
         self._cut_changes(way, wanted, found)
         for choice, (parts, case) in wanted.items():
             self._note(frozenset({choice}), case)
-            exact = Costs.of(found[case], parts) if case in found else None
+            exact = Costs.of(found.get(case), parts)
             if exact is not None:
                 self._add_parts(way, choice, parts, exact)
 
@@ -247,18 +247,19 @@ class Survey:
         self, way: Effects, wanted: Mapping[Choice, tuple[int, Case]], found: Mapping[Case, Measurement]
     ) -> None:
         """Learn what changes that matter between the passes do in the fewest micro-batches."""
-        choice, (parts, case) = next(((each, of) for each, of in wanted.items() if of[1] in found), (None, (0, None)))
-        if choice is None or case is None:
+        fewest = next((choice for choice, (_, case) in wanted.items() if case in found), None)
+        if fewest is None:
             return
-        around, exact = way.around | {choice}, Costs.of(found[case], parts)
-        told = {
-            change: (self._around_case(around | change), Plan(around | change))
+        parts, case = wanted[fewest]
+        around, exact = way.around | {fewest}, Costs.of(found[case], parts)
+        changes = [
+            change
             for change, costs in way.changes.items()
             if abs(costs.top) >= LEAST_SHARE * way.exact.peak and all(self._goes_with(each, around) for each in change)
-        }
-        measured = self._measured(dict(told.values()))
-        for change, (changed, _) in told.items():
-            costs = Costs.of(measured[changed], parts) if changed in measured else None
+        ]
+        measured = self._measured(self._around_cases(around | change for change in changes))
+        for change in changes:
+            costs = Costs.of(measured.get(self._around_case(around | change)), parts)
             if costs is not None and exact is not None:
                 self._in_parts[change] = parts, costs - exact
 
@@ -283,17 +284,16 @@ class Survey:
     def _worth_a_look(self, first: Effects) -> list[Around]:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
         others = other_ways(self.choices.computing)
-        alone = {self._around_case(around): (around, Plan(around)) for around in others if len(around) == 1}
-        self._measured({case: plan for case, (_, plan) in alone.items()})
-        for case, (around, _) in alone.items():
-            self._note(around, case)
-        others = [around for around in others if not any(map(self._is_refused, around))]
-        found = self._measured({self._around_case(around): Plan(around) for around in others})
-        mine = self._measured({self._around_case(first.around): Plan(first.around)})
+        alone = [around for around in others if len(around) == 1]
+        self._measured(self._around_cases(alone))
+        for around in alone:
+            self._note(around, self._around_case(around))
+        ways = [first.around, *(around for around in others if not any(map(self._is_refused, around)))]
+        found = self._measured(self._around_cases(ways))
         needs = {
             around: (seconds, needed_bytes(measured))
-            for around in (first.around, *others)
-            if (measured := (mine | found).get(self._around_case(around))) is not None
+            for around in ways
+            if (measured := found.get(self._around_case(around))) is not None
             and (seconds := step_seconds_of(measured)) is not None
         }
         return [each for each in needs if each != first.around and not is_beaten(each, needs)][:_MOST_WAYS]

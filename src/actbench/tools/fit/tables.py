@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -18,7 +18,7 @@ from actbench.report.tables.values import Column, Curve, SpreadValue, Value, cha
 from actbench.tools.fit.answer import answer
 from actbench.tools.fit.counts import about_crashed, is_crash
 from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
-from actbench.tools.fit.shortlist import Fitted, fitted, simulated, without_limit
+from actbench.tools.fit.shortlist import Fitted, fitted, without_limit
 from actbench.units import GIB, format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
@@ -92,7 +92,7 @@ def _pairs(found: Fitted) -> list[_Row]:
     return [
         row
         for record in found.on_device
-        if (beside := tried.get(without_limit(simulated(record.case)))) is not None
+        if (beside := tried.get(without_limit(record.case.model_copy(update={"meter": "simulated"})))) is not None
         for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
     ]
 
@@ -149,9 +149,10 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    lists = [_shortlist(found, title, about, adapters=adapters) for adapters in (False, True)]
-    lists.sort(key=lambda each: not each.fits)  # what fits comes first
-    tables = [each.table for each in lists if each.table.rows]
+    # what fits comes first
+    in_order = sorted((False, True), key=lambda adapters: not found.shortlist(adapters=adapters))
+    lists = (_shortlist(found, title, about, adapters=adapters) for adapters in in_order)
+    tables = [table for table in lists if table.rows]
     notes = (*tables[0].notes, *_notes(found))
     tables[0] = replace(tables[0], lead=(verdict,) if verdict else answer(found), notes=notes)
     pairs = _pairs(found)
@@ -160,12 +161,7 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
     return (*tables, *_frontiers(found, about))
 
 
-class _Shortlist(NamedTuple):
-    table: Table
-    fits: bool
-
-
-def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> _Shortlist:
+def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> Table:
     """Return a shortlist, or else what is nearest to one under a title that says so."""
     rows = found.shortlist(adapters=adapters)
     shown = rows or found.nearest(adapters=adapters)
@@ -176,7 +172,7 @@ def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> _Sho
     why = "These plans train other parameters than the exact step: low-rank matrices added to frozen weights."
     titled = f"{title}{', with adapters' if adapters else ''}: {about}"
     notes = [*_specs(shown), *([why] if adapters else []), *_warnings(shown)]
-    return _Shortlist(fill(titled, _COLUMNS, shown, notes), bool(rows))
+    return fill(titled, _COLUMNS, shown, notes)
 
 
 _MOST_SPECS = 3

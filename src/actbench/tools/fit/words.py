@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,27 +21,6 @@ Group = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """The blocks of a model by their paths, in the order of the forward pass; none are known of older records."""
-
-    paths: tuple[str, ...] = ()
-
-    def numbers(self, chosen: Iterable[str]) -> list[str]:
-        """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
-        group = {path: _group_of(path) for path in self.paths}
-        groups = list(dict.fromkeys(group.values()))
-        shared = _shared(before for before, _ in groups)
-        found: dict[Group, list[int]] = {}
-        for path in chosen:
-            found.setdefault(group[path], []).append(_number_of(path))
-        texts = []
-        for (before, after), numbers in found.items():
-            begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
-            texts += [f"{begin}{each}{end}" for each in _ranges(sorted(numbers))]
-        return texts
-
-
-@dataclass(frozen=True)
 class Part:
     """Schemes, and where they act together.
 
@@ -56,9 +35,10 @@ class Part:
     others: tuple[str, ...] = ()
 
 
-def parts_of(spec: str, blocks: Blocks, base: str = "exact") -> list[Part]:
+def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part]:
     """Return what a specification does: with blocks, those that are treated alike together, and then with the rest.
 
+    ``blocks`` are the paths of the model's blocks, in the order of the forward pass; none are known of older records.
     ``base`` is what every plan has, and is left out.
     """
     always = [str(part) for part in parse_spec(base)]
@@ -69,7 +49,7 @@ def parts_of(spec: str, blocks: Blocks, base: str = "exact") -> list[Part]:
         for path in inside:
             done.setdefault(path, []).append(name)
     alike: dict[tuple[str, ...], list[str]] = {}
-    for path in blocks.paths:
+    for path in blocks:
         if path in done:
             alike.setdefault(tuple(done[path]), []).append(path)
     outside: dict[tuple[str, ...], list[str]] = {}
@@ -84,53 +64,45 @@ def parts_of(spec: str, blocks: Blocks, base: str = "exact") -> list[Part]:
     ]
 
 
-def short(spec: str, blocks: Blocks, base: str = "exact") -> str:
+def short(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
     """Return a plan for a cell of a table, such as ``checkpoint blocks 0-10, chunked_loss:8``."""
-    return _joined(spec, base, [_short(part, blocks) for part in parts_of(spec, blocks, base)])
+    parts = [(part.names, _where(part, blocks, "/".join)) for part in parts_of(spec, blocks, base)]
+    return _joined(spec, base, [f"{'+'.join(names)} {' and '.join(where)}".rstrip() for names, where in parts])
 
 
-def sentence(spec: str, blocks: Blocks, base: str = "exact") -> str:
+def sentence(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
     """Return a plan in words, such as ``checkpoint on blocks 0-10, msln on blocks 11-31, chunked_loss:8``."""
-    return _joined(spec, base, [_words(part, blocks) for part in parts_of(spec, blocks, base)])
+    texts = []
+    for part in parts_of(spec, blocks, base):
+        first, *more = part.names
+        names, where = f"{first} with {_and(more)}" if more else first, _where(part, blocks, _and)
+        texts.append(f"{names} on {' and on '.join(where)}" if where else names)
+    return _joined(spec, base, texts)
 
 
-def is_uniform(spec: str, blocks: Blocks) -> bool:
+def is_uniform(spec: str, blocks: Sequence[str]) -> bool:
     """Whether a plan does the same with all blocks."""
-    if not blocks.paths:
+    if not blocks:
         return f",{_ONLY}=" not in spec
     inside = [_places(part, blocks)[0] for part in parse_spec(spec)]
-    return all(len(paths) in (0, len(blocks.paths)) for paths in inside)
+    return all(len(paths) in (0, len(blocks)) for paths in inside)
 
 
 def _joined(spec: str, base: str, texts: Sequence[str]) -> str:
     return ", ".join(texts) if texts else spec if spec == base else "exact"
 
 
-def _short(part: Part, blocks: Blocks) -> str:
-    places = []
+def _where(part: Part, blocks: Sequence[str], joined: Callable[[Sequence[str]], str]) -> list[str]:
+    """Return the blocks, and the modules outside of blocks: their paths, or how many they are."""
+    found = []
     if part.blocks:
-        several = f"block{'' if len(part.blocks) == 1 else 's'} {'/'.join(blocks.numbers(part.blocks))}"
-        places = ["all blocks" if len(part.blocks) == len(blocks.paths) else several]
-    where = " and ".join([*places, *_others(part)])
-    return f"{'+'.join(part.names)} {where}".rstrip()
-
-
-def _words(part: Part, blocks: Blocks) -> str:
-    first, *more = part.names
-    names = f"{first} with {_and(more)}" if more else first
-    places = []
-    if part.blocks:
-        several = f"block{'' if len(part.blocks) == 1 else 's'} {_and(blocks.numbers(part.blocks))}"
-        places = ["all blocks" if len(part.blocks) == len(blocks.paths) else several]
-    places += _others(part)
-    return f"{names} on {' and on '.join(places)}" if places else names
-
-
-def _others(part: Part) -> list[str]:
-    """Return the modules outside of blocks: their paths, or how many they are."""
-    if len(part.others) <= _FEW:
-        return [" and ".join(part.others)] if part.others else []
-    return [f"{len(part.others)} modules outside of blocks"]
+        several = f"block{'' if len(part.blocks) == 1 else 's'} {joined(_numbers(part.blocks, blocks))}"
+        found.append("all blocks" if len(part.blocks) == len(blocks) else several)
+    if len(part.others) > _FEW:
+        found.append(f"{len(part.others)} modules outside of blocks")
+    elif part.others:
+        found.append(" and ".join(part.others))
+    return found
 
 
 def _and(texts: Sequence[str]) -> str:
@@ -141,9 +113,9 @@ def _bare(part: SpecPart) -> str:
     return str(SpecPart(part.name, part.value, {key: each for key, each in part.options.items() if key != _ONLY}))
 
 
-def _places(part: SpecPart, blocks: Blocks) -> tuple[list[str], tuple[str, ...]]:
+def _places(part: SpecPart, blocks: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the blocks that a part is limited to, and other patterns; both are empty if it is not limited."""
-    known, inside, others = set(blocks.paths), list[str](), list[str]()
+    known, inside, others = set(blocks), list[str](), list[str]()
     for pattern in filter(None, part.options.get(_ONLY, "").split("/")):
         paths = _expanded(pattern)
         if known.issuperset(paths):
@@ -161,21 +133,38 @@ def _expanded(pattern: str) -> list[str]:
     return [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
 
 
-def _group_of(path: str) -> Group:
+def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
+    """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
+    numbered = {path: _numbered(path) for path in blocks}
+    groups = list(dict.fromkeys(group for group, _ in numbered.values()))
+    shared = _shared([before for before, _ in groups])
+    found: dict[Group, list[int]] = {}
+    for path in chosen:
+        group, number = numbered[path]
+        found.setdefault(group, []).append(number)
+    texts = []
+    for (before, after), numbers in found.items():
+        begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
+        for first, last in rows_of(sorted(numbers)):
+            row = str(first) if first == last else f"{first}-{last}"
+            texts.append(f"{begin}{'' if row == _NONE else row}{end}")
+    return texts
+
+
+_NONE = "-1"
+"""The number of a path without one."""
+
+
+def _numbered(path: str) -> tuple[Group, int]:
     matched = NUMBERED.fullmatch(path)
-    return (matched[1], matched[3]) if matched else (path, "")
+    return ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), int(_NONE))
 
 
-def _number_of(path: str) -> int:
-    matched = NUMBERED.fullmatch(path)
-    return int(matched[2]) if matched else -1
-
-
-def _shared(texts: Iterable[str]) -> str:
+def _shared(texts: Sequence[str]) -> str:
     """Return the names of a path that all texts begin with."""
     found = [each.split(".") for each in texts]
     count = next((n for n, names in enumerate(zip(*found, strict=False)) if len(set(names)) > 1), 0)
-    return "".join(f"{name}." for name in found[0][:count]) if found else ""
+    return "".join(f"{name}." for name in found[0][:count])
 
 
 def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -183,9 +172,3 @@ def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
     ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
     return list(zip(starts, ends, strict=True))
-
-
-def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Return numbers as texts, those in a row as one; a path without a number has -1, and an empty text."""
-    texts = (str(first) if first == last else f"{first}-{last}" for first, last in rows_of(numbers))
-    return ["" if text == "-1" else text for text in texts]
