@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import ConversionError, MeasurementError
 from actbench.methods.formats.optim.optimizers import adam_groups, is_decoupled
-from actbench.methods.formats.optim.shards import is_spread, local_of
+from actbench.methods.formats.optim.shards import is_spread, local_gradient, local_of
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
 
@@ -66,11 +67,16 @@ def _adapted(kind: type[Any]) -> type[Any]:
         def step(self, closure: Any = None) -> Any:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             _make_rates_tensors(self.param_groups)
-            if any(isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in parameters):  # of CUDA
+            if any(
+                isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in map(local_of, parameters)
+            ):
                 return _step_as_one_kernel(self, parameters)
+            with torch.enable_grad():
+                loss = None if closure is None else closure()
             compiles = all(parameter.is_cuda for parameter in parameters)
-            with torch.compiler.set_stance("default" if compiles else "force_eager"):
-                return super().step(closure)
+            with torch.compiler.set_stance("default" if compiles else "force_eager"), _shares_alone(self):
+                super().step()
+            return loss
 
         def state_dict(self) -> dict[str, Any]:
             return _plain(super().state_dict(), lambda each: each)
@@ -119,12 +125,48 @@ def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        state = optimizer.state[parameter]
-        if not state:
-            moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
-            state.update(step=torch.tensor(0.0), **moments)
-        changed = [plain for each in (parameter, *map(state.get, _MOMENTS)) for plain in plain_tensors(each)]
+        state = _state_of(optimizer, parameter)
+        changed = [plain for each in (parameter, *(state[name] for name in _MOMENTS)) for plain in plain_tensors(each)]
         one_kernel(changed, [*plain_tensors(parameter.grad)])
+
+
+def _state_of(optimizer: Any, parameter: Tensor) -> dict[str, Any]:
+    """Return the state of a parameter, which is made as torchao's first step makes it."""
+    state: dict[str, Any] = optimizer.state[parameter]
+    if not state:
+        moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
+        state.update(step=torch.tensor(0.0), **moments)
+    return state
+
+
+@contextmanager
+def _shares_alone(optimizer: Any) -> Iterator[None]:
+    """Let an optimizer of torchao step what this process holds of DTensors, as if that were whole parameters.
+
+    It cannot step DTensors of bfloat16: their moments stay so when it makes float32 of them.
+    """
+    groups, states = optimizer.param_groups, optimizer.state
+    shares: dict[Tensor, Tensor] = {}
+    for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
+        if is_spread(parameter) and parameter.grad is not None:
+            shares[parameter] = local_of(parameter.detach())
+            shares[parameter].grad = local_gradient(parameter)
+    if not shares:
+        yield
+        return
+    of_shares = {
+        share: {name: local_of(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+        for parameter, share in shares.items()
+        if (state := _state_of(optimizer, parameter))
+    }
+    optimizer.param_groups = [
+        {**group, "params": [shares.get(each, each) for each in group["params"]]} for group in groups
+    ]
+    optimizer.state = defaultdict(dict, {**states, **of_shares})
+    try:
+        yield
+    finally:
+        optimizer.param_groups, optimizer.state = groups, states
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
