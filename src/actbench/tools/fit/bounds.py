@@ -89,11 +89,8 @@ def _bounds(stages: Stages, room: int, weights: Reals, slopes: Reals) -> Bounds:
         lifted = np.maximum.accumulate(heights[-1][:, stage.group] + lines, axis=-1)
         lifted += by_option * (stage.held - most)[:, None]
         lifted += (weights @ [stage.ticks, stage.errors])[:, :, None]
-        if len(stage.more) > 1:
-            lifted = lifted[:, None] + by_option[:, None] * stage.more[:, :, None]
-            heights.append(lifted.min(axis=2))
-        else:
-            heights.append(lifted.min(axis=1, keepdims=True))
+        lifted = lifted[:, None] + by_option[:, None] * stage.more[:, :, None]
+        heights.append(lifted.min(axis=2))
     largest = slopes[:, -1:] * room + np.abs(heights[-1]).max(axis=(1, 2))[:, None]
     return Bounds(weights, slopes, heights[::-1], largest * len(heights) * 2.0**-50)
 
