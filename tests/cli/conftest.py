@@ -125,7 +125,7 @@ class NoProcesses:
 
     def __init__(self, *_: object) -> None: ...
 
-    def ready(self) -> Self:
+    def ready(self, also: Sequence[str] = ()) -> Self:
         return self
 
     def __enter__(self) -> Self:

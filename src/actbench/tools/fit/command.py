@@ -144,10 +144,11 @@ def fit(
 
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
+    elsewhere = nodes.chosen
     questions.check(flags.device_profile)
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
-    case = flags.case(model, elsewhere=nodes.chosen is not None)
+    case = flags.case(model, elsewhere=elsewhere is not None)
     seconds = budget or (BUDGET_SECONDS if case.script is None else SCRIPT_BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
@@ -155,7 +156,7 @@ def fit(
     from actbench.tools.fit import scripts
 
     # its imports and those of this process take seconds each: they go on side by side
-    server = ForkServer(scripts.bench_of(case)) if nodes.chosen is None else None
+    server = ForkServer(scripts.bench_of(case)) if elsewhere is None else None
     kept = "; what was simulated is stored, and the same command goes on from there"
     with server or nullcontext(), progress_shown(kept, progress) as told:
         from actbench.run.local import ThisMachine
@@ -163,7 +164,7 @@ def fit(
         from actbench.tools.fit.fitting import Means
         from actbench.tools.fit.given import alone, of_all
 
-        machines = nodes.chosen or ThisMachine(server=server)
+        machines = elsewhere or ThisMachine(server=server)
         case = case.model_copy(update={"scheme": of_all(base)})
         with schemes_from("--scheme"):
             schemes = alone(among)
