@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -104,6 +104,13 @@ def profiles_of(models: Sequence[str], turn: int) -> Sequence[str]:
     return PROFILES if len(models) == 1 else (PROFILES[turn % 2],)
 
 
+class RunsAll(FakeTensorMode):  # type: ignore[misc]
+    """Runs every operator; copies of its tensors, as peft makes them of a classifier, are its own, too."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
 @functools.cache
 def known_of(model: str, profile: str) -> Known:
     """Return what the exact model's operators did."""
@@ -123,8 +130,18 @@ def test_events_and_bytes_are_those_of_a_step_in_which_every_operator_runs(
     case = Case(model=model, scheme=scheme, batch_size=4, meter="simulated", device_profile=profile, **TINY[model])
     with beginning_with({**known}):
         recalled = measured(case, monkeypatch)
-    monkeypatch.setattr(simulated, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    monkeypatch.setattr(simulated, "fake_mode", lambda: RunsAll(allow_non_fake_inputs=True))
 
     (reading, events), (expected, all_run) = recalled, measured(case, monkeypatch)
     assert reading == expected
     assert [in_order(part) for part in events] == [in_order(part) for part in all_run]
+
+
+def test_a_copied_classifier_needs_what_it_needs_on_the_machine() -> None:
+    case = Case(model="tiny-roberta", scheme="lora:4", batch_size=4, sequence_length=16, gradient_quality=False)
+
+    real = bench.measure(case.model_copy(update={"meter": "cpu"}))
+    found = bench.measure(case.model_copy(update={"meter": "simulated", "device_profile": "cpu"}))
+
+    weights_of_a_copy = 64 * 64 * 4
+    assert found.peak_bytes == pytest.approx(real.peak_bytes, abs=weights_of_a_copy / 16)
