@@ -36,8 +36,9 @@ def test_a_share_steps_as_a_whole_parameter_does(
     whole = [nn.Parameter(each.to(dtype, copy=True)) for each in values]
     shares = [nn.Parameter(distribute_tensor(each.to(dtype), mesh, [Shard(0)])) for each in values]
     unused = nn.Parameter(distribute_tensor(torch.ones(4, dtype=dtype), mesh, [Shard(0)]))
+    plain = nn.Parameter(whole[0].detach().clone())  # beside shares, as norms are if linear layers alone are spread
     make = few_bits_adam("adam", suffix)
-    of_whole, of_shares = make(optim.AdamW(whole, lr=0.1)), make(optim.AdamW([*shares, unused], lr=0.1))
+    of_whole, of_shares = make(optim.AdamW(whole, lr=0.1)), make(optim.AdamW([plain, *shares, unused], lr=0.1))
 
     for _ in range(3):
         gradients = [torch.randn_like(each) for each in whole]
@@ -45,6 +46,7 @@ def test_a_share_steps_as_a_whole_parameter_does(
         def backward(gradients: list[torch.Tensor] = gradients) -> float:
             for one, share, gradient in zip(whole, shares, gradients, strict=True):
                 one.grad, share.grad = gradient, distribute_tensor(gradient, mesh, [Shard(0)])
+            plain.grad = gradients[0].clone()
             return 1.5
 
         if by_closure:
@@ -59,7 +61,8 @@ def test_a_share_steps_as_a_whole_parameter_does(
         assert not torch.equal(one, value.to(dtype))
         assert isinstance(of_shares.state[share]["exp_avg"], DTensor)
         assert of_shares.state[share]["step"] == 3
-    assert unused not in of_shares.state
+    assert torch.equal(plain, whole[0])
+    assert of_shares.state.keys() == {plain, *shares}
     assert of_shares.param_groups[0]["params"][-1] is unused
 
 

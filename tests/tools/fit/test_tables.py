@@ -155,13 +155,13 @@ def test_specifications_of_plans_stand_below_the_table() -> None:
     assert notes[0] == f"checkpoint blocks 0-10 is -s '{spec}' --optimizer adamw"
 
 
-def test_a_step_that_only_told_of_the_blocks_has_no_tables_beside_those_of_plans() -> None:
+def test_a_step_that_only_told_of_the_blocks_comes_after_plans() -> None:
     alone = record_of("exact", 100, 200)
     shared = [record_of(scheme, 100, need) for scheme, need in (("fsdp:8", 150), ("checkpoint+fsdp:8", 90))]
     asked = shared[0].asked.model_copy(update={"scheme": "fsdp:8"})
     records = [alone, *(each.model_copy(update={"asked": asked}) for each in shared)]
 
-    assert [table.rows[0]["scheme"] for table in fit_tables(records)] == ["checkpoint+fsdp:8"]
+    assert [table.rows[0]["scheme"] for table in fit_tables(records)] == ["checkpoint+fsdp:8", "exact"]
     assert fit_tables([alone])[0].title.startswith("No simulated plan fits")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
@@ -145,7 +144,7 @@ def _shares_alone(optimizer: Any) -> Iterator[None]:
 
     It cannot step DTensors of bfloat16: their moments stay so when it makes float32 of them.
     """
-    groups, states = optimizer.param_groups, optimizer.state
+    groups = optimizer.param_groups
     shares: dict[Tensor, Tensor] = {}
     for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
         if is_spread(parameter) and parameter.grad is not None:
@@ -162,11 +161,13 @@ def _shares_alone(optimizer: Any) -> Iterator[None]:
     optimizer.param_groups = [
         {**group, "params": [shares.get(each, each) for each in group["params"]]} for group in groups
     ]
-    optimizer.state = defaultdict(dict, {**states, **of_shares})
+    optimizer.state.update(of_shares)  # which also has, and gets, the state of plain parameters beside them
     try:
         yield
     finally:
-        optimizer.param_groups, optimizer.state = groups, states
+        optimizer.param_groups = groups
+        for share in of_shares:
+            del optimizer.state[share]
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:

@@ -137,12 +137,11 @@ def _notes_of_pairs(found: Fitted) -> list[str]:
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
     """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and frontiers.
 
-    An exact step that does not fit, and for which there are no plans, has none if there are others: plans over
-    processes ask one process only for the blocks of the model.
+    An exact step that does not fit, and for which there are no plans, comes last: plans over processes ask one process
+    only for the blocks of the model.
     """
-    all_found = fitted(records)
-    planned = [found for found in all_found if len(found.tried) > 1 or found.fits(found.exact)]
-    tables = [table for found in planned or all_found for table in tables_of(found, title)]
+    in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.fits(found.exact))
+    tables = [table for found in in_order for table in tables_of(found, title)]
     first, *others = tables or [fill(title, _COLUMNS, [])]
     lost = about_crashed({each.case: each.outcome for each in records if is_crash(each.outcome)}, None)
     return (replace(first, lead=(*first.lead, *lost)), *others)
