@@ -16,7 +16,11 @@ batch_size = 8
 """
 
 
-def loaded(folder: Path, text: str) -> Recipe:
+def written(folder: Path, text: str) -> Path:
     path = folder / "question.toml"
     path.write_text(text, encoding="utf-8")
-    return recipes.load(path)
+    return path
+
+
+def loaded(folder: Path, text: str) -> Recipe:
+    return recipes.load(written(folder, text))

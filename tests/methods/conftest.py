@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.measuring.meters.meter import MemoryReading
@@ -61,3 +63,11 @@ def read() -> Read:
 def count() -> Count:
     """Return a counter of a model's elements for each image: ``Conv2d in`` are the inputs of all convolutions."""
     return _count
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """Give a mesh of this process alone."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()

@@ -60,7 +60,7 @@ class LocalExecutor:
         # Threads end once a server of our own is closed, which makes all that they wait for raise; with another, once
         # their cases are stopped.
         self._pool = self._held.enter_context(ThreadPoolExecutor(max(work.jobs, len(gpus))))
-        self.server = server or self._held.enter_context(ForkServer(work.bench, work.preload))
+        self.server = server or self._held.enter_context(ForkServer(work.bench))
         self.server.ready(work.preload)
 
     def __enter__(self) -> Self:

@@ -64,8 +64,10 @@ class EmptyOnMeta(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
             return func(*args, **{**(kwargs or {}), "device": "meta"})
-        if getattr(func, "__name__", None) in _DRAWS and (drawn := args[0] if args else kwargs["tensor"]).is_meta:
-            return drawn
+        if getattr(func, "__name__", None) in _DRAWS:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
         return func(*args, **(kwargs or {}))
 
 

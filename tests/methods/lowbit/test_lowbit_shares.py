@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-from torch import distributed, nn, optim
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import nn, optim
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from actbench.measuring.bench import measure
 from actbench.methods.lowbit.lowbitadam import few_bits_adam
 from actbench.model.records import Case
 from actbench.workload import load_workload
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    """Give a mesh of this process alone."""
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("suffix", ["8bit", "4bit", "Fp8"])

@@ -3,25 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from writtenrecipes import RECIPE, written
 
 from actbench.errors import RecipeError
 from actbench.run import recipes
 from actbench.run.recipes import Recipe
-
-RECIPE = """
-title = "What does each scheme save?"
-
-[workload]
-model = "tiny"
-batch_size = 8
-"""
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "question.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
 
 SCHEME = '[[scheme]]\nspec = "exact"\n'
 BAD = {

@@ -66,9 +66,8 @@ def _adapted(kind: type[Any]) -> type[Any]:
         def step(self, closure: Any = None) -> Any:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             _make_rates_tensors(self.param_groups)
-            if any(
-                isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in map(local_of, parameters)
-            ):
+            shares = map(local_of, parameters)
+            if any(isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in shares):  # of CUDA
                 return _step_as_one_kernel(self, parameters)
             with torch.enable_grad():
                 loss = None if closure is None else closure()
@@ -146,28 +145,21 @@ def _shares_alone(optimizer: Any) -> Iterator[None]:
     """
     groups = optimizer.param_groups
     shares: dict[Tensor, Tensor] = {}
-    for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
-        if is_spread(parameter) and parameter.grad is not None:
-            shares[parameter] = local_of(parameter.detach())
-            shares[parameter].grad = local_gradient(parameter)
-    if not shares:
-        yield
-        return
-    of_shares = {
-        share: {name: local_of(value) if isinstance(value, Tensor) else value for name, value in state.items()}
-        for parameter, share in shares.items()
-        if (state := _state_of(optimizer, parameter))
-    }
-    optimizer.param_groups = [
-        {**group, "params": [shares.get(each, each) for each in group["params"]]} for group in groups
-    ]
-    optimizer.state.update(of_shares)  # which also has, and gets, the state of plain parameters beside them
     try:
+        for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
+            if is_spread(parameter) and parameter.grad is not None:
+                share = shares[parameter] = local_of(parameter.detach())
+                share.grad = local_gradient(parameter)
+                state = _state_of(optimizer, parameter)
+                optimizer.state[share] = {name: local_of(value) for name, value in state.items()}
+        optimizer.param_groups = [
+            {**group, "params": [shares.get(each, each) for each in group["params"]]} for group in groups
+        ]
         yield
     finally:
         optimizer.param_groups = groups
-        for share in of_shares:
-            del optimizer.state[share]
+        for share in shares.values():
+            optimizer.state.pop(share, None)
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from actbench import optim
@@ -245,14 +244,6 @@ def test_parts_of_whole_units_are_stepped_with_the_noise_of_the_whole(encoding: 
     for moment, packed in zip(moments, zip(*of_parts, strict=True), strict=True):
         units = [storage.in_units(each, end - start, start) for each, (start, end) in zip(packed, parts, strict=True)]
         assert torch.equal(torch.cat(units), storage.in_units(moment, count))
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    """Give a mesh of this process alone."""
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
 
 
 def spread(tensor: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
