@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from actbench.ops import hostmemory
-from actbench.simulator import oldsoftmax, recurrent
+from actbench.simulator import ctc, oldsoftmax, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -130,23 +130,38 @@ _AS_THEY_ARE = (
 """Operators that the CPU's autocast computes in float32, from a copy, and CUDA's does not know."""
 
 
-def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
+@contextmanager
+def device_operators(profile: DeviceProfile) -> Iterator[None]:
     """Let steps on fake tensors run the operators of a device, and distinguish its memory from the host's."""
-    return cuda_operators(profile) if profile.is_cuda else hostmemory.as_the_device()
+    if profile.is_cuda:
+        with cuda_operators(profile):
+            yield
+    else:
+        with hostmemory.as_the_device(), _replaced(_COMPOSITES):
+            yield
+
+
+def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
+    """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
+    return _replaced(_kernels(profile))
 
 
 @contextmanager
-def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
-    """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
+def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
+    """Inside the block, let operators of torch, by their names and dispatch keys, run these kernels."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():  # torch 2.11 warns of kernels that replace others
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            for (name, key), kernel in _kernels(profile).items():
+            for (name, key), kernel in kernels.items():
                 library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
+
+
+_COMPOSITES = {("ctc_loss.Tensor", "AutogradCPU"): ctc.by_lengths}
+"""Kernels of all devices."""
 
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
@@ -165,7 +180,7 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
     cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
     cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
     of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
-    return {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
+    return _COMPOSITES | {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import cudnn, onednn, recurrent
+from actbench.simulator import ctc, cudnn, onednn, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.products import copied_bytes
 from actbench.simulator.profiles import DeviceProfile
@@ -245,6 +245,7 @@ _LOSSES: Mapping[Any, Formula] = dict.fromkeys(
 
 _CPU: Mapping[Any, Formula] = {
     **_LOSSES,
+    **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
     **dict.fromkeys((aten.mm.default, aten.addmm.default), copied_bytes),
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
@@ -265,6 +266,7 @@ _CPU: Mapping[Any, Formula] = {
 
 _CUDA: Mapping[Any, Formula] = {
     **_LOSSES,
+    **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
     aten._trilinear.default: _trilinear,
     aten._safe_softmax.default: _safe_softmax,

@@ -41,49 +41,6 @@ class ForDetection(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class ForCtc(TorchFunctionMode):
-    """Let CTC losses run on fake tensors: all frames count, and no label is padding or out of range."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and isinstance(args[0], FakeTensor):
-            if func is Tensor.__bool__ and args[0].dtype == torch.bool:
-                return False
-            if func in (Tensor.masked_select, torch.masked_select):
-                return args[0].flatten().clone()
-            if func is F.ctc_loss:
-                return _ctc_loss(*args[:2], reduction=(kwargs or {}).get("reduction", "mean"))
-        return func(*args, **(kwargs or {}))
-
-
-def _ctc_loss(log_probs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-    """Return a loss that saves the same bytes as ``F.ctc_loss``, which has no fake form.
-
-    ``log_probs`` is ``(frames, batch, classes)``; ``targets`` is ``(batch * length,)``, all of one length.
-    """
-    losses: Tensor = _Ctc.apply(log_probs, targets)
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
-
-
-class _Ctc(torch.autograd.Function):
-    """The tensors of ``aten::_ctc_loss``, uncomputed: forward and backward variables of 2 length + 1 states a frame."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, targets: Tensor) -> Tensor:
-        frames, batch, _ = log_probs.shape
-        losses = log_probs.new_empty(batch)
-        alpha = log_probs.new_empty(batch, frames, 2 * (len(targets) // batch) + 1)
-        ctx.save_for_backward(log_probs, targets, losses, alpha)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        log_probs, _, _, alpha = ctx.saved_tensors
-        torch.empty_like(alpha)
-        return torch.empty_like(log_probs), None
-
-
-# Tasks whose losses look at values; our batches have known values.
-_ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
 TARGET = "target_masks"
 """A key of batches that no model reads: the mask of the object at a point; transformers has no loss for it."""
 # The only depth models of transformers that compute a loss.
@@ -160,8 +117,8 @@ def _without_values(described: str, task: Task, tasks: Iterable[Task]) -> Iterat
     if others:
         remedy += f", or for another --task of this model, which may not look ({others})"
     with shapes_only(f"{described} for {task}", remedy), numbers_drawn(), ExitStack() as stack:
-        if task in _ASSUMED:
-            stack.enter_context(_ASSUMED[task]())
+        if task == "object-detection":
+            stack.enter_context(ForDetection())
         yield
 
 

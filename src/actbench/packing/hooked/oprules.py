@@ -107,10 +107,10 @@ def op_rules() -> Rules:
         Tensor.log_softmax: _of_log_softmax,
         F.cross_entropy: _of_cross_entropy,
         F.nll_loss: _of_likelihood,
+        **dict.fromkeys((F.ctc_loss, torch.ctc_loss), _of_paths),
         **dict.fromkeys(_PRODUCTS, lambda *_, **__: OpRule(is_product=True)),
     }
-    rules = {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
-    return {**rules, F.ctc_loss: _ctc_loss, torch.ctc_loss: functools.partial(_ctc_loss, of=torch.ctc_loss)}
+    return {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
 
 
 _QUOTIENTS = ("div", "true_divide", "divide", "remainder", "fmod")
@@ -150,12 +150,6 @@ def _under(tell: Callable[..., OpRule], function: Callable[..., Any], *args: Any
         return function(*args, **kwargs)
     finally:
         _current.reset(token)
-
-
-def _ctc_loss(*args: Any, of: Callable[..., Any] = F.ctc_loss, **kwargs: Any) -> Any:
-    """Run a CTC loss inside the function modes around the hooks: one may simulate it, as it has no fake form."""
-    with torch._C._EnableTorchFunction():
-        return _under(_of_paths, of, *args, **kwargs)
 
 
 # Below, ``input`` is torch's name for the first argument of each.
