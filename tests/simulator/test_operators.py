@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -153,3 +153,20 @@ def test_the_operators_of_the_cpu_come_back() -> None:
     output = F.scaled_dot_product_attention(q, q, q)
     assert "FlashAttentionForCpu" in output.grad_fn.name()
     assert "Mul" in F.dropout(q, 0.1).grad_fn.name()
+
+
+def test_code_compiled_afterwards_has_its_gradients_though_code_was_traced_inside() -> None:
+    """torch's compiler notes which kernels an operator has, and would look for ours."""
+
+    def attended(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q).square().sum()
+
+    def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        (found,) = torch.autograd.grad(run(q), q)
+        return found
+
+    q = torch.randn(BATCH, HEADS, ROWS, WIDTH, requires_grad=True)
+    with cuda_operators(profiles.get("t4")), pytest.raises(NotImplementedError):  # the kernel that it chooses
+        gradient(torch.compile(lambda x: attended(2 * x), backend="aot_eager"))
+
+    torch.testing.assert_close(gradient(torch.compile(attended, backend="aot_eager")), gradient(attended))

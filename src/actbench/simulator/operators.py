@@ -78,8 +78,10 @@ def attend(
         graph = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         fused = aten._scaled_dot_product_efficient_attention.default
         return _first(fused(q, k, v, bias, graph, dropout_p, is_causal, scale=scale))
+    if is_causal:  # torch's own mask would be made on a CPU, where a card's tensors only seem to be
+        attn_mask = _additive(q.new_ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(), q.dtype)
     math = aten._scaled_dot_product_attention_math.default
-    return _first(math(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+    return _first(math(q, k, v, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa))
 
 
 def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -158,6 +160,8 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
+        for name, _ in kernels:  # a compiler that traced inside would go on to take its backward pass for missing
+            _operator(name)._dispatch_cache.clear()
 
 
 _COMPOSITES = {("ctc_loss.Tensor", "AutogradCPU"): ctc.by_lengths}

@@ -131,6 +131,7 @@ class Facade:
         for name in _NEW:
             yield Tensor, name, self._making
         yield torch, "normal", self._making
+        yield Tensor, "new", lambda own: lambda tensor, *args, **options: _new(own, tensor, args, options)
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
         yield torch.UntypedStorage, "data_ptr", _addressed
@@ -196,6 +197,15 @@ class Facade:
 
     def _default(self, own: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda device: own(None if device is None else torch.device(device))
+
+
+def _new(own: Callable[..., Tensor], tensor: Tensor, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """Make a tensor where another is: torch's own ``new`` tells no operator of that other."""
+    if options or not is_on_card(tensor):
+        return own(tensor, *args, **options)
+    if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+        return tensor.new_tensor(args[0], dtype=tensor.dtype)
+    return tensor.new_empty(*args or (0,))
 
 
 def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -3,6 +3,7 @@
 A value that depends on weights or activations is taken for 1 in every element. So ``loss.item()`` is 1.0, and a
 predicate such as ``isnan(loss)``, ``norm > 1`` or ``isfinite(x).all()`` is what it is for ones. A shape that depends on
 such values (``nonzero``, a mask that selects, ``nms``) is the largest that it can be: bytes are then an upper bound.
+Checks that all of a tensor's elements are valid, as torch's distributions have, pass, and no factorization fails.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, tensors_of
+from actbench.tools.script import bounds
 
 aten = torch.ops.aten
 
@@ -35,7 +37,27 @@ _PREDICATES = frozenset(
 )
 """Operators whose truth values follow from plausible arguments."""
 
+_ALL_VALID = aten._is_all_true
+"""What distributions and ``torch._check_tensor_all`` ask for: whether a check holds for each element."""
+
+_FACTORIZE = frozenset(
+    getattr(aten, f"{name}_ex").default
+    for name in ("linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor")
+)
+"""Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
+
+_DECIDED = {
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), False),
+}
+"""Operators whose result is this truth value where one argument is, whatever the other is."""
+
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+_NO_BOUND = (
+    "{} returns a shape that depends on values, and a simulated run has none; run it with --meter cuda or, if it is "
+    "small, with --meter cpu"
+)
 
 _disabled: Any = torch._C._DisableTorchDispatch
 
@@ -60,9 +82,19 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
             found = known.computed(func, args, kwargs or {})
             result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
-        is_truth = type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result)
-        if is_truth and getattr(func, "overloadpacket", None) in _PREDICATES and not func._schema.is_mutable:
-            vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
+        if func in bounds.BOUNDING:
+            bounds.bound(func, args, result)
+        if func in _DECIDED and known.NAME not in vars(result):
+            _decide(func, args, result)
+        elif func in _FACTORIZE:
+            with _disabled():
+                known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
+        if type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result):
+            packet = getattr(func, "overloadpacket", None)
+            if packet is _ALL_VALID:
+                vars(result)[_NAME] = True
+            elif packet in _PREDICATES and not func._schema.is_mutable:
+                vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
         return result
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
@@ -86,10 +118,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
                 return self._by_masks(args)
         largest = _LARGEST.get(func._schema.name)
         if largest is None:
-            raise UntraceableError(
-                f"{func._schema.name} returns a shape that depends on values, and a simulated run has none; run it "
-                "with --meter cuda or, if it is small, with --meter cpu"
-            )
+            raise UntraceableError(_NO_BOUND.format(func._schema.name))
         self._at_most(func._schema.name)
         with self:
             return largest(*args, **kwargs)
@@ -124,7 +153,22 @@ def _indices(count: int, *more: int) -> Tensor:
 
 def _unique(x: Tensor, _: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     inverse = _indices(*x.shape) if return_inverse or return_counts else _indices(0)
-    return x.new_empty(x.numel()), inverse, _indices(x.numel() if return_counts else 0)
+    below = bounds.below(x)
+    most = x.numel() if below is None else min(x.numel(), below)
+    return x.new_empty(most), inverse, _indices(most if return_counts else 0)
+
+
+def _unique_rows(x: Tensor, dim: int, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+    count = x.shape[dim]
+    return x.new_empty(x.shape), _indices(count if inverse else 0), _indices(count if counts else 0)
+
+
+def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Return a count of each integer that there can be; if nobody knows the largest, of as many as are asked for."""
+    length = max(bounds.below(x) or 0, minlength)
+    if not length:
+        raise UntraceableError(_NO_BOUND.format("aten::bincount"))
+    return _indices(length) if weights is None else weights.new_empty(length)
 
 
 def _selected(x: Tensor, mask: Tensor) -> Tensor:
@@ -135,6 +179,8 @@ _LARGEST: dict[str, Callable[..., Any]] = {
     "aten::nonzero": lambda x: _indices(x.numel(), x.dim()),
     "aten::masked_select": _selected,
     "aten::_unique2": _unique,
+    "aten::bincount": _counts,
+    "aten::unique_dim": _unique_rows,
     "aten::unique_consecutive": lambda x, inverse=False, counts=False, dim=None: _unique(x, True, inverse, counts),
     "torchvision::nms": lambda boxes, scores, threshold: _indices(boxes.shape[0]),
 }
@@ -196,6 +242,16 @@ _SAME = frozenset(
     ("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias")
 )
 """Operators whose result has the values of their first argument."""
+
+
+def _decide(func: Any, args: Any, result: FakeTensor) -> None:
+    """Keep the values of a result that one argument decides: ``is_at_its_end | is_end_token`` ends a generation."""
+    for truth in args:
+        value = known.value_of(truth)
+        if value is not None and value.dtype is torch.bool and value.shape == result.shape:
+            with _disabled():
+                if bool((value if _DECIDED[func] else ~value).all()):
+                    known.keep(result, value.to(result.dtype))
 
 
 def _format(tensor: Tensor, spec: str) -> str:
