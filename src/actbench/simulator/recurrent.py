@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from actbench.errors import UntraceableError
+from actbench.simulator import packed
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ class Recurrence:
         matrix_elements: Elements of all weights that are no biases.
         drops_out: Whether outputs between layers are dropped out, which keeps them twice.
         itemsize: Bytes of an element.
+        positions: Elements of all sequences: steps times rows, but fewer of packed sequences of several lengths.
     """
 
     mode: int
@@ -55,10 +57,14 @@ class Recurrence:
     matrix_elements: int
     drops_out: bool
     itemsize: int
+    positions: int
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that wait for the backward pass, in addition to input, output, hidden states and weights."""
+        """Bytes that wait for the backward pass, in addition to input, output, hidden states and weights.
+
+        cuDNN is asked by the most steps and rows, so that shorter sequences of a packed batch need no less.
+        """
         between = (self.layers - 1) * (2 if self.drops_out else 1)
         vectors = self.layers * _KEPT[self.mode] + between
         return vectors * self.directions * self.steps * self.rows * self.hidden * self.itemsize
@@ -76,8 +82,8 @@ def composites() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for name, mode in _MODES.items():
         found[f"{name}.input"] = _layers(name, mode)
-        found[f"{name}.data"] = _refused_packed(name)
-    return {**found, "_pack_padded_sequence": _refused_packed("pack_padded_sequence")}
+        found[f"{name}.data"] = _packed_layers(name, mode)
+    return {**found, **packed.composites()}
 
 
 def fake_forms() -> dict[str, Callable[..., Any]]:
@@ -104,7 +110,7 @@ def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
 def flops(func: Any, args: tuple[Any, ...]) -> int:
     """Return the operations of the products of matrices; a backward pass has two for each of a forward pass."""
     found = _recurrence(_of_forward(args) if func._overloadpacket is BACKWARD else args)
-    return 2 * found.matrix_elements * found.steps * found.rows * (2 if func._overloadpacket is BACKWARD else 1)
+    return 2 * found.matrix_elements * found.positions * (2 if func._overloadpacket is BACKWARD else 1)
 
 
 def kernels(func: Any, args: tuple[Any, ...]) -> int:
@@ -124,16 +130,28 @@ def _layers(name: str, mode: int) -> Callable[..., Any]:
         train: bool,
         bidirectional: bool,
         batch_first: bool,
+        batch_sizes: Sequence[int] = (),
     ) -> tuple[Tensor, ...]:
         hx, cx = (hidden, None) if isinstance(hidden, Tensor) else hidden
         x, hx, cx, *weights = _cast([x, hx, cx, *weights])
         _check(name, x, hx, cx)
         flat = weights[0].detach()  # torch keeps all weights in one tensor, and this stands for it
-        options: tuple[Any, ...] = (mode, hx.shape[2], 0, layers, batch_first, dropout, train, bidirectional, [], None)
+        shape = (mode, hx.shape[2], 0, layers, batch_first)
+        options: tuple[Any, ...] = (*shape, dropout, train, bidirectional, [*batch_sizes], None)
         outputs = FORWARD.default(x, weights, 4 if has_biases else 2, flat, hx, cx, *options)
         return tuple(outputs[: 2 if cx is None else 3])
 
     return run
+
+
+def _packed_layers(name: str, mode: int) -> Callable[..., Any]:
+    run = _layers(name, mode)
+
+    def run_packed(x: Tensor, batch_sizes: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = run(x, *options, False, packed.numbers(batch_sizes))
+        return found
+
+    return run_packed
 
 
 def _cast(tensors: list[Any]) -> list[Any]:
@@ -156,16 +174,6 @@ def _check(name: str, x: Tensor, hx: Tensor, cx: Tensor | None) -> None:
         )
 
 
-def _refused_packed(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any) -> Any:
-        raise UntraceableError(
-            f"{name}: packed sequences are not simulated, since their lengths are values; give the layer a padded "
-            "batch, which keeps as much or more"
-        )
-
-    return refuse
-
-
 def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments of ``_cudnn_rnn`` among those of its gradient."""
     return (*args[:6], *args[10:20])
@@ -173,12 +181,17 @@ def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
 
 def _recurrence(args: Sequence[Any]) -> Recurrence:
     """Return what decides the bytes, from the arguments of ``_cudnn_rnn``."""
-    x, weights, _, _, _, _, mode, hidden, _, layers, batch_first, dropout, train, bidirectional = args[:14]
-    rows, steps = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
+    x, weights, _, _, _, _, mode, hidden, _, layers, batch_first, dropout, train, bidirectional, sizes = args[:15]
+    if sizes:
+        steps, rows, positions = len(sizes), sizes[0], sum(sizes)
+    else:
+        rows, steps = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
+        positions = rows * steps
     matrices = sum(each.numel() for each in weights if each.dim() > 1)
-    directions = 2 if bidirectional else 1
-    drops_out = bool(dropout and train)
-    return Recurrence(mode, layers, directions, steps, rows, hidden, matrices, drops_out, x.element_size())
+    directions, drops_out = 2 if bidirectional else 1, bool(dropout and train)
+    return Recurrence(
+        mode, layers, directions, steps, rows, hidden, matrices, drops_out, x.element_size(), positions=positions
+    )
 
 
 def _workspace(profile: DeviceProfile, recurrence: Recurrence) -> int:
@@ -198,7 +211,8 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     x, _, _, flat, hx, cx = args[:6]
     batch_first, train = args[10], args[12]
     found = _recurrence(args)
-    output = x.new_empty(found.steps, found.rows, found.directions * found.hidden)
+    width = found.directions * found.hidden
+    output = x.new_empty((found.positions, width) if args[14] else (found.steps, found.rows, width))
     cy = hx.new_empty(0) if cx is None else cx.new_empty(cx.shape)
     reserve = x.new_empty(found.reserve_bytes if train else 0, dtype=torch.uint8)
     return output.transpose(0, 1) if batch_first else output, hx.new_empty(hx.shape), cy, reserve, flat

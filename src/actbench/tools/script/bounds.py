@@ -25,7 +25,8 @@ def _overloads(*names: str) -> dict[Any, str]:
     return {getattr(packet, each): name for name, packet in packets.items() for each in packet.overloads()}
 
 
-_DIM_AT = dict(argmax=1, argmin=1, max=1, min=1, sort=1, argsort=1, mode=1, median=1, topk=2, kthvalue=2, multinomial=3)
+_DIM_AT = dict.fromkeys(("argmax", "argmin", "max", "min", "sort", "argsort", "mode", "median"), 1)
+_DIM_AT |= {"topk": 2, "kthvalue": 2, "multinomial": 3}
 """Operators whose last result chooses along a dimension, and the place of the dimension among their arguments."""
 
 _CHOOSE = _overloads(*_DIM_AT)
