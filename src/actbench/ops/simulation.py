@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from actbench.errors import UntraceableError
 from actbench.ops.library import EVERYWHERE, define
 
 Piece = TypeVar("Piece")
@@ -86,8 +88,23 @@ def runs_triton(tensor: Tensor) -> bool:
 _PLAIN = (FakeTensor, Tensor, nn.Parameter)
 
 
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+"""The methods that return the parts of a sparse tensor, by its layout."""
+
+
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with storages inside a tensor: the share of a DTensor, or codes and scales of a format."""
+    """Yield the tensors with storages inside a tensor: the share of a DTensor, codes and scales of a format.
+
+    Raises:
+        UntraceableError: A fake tensor is sparse: how many elements it has is not known.
+    """
+    if tensor.layout is not torch.strided:
+        yield from _parts(tensor)
+        return
     flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
@@ -95,3 +112,13 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     for part in (getattr(tensor, name) for name in flatten()[0]):
         if isinstance(part, Tensor):  # a DTensor names its mesh too
             yield from plain_tensors(part)
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    if isinstance(tensor, FakeTensor):
+        raise UntraceableError(
+            "sparse tensors are not simulated, since the number of their elements is not known; make them dense, such "
+            "as nn.Embedding(sparse=False), or measure with --meter cpu or --meter cuda"
+        )
+    with torch._C._DisableTorchDispatch():  # a simulation around it would make the parts fake
+        yield from [getattr(tensor, name)() for name in _SPARSE.get(tensor.layout, ())]
