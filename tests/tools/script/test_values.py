@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
 from actbench.errors import UntraceableError
 from actbench.simulator import profiles
@@ -104,3 +104,94 @@ def test_a_scaler_finds_no_infinite_gradient() -> None:
             optimizer.zero_grad()
 
     assert card.measurement.optimizer_bytes == 2 * card.measurement.weights_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_checks_of_distributions_pass(dtype: torch.dtype) -> None:
+    """Else scripts of reinforcement learning and of variational models end at their first distribution."""
+    with simulated():
+        scores = unknown(6, 4).to(dtype)
+        choice = distributions.Categorical(probs=scores.softmax(-1))
+        action = choice.sample()
+        covariance = scores.T @ scores + torch.eye(4, dtype=dtype, device="cuda")
+        normal = distributions.MultivariateNormal(torch.zeros(4, dtype=dtype, device="cuda"), covariance)
+        spread = distributions.TransformedDistribution(
+            distributions.Normal(scores, scores.exp()), [distributions.TanhTransform(cache_size=1)]
+        )
+
+        assert choice.log_prob(action).shape == (6,)
+        assert normal.log_prob(normal.rsample((3,))).shape == (3,)
+        assert spread.log_prob(spread.rsample()).shape == (6, 4)
+        assert distributions.Laplace(scores, scores.exp()).rsample().is_cuda
+        assert distributions.Dirichlet(scores.exp()).rsample().shape == (6, 4)
+
+
+def test_a_value_out_of_range_that_is_known_is_refused_as_on_a_card() -> None:
+    with simulated(), pytest.raises(ValueError, match="found invalid values"):
+        distributions.Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+
+
+def test_matrices_can_be_factorized() -> None:
+    with simulated():
+        square = unknown(4, 4)
+
+        assert torch.linalg.cholesky(square @ square.T).shape == (4, 4)
+        assert torch.linalg.inv(square).shape == (4, 4)
+        assert torch.linalg.cholesky_ex(square).info.item() == 0
+
+
+def test_integers_are_as_many_as_the_classes_that_they_choose_among() -> None:
+    with simulated() as card:
+        scores = unknown(50, 7)
+        chosen = scores.argmax(-1)
+
+        assert chosen.unique().shape == (7,)
+        assert scores.max(-1).indices.view(5, 10)[1:].unique().shape == (7,)
+        assert scores.topk(2).indices[:, 0].bincount().shape == (7,)
+        assert torch.cat([chosen, scores[:, :3].sort().indices[:, 0]]).unique().shape == (7,)
+        assert scores.multinomial(1).flatten().unique(return_counts=True)[1].shape == (7,)
+        assert (chosen * 2).unique().shape == (50,)  # other numbers
+        assert chosen[:3].unique().shape == (3,)
+        assert (chosen * 7 + chosen).bincount(minlength=49).shape == (49,)
+
+    assert any("_unique2" in text for text in card.at_most)
+
+
+def test_a_generation_ends_at_its_longest() -> None:
+    """Whether a token ends it is unknown; that it has as many tokens as asked for is not."""
+    with simulated():
+        ends = unknown(3, 5).argmax(-1) == 2
+        is_done = torch.full((3,), True, device="cuda")
+        unfinished = torch.ones(3, dtype=torch.long, device="cuda")
+
+        assert (ends | is_done).all().item()
+        assert (unfinished & ~(is_done | ends)).max().item() == 0
+        assert not (ends | ~is_done).any().item()  # unknown truth values count as those of ones
+
+
+def test_new_tensors_are_where_the_other_one_is() -> None:
+    with simulated():
+        x = unknown(2, 3)
+
+        assert x.new(4, 5).is_cuda
+        assert x.new(torch.Size([4, 5])).shape == (4, 5)
+        assert x.new().numel() == 0
+        assert x.new([1, 2]).shape == (2,)
+        assert not torch.ones(2).new(3).is_cuda
+
+
+def test_attention_of_plain_operators_is_on_the_card() -> None:
+    """Grouped heads in float32 have no fused kernel, and the causal mask is made by torch."""
+    with simulated():
+        q, k = unknown(2, 4, 6, 8), unknown(2, 2, 6, 8)
+        attended = nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+    assert attended.shape == q.shape
+
+
+def test_sparse_tensors_are_refused_in_words() -> None:
+    with simulated():
+        table = nn.Embedding(100, 8, sparse=True).cuda()
+        found = table(torch.tensor([3, 4], device="cuda")).sum()
+        with pytest.raises(UntraceableError, match=r"sparse=False.*--meter cpu"):
+            found.backward()
