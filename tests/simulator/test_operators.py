@@ -155,6 +155,19 @@ def test_the_operators_of_the_cpu_come_back() -> None:
     assert "Mul" in F.dropout(q, 0.1).grad_fn.name()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax])
+def test_softmax_widens_what_is_given_by_autocast_and_what_is_known(
+    softmax: Callable[..., Tensor], dtype: torch.dtype, ledger: StorageTracker
+) -> None:
+    """The CPU has no such kernel, and computes no values of one."""
+    given, known = torch.randn(4, 8).to(dtype), torch.arange(32).view(4, 8).to(dtype)
+    for x in (given, known):
+        with torch.autocast("cpu", dtype):
+            made = softmax(x, -1)
+        assert (made.dtype, made.shape) == (torch.float32, (4, 8))
+
+
 def test_code_compiled_afterwards_has_its_gradients_though_code_was_traced_inside() -> None:
     """torch's compiler notes which kernels an operator has, and would look for ours."""
 

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench import longsteps
 from actbench.ops import hostmemory, noise
-from actbench.simulator import ctc, foreach, known, products, rows
+from actbench.simulator import foreach, known, products, rows
+from actbench.simulator.forms import FORMS
 from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
 
 _internals: Any = torch._C
@@ -122,11 +123,9 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             found = known.computed(func, args, kwargs)
             if found is not None:
                 return known.made_fake(self, found)
-            if func in ctc.LOSSES:
-                with self:
-                    return ctc.lost(*args)
             func, args = known.without_masks(func, args)
-            guessed = NotImplemented if _OF_VALUES.isdisjoint(func.tags) else self.unknown(func, args, kwargs)
+            has_form = func in FORMS or _OF_VALUES.isdisjoint(func.tags)
+            guessed = NotImplemented if has_form else self.unknown(func, args, kwargs)
             if guessed is not NotImplemented:
                 return guessed
         tensors: list[FakeTensor] = []
@@ -143,6 +142,9 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return known.followed(func, args, kwargs, result, tensors)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, few: foreach.Few | None) -> Any:
+        if func in FORMS:
+            with self:
+                return FORMS[func](*args, **kwargs)
         if few is not None:
             result = few.spread(super().__torch_dispatch__(func, types, few.args, kwargs))
             if result is not NotImplemented:

@@ -239,13 +239,16 @@ def _roll(args: Any, result: Tensor) -> int:
     return _bytes(result) if len(args) > 2 and len(args[2]) > 1 else 0
 
 
-_LOSSES: Mapping[Any, Formula] = dict.fromkeys(
-    (aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced
-)
+_BOTH: Mapping[Any, Formula] = {
+    **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
+    **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
+    aten._safe_softmax.default: _safe_softmax,
+    aten._trilinear.default: _trilinear,
+}
 
 _CPU: Mapping[Any, Formula] = {
-    **_LOSSES,
-    **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
+    **_BOTH,
     **dict.fromkeys((aten.mm.default, aten.addmm.default), copied_bytes),
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
@@ -258,19 +261,13 @@ _CPU: Mapping[Any, Formula] = {
     aten.upsample_nearest2d.default: _upsample,
     aten._upsample_nearest_exact2d.default: _upsample,
     aten.upsample_bilinear2d.default: _upsample,
-    aten._trilinear.default: _trilinear,
-    aten._safe_softmax.default: _safe_softmax,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
 }
 
 _CUDA: Mapping[Any, Formula] = {
-    **_LOSSES,
-    **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
+    **_BOTH,
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
-    aten._trilinear.default: _trilinear,
-    aten._safe_softmax.default: _safe_softmax,
-    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
