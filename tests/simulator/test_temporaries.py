@@ -291,3 +291,12 @@ def test_a_product_copies_an_operand_that_blas_cannot_read(operand: str) -> None
     bias = torch.ones(384)
     assert temporaries.cpu(aten.addmm.default, (bias, x, weight), result) == pytest.approx(true, abs=4096)
     assert CUDA(aten.mm.default, (x, weight), result) == pytest.approx(true, abs=4096)
+
+
+@pytest.mark.parametrize("softmax", [aten._softmax.default, aten._log_softmax.default])
+def test_softmax_copies_what_is_not_contiguous(softmax: Any) -> None:
+    scores = torch.randn(64, 256, 256)
+    for x in (scores, scores[:, 10:], scores.transpose(0, 1)):
+        true, result = true_temporaries(lambda: softmax(x, -1, False))  # noqa: B023
+
+        assert temporaries.cpu(softmax, (x, -1, False), result) == pytest.approx(true, rel=TOLERANCE)

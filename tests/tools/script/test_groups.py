@@ -190,3 +190,27 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         distributed.init_process_group("nccl")
         with pytest.raises(UntraceableError, match="sparse=False"):
             DistributedDataParallel(nn.Embedding(10, 10, sparse=True).cuda())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_over_processes_keeps_what_it_keeps_in_one(dtype: torch.dtype) -> None:
+    """Beside it are the statistics of each process."""
+
+    def kept(module: nn.Module) -> int:
+        x = torch.randn(8, 32, 16, 16, device="cuda", dtype=dtype, requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        output = module(x)
+        kept = torch.cuda.memory_allocated() - before
+        output.sum().backward()
+        assert x.grad is not None
+        assert (x.grad.shape, x.grad.dtype) == (x.shape, dtype)
+        assert [part.grad is not None for part in module.parameters()] == [True, True]
+        return kept
+
+    with on_card():
+        distributed.init_process_group("nccl")
+        norm = nn.BatchNorm2d(32).cuda()
+        alone, together = kept(norm), kept(nn.SyncBatchNorm.convert_sync_batchnorm(norm))
+
+    statistics = PROCESSES * (2 * 32 + 1) * 4
+    assert 0 <= together - alone < statistics + 8 * 512  # blocks of 512 bytes
