@@ -72,6 +72,13 @@ def test_a_real_run_counts_what_a_simulated_one_does(run: Run) -> None:
     assert sum(real.peak_parts.model_dump().values()) == real.peak_bytes
 
 
+@pytest.mark.slow
+def test_a_data_parallel_model_of_one_card_runs_on_a_cpu(run: Run) -> None:
+    text = TRAINING.replace("optimizer =", "model = nn.DataParallel(model)\noptimizer =")
+
+    assert run(text, "cpu").peak_bytes == run(text, "simulated").peak_bytes
+
+
 @pytest.mark.exhaustive
 def test_steps_are_timed_after_those_that_are_read(run: Run) -> None:
     seconds = run(TRAINING, "cpu", steps=2).step_seconds

@@ -33,8 +33,8 @@ _NO_STEP = (
 
 
 _ONLY_PASSES = (
-    "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing? 'actbench "
-    "run' reads training steps, which end with that call"
+    "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing, or "
+    "did a GradScaler leave out all steps, as it does with its first ones? 'actbench run' reads training steps"
 )
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
@@ -135,6 +135,8 @@ class Facade:
         yield torch, "set_default_device", self._default
         yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
         yield torch.UntypedStorage, "data_ptr", _addressed
+        if not self._is_apart:  # it refuses parameters that say that they are on the CPU
+            yield nn.DataParallel, "forward", lambda own: lambda model, *args, **options: model.module(*args, **options)
 
     def _moving(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self._to = own
