@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 
-from actbench.tools.script import data, flash, kernels, loading, loggers, packed, saving
+from actbench.tools.script import data, flash, kernels, linesearch, loading, loggers, packed, saving
 from actbench.tools.script.arrivals import Change, on_arrival
 
 Note = Callable[[str], None]
@@ -58,6 +58,7 @@ def prepared(
         stack.enter_context(kernels.uncompiled(once))
         stack.enter_context(kernels.unflattened())
         stack.enter_context(kernels.unnested())
+        stack.enter_context(linesearch.all_iterations())
         stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
         yield
 
