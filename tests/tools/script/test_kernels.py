@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actbench import scheme as schemes
 from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
 from actbench.tools.script.libraries import prepared
@@ -152,3 +153,30 @@ def test_transformers_leaves_out_masks_of_whole_rows_as_on_a_card(masked: bool) 
     estimated = card.measurement.estimated
     assert estimated is not None
     assert any("flash_attention" in each.name for each in estimated.by_operator)
+
+
+@pytest.mark.parametrize("scheme", [None, "adam8bit"])
+def test_low_bit_adam_of_a_script_is_one_kernel_a_parameter_and_calls_a_closure(scheme: str | None) -> None:
+    """torchao compiles its step on a card. Lightning gives each optimizer a closure, which holds the passes."""
+    torchao = pytest.importorskip("torchao.optim")
+    make = torch.optim.AdamW if scheme else torchao.AdamW8bit
+    applied = None if scheme is None else schemes.build(scheme)
+    with Simulation(profiles.get("rtx-4090"), scheme=applied, steps=3) as card:
+        model = nn.Linear(4096, 4096).cuda()
+        optimizer = make(model.parameters())
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(1, 4096, device="cuda")).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(6):
+            optimizer.step(closure)
+
+    found = card.measurement
+    weights = 4096 * 4096 * 4
+    assert found.gradients_bytes == pytest.approx(weights, rel=0.01)
+    assert found.optimizer_bytes == pytest.approx(weights / 2, rel=0.05)
+    assert found.peak_bytes < 3 * weights  # weights, gradients, moments of a byte, and what cuBLAS works in
+    assert not any("torch.compile" in warning for warning in found.warnings)

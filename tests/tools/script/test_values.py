@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, distributions, nn
@@ -195,3 +196,16 @@ def test_sparse_tensors_are_refused_in_words() -> None:
         found = table(torch.tensor([3, 4], device="cuda")).sum()
         with pytest.raises(UntraceableError, match=r"sparse=False.*--meter cpu"):
             found.backward()
+
+
+def test_shares_of_a_whole_add_up_for_numpy() -> None:
+    with simulated():
+        scores = unknown(3, 9)
+        by_softmax = scores.softmax(-1)[0].squeeze().detach().cpu().numpy()
+        by_exponents = scores.log_softmax(0).exp().T.detach().cpu().numpy()
+
+        assert numpy.random.default_rng(0).choice(numpy.arange(9), p=by_softmax) in range(9)
+        assert by_exponents.sum(-1) == pytest.approx([1.0] * 9)
+        assert scores.softmax(-1).sum().item() == 1.0
+        assert scores.softmax(-1).max().item() == 1.0
+        assert scores.sigmoid().detach().cpu().numpy().tolist() == [[1.0] * 9] * 3

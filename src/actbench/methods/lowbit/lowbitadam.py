@@ -21,6 +21,7 @@ from actbench.methods.formats.optim.optimizers import adam_groups, is_decoupled
 from actbench.methods.formats.optim.shards import is_spread, local_gradient, local_of
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
+from actbench.scheme.wrapped import called
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits
@@ -66,11 +67,11 @@ def _adapted(kind: type[Any]) -> type[Any]:
         def step(self, closure: Any = None) -> Any:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             _make_rates_tensors(self.param_groups)
+            loss = called(closure)
             shares = map(local_of, parameters)
             if any(isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in shares):  # of CUDA
-                return _step_as_one_kernel(self, parameters)
-            with torch.enable_grad():
-                loss = None if closure is None else closure()
+                _step_as_one_kernel(self, parameters)
+                return loss
             compiles = all(parameter.is_cuda for parameter in parameters)
             with torch.compiler.set_stance("default" if compiles else "force_eager"), _shares_alone(self):
                 super().step()

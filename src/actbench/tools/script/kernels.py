@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import UntraceableError
+from actbench.ops import hostmemory
+from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.simulator.overrides import replaced
 from actbench.tools.script.arrivals import Change, changed, rebound
+from actbench.tools.script.places import is_on_card
 
 Note = Callable[[str], None]
 
@@ -38,6 +41,9 @@ def uncompiled(note: Note) -> Iterator[None]:
                 return lambda given: compile(given, **options)
             if isinstance(model, nn.Module):
                 note(_EAGER)
+                return model
+
+            if getattr(model, "__name__", "") == "single_param_adam":  # see _compiled_step
                 return model
 
             @functools.wraps(model)
@@ -103,6 +109,7 @@ def changes(note: Note) -> dict[str, Change]:
         "triton.runtime.jit": _triton(note),
         "triton.runtime.autotuner": _autotuner(note),
         "transformers.utils.import_utils": _as_real,
+        "torchao.optim.adam": lambda module: rebound(module, "single_param_adam", _compiled_step),
     }
 
 
@@ -112,6 +119,23 @@ def _as_real(module: ModuleType) -> AbstractContextManager[object]:
     Asked by it, a fake tensor is one that is traced, whose values it may not read: it would build all masks.
     """
     return rebound(module, "is_fake_tensor", lambda _: lambda tensor: False)
+
+
+def _compiled_step(own: Callable[..., None]) -> Callable[..., None]:
+    """Let torchao's step of a parameter on the card be the one kernel that it compiles there, without temporaries."""
+
+    @functools.wraps(own)
+    def step(p: Tensor, grad: Tensor, *state: Any) -> None:
+        if not (is_on_card(p) and hostmemory.is_elsewhere(p)):  # in host memory, or the simulated card is a CPU
+            return own(p, grad, *state)
+        moments = [each for each in state if isinstance(each, Tensor) and each.dim()]
+        return one_kernel([*_plain([p, *moments])], [*_plain([grad])])
+
+    return step
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    return (part for tensor in tensors for part in plain_tensors(tensor))
 
 
 def _triton(note: Note) -> Change:

@@ -8,6 +8,7 @@ Checks that all of a tensor's elements are valid, as torch's distributions have,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,14 +26,22 @@ from actbench.tools.script import bounds
 aten = torch.ops.aten
 
 _NAME = "_actbench_plausible"
-"""The attribute of a fake tensor of truth values that nobody knows: what all of them are taken for."""
+"""The attribute of a fake tensor whose values nobody knows: what all of them are taken for, if not for 1."""
+
+_SAME = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias"),
+        *("slice", "expand", "transpose", "permute", "t", "unbind", "index"),
+    )
+)
+"""Operators whose result has the values of their first argument."""
 
 _PREDICATES = frozenset(
     getattr(aten, name)
     for name in (
         *("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isposinf", "isneginf", "signbit"),
         *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "mul"),
-        *("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias"),
     )
 )
 """Operators whose truth values follow from plausible arguments."""
@@ -89,12 +98,10 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         elif func in _FACTORIZE:
             with _disabled():
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
-        if type(result) is FakeTensor and result.dtype is torch.bool and known.NAME not in vars(result):
-            packet = getattr(func, "overloadpacket", None)
-            if packet is _ALL_VALID:
-                vars(result)[_NAME] = True
-            elif packet in _PREDICATES and not func._schema.is_mutable:
-                vars(result)[_NAME] = _evaluated(func, args, kwargs or {})
+        if type(result) is FakeTensor and known.NAME not in vars(result) and not func._schema.is_mutable:
+            found = _taken_for(func, args, kwargs or {}, result)
+            if found is not None:
+                vars(result)[_NAME] = found
         return result
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
@@ -196,9 +203,8 @@ def plausible(tensor: Tensor) -> Any:
     if value is not None and value.numel() == 1:
         with _disabled():
             return value.item()
-    one = vars(tensor).get(_NAME, False) if tensor.dtype is torch.bool else 1
     with _disabled():
-        return torch.ones((), dtype=tensor.dtype).item() if tensor.dtype is not torch.bool else one
+        return torch.full((), vars(tensor).get(_NAME, tensor.dtype is not torch.bool), dtype=tensor.dtype).item()
 
 
 def values(tensor: Tensor) -> Tensor:
@@ -220,6 +226,24 @@ def real_if_known(tensor: Tensor) -> Tensor:
         return value.clone()
 
 
+def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float | None:
+    """Return what the unknown values of a result are taken for; None for 1.
+
+    Truth values are those of ones. Shares of a whole, as softmax returns, are equal: ``numpy.random.choice`` draws by
+    them, and checks that their sum is 1.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if packet in _SAME:
+        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+        return vars(first).get(_NAME) if result.dtype is not torch.bool else bool(plausible(first))
+    if result.dtype is torch.bool:
+        return True if packet is _ALL_VALID else _evaluated(func, args, kwargs) if packet in _PREDICATES else None
+    if packet in (aten._softmax, aten._log_softmax) and result.dim():
+        share = 1 / max(result.shape[args[1]], 1)
+        return share if packet is aten._softmax else math.log(share)
+    return math.exp(vars(args[0])[_NAME]) if packet is aten.exp and _NAME in vars(args[0]) else None
+
+
 def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
     """Return what a predicate is for plausible arguments, each one element."""
     if not any(isinstance(each, FakeTensor) for each in tensors_of((args, kwargs))):
@@ -228,20 +252,10 @@ def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
     def one(value: Any) -> Any:
         return torch.full((1,), plausible(value), dtype=value.dtype) if isinstance(value, Tensor) else value
 
-    name = func._schema.name.removeprefix("aten::")
     with _disabled():
-        if name in _SAME:
-            first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-            return bool(plausible(first))
-        if name in ("any", "all"):
+        if func.overloadpacket in (aten.any, aten.all):
             return bool(one(args[0]).any())
         return bool(func(*tree_map(one, args), **tree_map(one, kwargs)).any())
-
-
-_SAME = frozenset(
-    ("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias")
-)
-"""Operators whose result has the values of their first argument."""
 
 
 def _decide(func: Any, args: Any, result: FakeTensor) -> None:
