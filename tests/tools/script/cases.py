@@ -257,4 +257,30 @@ CASES = [
         ),
         cpu="--device cpu",
     ),
+    ScriptCase(
+        name="ppo",
+        target="ppo.py",
+        tiny="--environments 4 --steps 16 --minibatches 2 --epochs 2 --hidden 16 --updates 3",
+    ),
+    ScriptCase(
+        name="reinforce",
+        target="reinforce.py",
+        tiny=(
+            "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 4 --kv-heads 2 --vocab 128 --prompts 2 "
+            "--length 8 --answers 2 --steps 4"
+        ),
+    ),
+    ScriptCase(
+        name="speech",
+        target="speech.py",
+        tiny=(
+            "--bands 8 --frames 40 --letters 6 --alphabet 8 --width 32 --layers 2 --heads 2 --batch-size 4 --samples 16"
+        ),
+        real="--amp",
+    ),
+    ScriptCase(
+        name="pinn",
+        target="pinn.py",
+        tiny="--points 200 --width 16 --layers 2 --history 10 --steps 4",
+    ),
 ]

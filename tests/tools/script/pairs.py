@@ -17,6 +17,7 @@ NANOGPT = f"--layers {LAYERS} --heads {HEADS} --width {WIDTH} --vocab {VOCAB} --
 COMPARED = (
     *("nanogpt", "llama_peft", "trainer", "vit", "classification", "classification_amp", "retinanet", "gpt_train"),
     *("unet_lora", "gan", "batch_finder", "whisper", "graphs", "dpo", "vision_language", "lightning_resnet"),
+    *("ppo", "reinforce", "speech", "pinn"),
 )
 """Scripts that are small enough to run for real on a CPU, in one process."""
 

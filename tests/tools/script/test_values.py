@@ -32,6 +32,7 @@ def test_unknown_numbers_are_one() -> None:
         assert f"{x.norm():.2f}" == "1.00"
         assert x.detach().cpu().numpy().tolist() == [[1.0] * 4] * 3
         assert x.argmax().item() == 1
+        assert torch.allclose(x.softmax(-1).sum(-1), torch.ones(3, device="cuda"), atol=1e-4)
 
 
 @pytest.mark.sampled(fast=1, slow=3)

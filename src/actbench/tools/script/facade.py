@@ -149,6 +149,8 @@ class Facade:
                 return own(tensor, *args, **kwargs)
             if device.type == "cpu":
                 return self.to_host(tensor, dtype, **options)
+            if not self._is_apart and is_lazy(tensor):
+                return tensor  # it has no memory yet, and its class allows no other function
             if is_on_card(tensor) or not self._is_apart:
                 return self._move(tensor, dtype, **options)
             return self.to_card(tensor, dtype, **options)
