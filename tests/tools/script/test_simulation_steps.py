@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from mlptraining import ROWS, WEIGHTS, WIDTH, model, train
@@ -163,3 +166,29 @@ def test_an_optimizer_that_takes_over_is_the_one_that_steps() -> None:
                 module.zero_grad()
 
     assert card.measurement.optimizer_bytes == 2 * WEIGHTS
+
+
+def test_a_teacher_in_inference_mode_takes_what_it_takes_without_gradients() -> None:
+    """In this mode torch hands over convolutions and norms whole, and not the operators that they are composed of."""
+
+    def trained(without: Callable[[], Any]) -> Measurement:
+        with Simulation(profiles.get("rtx-4090"), steps=2) as card:
+            teacher = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3)).cuda()
+            student = nn.Conv2d(3, 8, 5).cuda()
+            optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+            for _ in range(2):
+                x = torch.randn(16, 3, 64, 64, device="cuda")
+                with without():
+                    wanted = teacher(x)
+                nn.functional.mse_loss(student(x), wanted.clone()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return card.measurement
+
+    inference, plain = trained(torch.inference_mode), trained(torch.no_grad)
+
+    assert inference.peak_bytes == plain.peak_bytes
+    assert inference.estimated is not None
+    assert plain.estimated is not None
+    assert inference.estimated.unknown == plain.estimated.unknown == ()
+    assert inference.estimated.step_seconds == pytest.approx(plain.estimated.step_seconds, rel=1e-3)

@@ -61,6 +61,15 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
     torch cannot resize.
     """
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count its result; in inference mode, those that it is composed of."""
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            with self:
+                made = func.decompose(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
         """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
         counted = tensors if self.host_is_free else [each for each in tensors if _is_torchs(each)]
