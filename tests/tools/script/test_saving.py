@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import sys
 import types
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.saving import holds_fake
+from actbench.tools.script.simulation import Simulation
 
 
 @pytest.fixture
@@ -59,6 +62,56 @@ def test_other_objects_are_written_and_read(notes: list[str], tmp_path: Path) ->
 
     assert torch.load(tmp_path / "x.pt")["epoch"] == 3
     assert notes == []
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(300, 400), nn.BatchNorm1d(400)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 300, device="cuda")).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_checkpoint_that_was_not_written_is_read_again(tmp_path: Path) -> None:
+    """Cross-validation begins each fold at the weights that it saved before the first."""
+    with Simulation(profiles.get("rtx-4090")):
+        model, optimizer = trained()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "x.pt")
+        before = torch.cuda.memory_allocated()
+
+        state = torch.load(str(tmp_path / "x.pt"), weights_only=True)
+        on_card = torch.cuda.memory_allocated() - before
+        in_host = torch.load(tmp_path / "x.pt", map_location="cpu")["model"]
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+        weights = 4 * (300 * 400 + 3 * 400)
+        assert on_card == pytest.approx(3 * weights, rel=0.02)
+        assert torch.cuda.memory_allocated() - before == pytest.approx(weights, rel=0.02)  # it took the moments over
+        assert state["epoch"] == 3
+        assert [each.device.type for each in in_host.values()] == ["cpu"] * len(in_host)
+        assert in_host["1.num_batches_tracked"].item() == 1
+        assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_state_that_is_kept_in_memory_or_in_an_open_file_is_read_again(notes: list[str], tmp_path: Path) -> None:
+    buffer, file = io.BytesIO(), tmp_path / "x.pt"
+    torch.save(large(), buffer)
+    buffer.seek(0)
+    with file.open("wb") as opened:
+        torch.save([large()], opened)
+
+    assert torch.load(buffer).shape == (300, 300)
+    assert len(torch.load(file)) == 1
+
+
+def test_what_is_written_later_is_what_is_read(notes: list[str], tmp_path: Path) -> None:
+    torch.save({"w": large()}, tmp_path / "x.pt")
+    torch.save({"w": 5}, tmp_path / "x.pt")
+
+    assert torch.load(tmp_path / "x.pt") == {"w": 5}
+    with pytest.raises(FileNotFoundError):
+        torch.load(tmp_path / "y.pt")
 
 
 def test_a_circle_of_objects_is_looked_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy
@@ -210,3 +211,32 @@ def test_shares_of_a_whole_add_up_for_numpy() -> None:
         assert scores.softmax(-1).sum().item() == 1.0
         assert scores.softmax(-1).max().item() == 1.0
         assert scores.sigmoid().detach().cpu().numpy().tolist() == [[1.0] * 9] * 3
+
+
+def test_rows_of_known_integers_keep_their_range() -> None:
+    """Which rows are chosen is unknown: the graphs of chosen nodes are numbered as those of all are."""
+    with simulated():
+        graph = torch.arange(4).repeat_interleave(5).cuda()
+        chosen = graph[unknown(20, 1)[:, 0].topk(12).indices]
+
+        assert chosen.unique().shape == (4,)
+        assert int(chosen.max()) + 1 == 4
+        assert (chosen - 1).unique().shape == (12,)
+
+
+def test_a_skeleton_of_a_model_leaves_the_card() -> None:
+    """Ensembles run a copy without values by the weights of each model (torch.func.stack_module_state)."""
+    with simulated():
+        model = nn.Linear(512, 512).cuda()
+        before = torch.cuda.memory_allocated()
+        skeleton = copy.deepcopy(model).to("meta")
+        parameters, buffers = torch.func.stack_module_state([model, model])
+        run = torch.vmap(lambda p, b, x: torch.func.functional_call(skeleton, (p, b), (x,)), (0, 0, None))
+
+        assert torch.cuda.memory_allocated() - before == 2 * 512 * 513 * 4
+        assert run(parameters, buffers, torch.ones(3, 512, device="cuda")).shape == (2, 3, 512)
+
+
+def test_nested_tensors_are_refused_in_words() -> None:
+    with simulated(), pytest.raises(UntraceableError, match=r"nested_tensor: .*--meter cpu"):
+        torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)

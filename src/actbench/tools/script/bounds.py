@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from actbench.simulator import known
 from actbench.simulator.recalled import tensors_of
 
 aten = torch.ops.aten
@@ -43,12 +44,19 @@ BOUNDING = frozenset((*_CHOOSE, *_KEEP))
 
 def below(tensor: Tensor) -> int | None:
     """Return a number that all elements of a tensor are below, and none is negative; None if there is none."""
-    return 2 if tensor.dtype is torch.bool else vars(tensor).get(_NAME)
+    value = known.value_of(tensor)
+    if tensor.dtype is torch.bool:
+        return 2
+    if value is None or not value.numel() or value.is_floating_point():
+        return vars(tensor).get(_NAME)
+    with torch._C._DisableTorchDispatch():
+        return None if value.min() < 0 else int(value.max()) + 1
 
 
 def bound(func: Any, args: Sequence[Any], result: Any) -> None:
     """Note below what number the integers are that one of ``BOUNDING`` returned."""
     made = [each for each in tensors_of(result) if isinstance(each, FakeTensor) and not each.is_floating_point()]
+    made = [each for each in made if known.NAME not in vars(each)]
     if made and func in _CHOOSE:
         vars(made[-1])[_NAME] = _choices(_CHOOSE[func], args)
     elif made:

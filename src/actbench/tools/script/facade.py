@@ -145,6 +145,8 @@ class Facade:
             if self._is_passing:
                 return own(tensor, *args, **kwargs)
             device, dtype, options = _asked(tensor, args, kwargs)
+            if device is not None and device.type == "meta" and isinstance(tensor, FakeTensor):
+                return self.to_host(tensor, dtype, **options)  # torch cannot give a fake tensor this device
             if device is None or device.type not in ("cuda", "cpu"):
                 return own(tensor, *args, **kwargs)
             if device.type == "cpu":
@@ -215,8 +217,11 @@ def _new(own: Callable[..., Tensor], tensor: Tensor, args: tuple[Any, ...], opti
 def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a tensor that is made of others on the CPU, as these are for torch's operators."""
 
-    def make(*args: Any, device: Any = None, **options: Any) -> Tensor:
-        return own(*args, device=_HOST if device is not None and is_cuda(device) else device, **options)
+    def make(*args: Any, **options: Any) -> Tensor:
+        places = [_HOST if isinstance(each, torch.device) and is_cuda(each) else each for each in args]
+        if options.get("device") is not None and is_cuda(options["device"]):
+            options["device"] = _HOST
+        return own(*places, **options)
 
     return make
 

@@ -67,11 +67,25 @@ def uncompiled(note: Note) -> Iterator[None]:
 
 @contextmanager
 def unnested() -> Iterator[None]:
-    """Inside the block, let ``nn.TransformerEncoder`` keep padded rows: no fake tensor holds rows of several lengths.
+    """Inside the block, refuse nested tensors: no fake tensor holds rows of several lengths.
 
-    It makes nested tensors only in evaluation, which therefore holds more here than on a card.
+    ``nn.TransformerEncoder`` makes them only in evaluation; it keeps padded rows, and holds more than on a card.
     """
-    with replaced(torch, "_nested_tensor_from_mask_left_aligned", lambda _: lambda *args: False):
+
+    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def make(*args: Any, **options: Any) -> Any:
+            raise UntraceableError(
+                f"torch.nested.{own.__name__}: nested tensors are not simulated; pad the rows, or run it with --meter "
+                "cuda or --meter cpu"
+            )
+
+        return make
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, "_nested_tensor_from_mask_left_aligned", lambda _: lambda *args: False))
+        for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow"):
+            stack.enter_context(replaced(torch.nested, name, refusing))
         yield
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 
-from actbench.tools.script import data, flash, kernels, linesearch, loading, loggers, packed, saving
+from actbench.tools.script import checkpoints, data, flash, kernels, linesearch, loading, loggers, packed, saving
 from actbench.tools.script.arrivals import Change, on_arrival
 
 Note = Callable[[str], None]
@@ -53,7 +53,7 @@ def prepared(
     with ExitStack() as stack:
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
-        stack.enter_context(saving.torch_saves_nothing_fake(once))
+        stack.enter_context(checkpoints.kept_in_mind(once))
         stack.enter_context(loading.nothing_fetched_by_torch(once))
         stack.enter_context(kernels.uncompiled(once))
         stack.enter_context(kernels.unflattened())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -72,13 +72,6 @@ def left_out(note: Note, what: str, looks_at: Callable[..., Any] | None = None) 
 def _first(*args: Any, **kwargs: Any) -> Any:
     """Return what a function is told to write: its first argument, whatever the name of it."""
     return args[0] if args else list(kwargs.values())
-
-
-@contextmanager
-def torch_saves_nothing_fake(note: Note) -> Iterator[None]:
-    """Inside the block, let ``torch.save`` leave out what holds fake tensors; other objects are written."""
-    with rebound(torch, "save", left_out(note, "torch.save writes nothing", _first)):
-        yield
 
 
 _FUNCTIONS = {"safetensors.torch": ("save_file", "save_model")}

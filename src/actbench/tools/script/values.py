@@ -240,6 +240,8 @@ def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float |
         return vars(first).get(_NAME) if result.dtype is not torch.bool else bool(plausible(first))
     if result.dtype is torch.bool:
         return True if packet is _ALL_VALID else _evaluated(func, args, kwargs) if packet in _PREDICATES else None
+    if packet is aten.max and not result.is_floating_point() and (below := bounds.below(args[0])) is not None:
+        return below - 1
     if packet in (aten._softmax, aten._log_softmax) and result.dim():
         share = 1 / max(result.shape[args[1]], 1)
         return share if packet is aten._softmax else math.log(share)

@@ -1,0 +1,94 @@
+"""``torch.save`` and ``torch.load`` of a simulated run: shapes of tensors are kept in mind, and no file is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+from actbench.simulator import known
+from actbench.tools.script.arrivals import rebound
+from actbench.tools.script.places import is_on_card
+from actbench.tools.script.saving import holds_fake
+
+Note = Callable[[str], None]
+
+_WRITES_NOTHING = "torch.save writes nothing: tensors of a simulated run have no values."
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a file would hold of a tensor without values; ``value`` is that of one whose values are known."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_on_card: bool
+    is_parameter: bool
+    requires_grad: bool
+    value: Tensor | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Saved:
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        is_parameter = isinstance(tensor, nn.Parameter)
+        value = known.value_of(tensor)
+        return cls(shape, stride, tensor.dtype, is_on_card(tensor), is_parameter, tensor.requires_grad, value)
+
+    def read(self, device: Any) -> Tensor:
+        """Return a new tensor like the saved one, on ``device``, or where that one was if it is None."""
+        device = device if device is not None else "cuda" if self.is_on_card else "cpu"
+        if self.value is not None:
+            made = self.value.clone().to(device)
+        else:
+            made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        return nn.Parameter(made, self.requires_grad) if self.is_parameter else made
+
+
+@contextmanager
+def kept_in_mind(note: Note) -> Iterator[None]:
+    """Inside the block, let ``torch.load`` return what ``torch.save`` was given for the same file.
+
+    A file is not written if it would hold fake tensors, in containers or as they are. Modules and other objects with
+    such tensors are neither written nor kept.
+    """
+    contents: dict[str | int, tuple[Any, Any]] = {}  # with the file itself, so that no other object gets its number
+
+    def saving(own: Callable[..., None]) -> Callable[..., None]:
+        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            contents.pop(_place(f), None)
+            if not holds_fake(obj):
+                return own(obj, f, *args, **options)
+            note(_WRITES_NOTHING)
+            found = tree_map(lambda leaf: _Saved.of(leaf) if isinstance(leaf, FakeTensor) else leaf, obj)
+            if not holds_fake(found):
+                contents[_place(f)] = f, found
+            return None
+
+        return save
+
+    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+            if _place(f) not in contents:
+                return own(f, map_location, *args, **options)
+            _, found = contents[_place(f)]
+            device = map_location if isinstance(map_location, str | torch.device | int) else None
+            return tree_map(lambda leaf: leaf.read(device) if isinstance(leaf, _Saved) else leaf, found)
+
+        return load
+
+    with rebound(torch, "save", saving), rebound(torch, "load", loading):
+        yield
+
+
+def _place(file: Any) -> str | int:
+    """Return the path of a file, or the number of an object that has none, such as a buffer."""
+    path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    return os.path.abspath(path) if isinstance(path, str | os.PathLike) else id(file)
