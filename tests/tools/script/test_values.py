@@ -110,8 +110,9 @@ def test_a_scaler_finds_no_infinite_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_checks_of_distributions_pass(dtype: torch.dtype) -> None:
+def test_checks_of_distributions_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else scripts of reinforcement learning and of variational models end at their first distribution."""
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)  # some libraries switch checks off
     with simulated():
         scores = unknown(6, 4).to(dtype)
         choice = distributions.Categorical(probs=scores.softmax(-1))
@@ -131,7 +132,7 @@ def test_checks_of_distributions_pass(dtype: torch.dtype) -> None:
 
 def test_a_value_out_of_range_that_is_known_is_refused_as_on_a_card() -> None:
     with simulated(), pytest.raises(ValueError, match="found invalid values"):
-        distributions.Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+        distributions.Normal(torch.zeros(2), torch.tensor([1.0, -1.0]), validate_args=True)
 
 
 def test_matrices_can_be_factorized() -> None:
