@@ -82,6 +82,9 @@ def test_a_checkpoint_that_was_not_written_is_read_again(tmp_path: Path) -> None
         state = torch.load(str(tmp_path / "x.pt"), weights_only=True)
         on_card = torch.cuda.memory_allocated() - before
         in_host = torch.load(tmp_path / "x.pt", map_location="cpu")["model"]
+        model(torch.randn(8, 300, device="cuda"))  # which counts batches; the checkpoint does not
+        optimizer.step()
+        assert [int(each["step"]) for each in torch.load(tmp_path / "x.pt")["optimizer"]["state"].values()] == [1] * 4
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
@@ -91,6 +94,7 @@ def test_a_checkpoint_that_was_not_written_is_read_again(tmp_path: Path) -> None
         assert state["epoch"] == 3
         assert [each.device.type for each in in_host.values()] == ["cpu"] * len(in_host)
         assert in_host["1.num_batches_tracked"].item() == 1
+        assert torch.load(tmp_path / "x.pt")["model"]["1.num_batches_tracked"].item() == 1
         assert not (tmp_path / "x.pt").exists()
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from actbench.simulator import known
 from actbench.tools.script.arrivals import rebound
-from actbench.tools.script.places import is_on_card
+from actbench.tools.script.places import is_made_of_others, is_on_card
 from actbench.tools.script.saving import holds_fake
 
 Note = Callable[[str], None]
@@ -25,7 +24,7 @@ _WRITES_NOTHING = "torch.save writes nothing: tensors of a simulated run have no
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a file would hold of a tensor without values; ``value`` is that of one whose values are known."""
+    """What a file would hold of a tensor; ``value`` is a copy of its values, if they are known."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -40,6 +39,9 @@ class _Saved:
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         is_parameter = isinstance(tensor, nn.Parameter)
         value = known.value_of(tensor)
+        if value is not None:
+            with torch._C._DisableTorchDispatch():
+                value = value.detach().clone()
         return cls(shape, stride, tensor.dtype, is_on_card(tensor), is_parameter, tensor.requires_grad, value)
 
     def read(self, device: Any) -> Tensor:
@@ -67,7 +69,7 @@ def kept_in_mind(note: Note) -> Iterator[None]:
             if not holds_fake(obj):
                 return own(obj, f, *args, **options)
             note(_WRITES_NOTHING)
-            found = tree_map(lambda leaf: _Saved.of(leaf) if isinstance(leaf, FakeTensor) else leaf, obj)
+            found = tree_map(lambda leaf: _Saved.of(leaf) if _is_plain(leaf) else leaf, obj)
             if not holds_fake(found):
                 contents[_place(f)] = f, found
             return None
@@ -86,6 +88,10 @@ def kept_in_mind(note: Note) -> Iterator[None]:
 
     with rebound(torch, "save", saving), rebound(torch, "load", loading):
         yield
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not is_made_of_others(leaf)
 
 
 def _place(file: Any) -> str | int:
