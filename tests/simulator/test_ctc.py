@@ -40,6 +40,19 @@ def test_ctc_without_values_keeps_what_it_does_with_them(device: str, reduction:
         assert kept_by_ctc(reduction) == real
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_lengths_may_be_numbers_and_a_sample_may_stand_alone(reduction: str) -> None:
+    targets = torch.randint(1, 11, (7,))
+    with fake_mode(), device_operators(profiles.get("rtx-4090")):
+        scores = torch.randn(40, 11, requires_grad=True).log_softmax(-1)
+        alone = F.ctc_loss(scores, targets, torch.tensor(40), torch.tensor(7), reduction=reduction, zero_infinity=True)
+        of_two = F.ctc_loss(torch.stack([scores] * 2, 1), targets.repeat(2), (40, 40), (7, 7), reduction=reduction)
+
+    assert (alone.shape, of_two.shape) == ((), (2,) if reduction == "none" else ())
+    assert alone.requires_grad
+    assert of_two.requires_grad
+
+
 def test_targets_of_several_lengths_count_as_the_longest() -> None:
     with Simulation(profiles.get("rtx-4090"), steps=1) as card:
         head = torch.nn.Linear(16, 30).cuda()

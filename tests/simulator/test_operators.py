@@ -168,6 +168,12 @@ def test_softmax_widens_what_is_given_by_autocast_and_what_is_known(
         assert (made.dtype, made.shape) == (torch.float32, (4, 8))
 
 
+def test_a_mask_beside_a_causal_one_is_refused_as_in_torch(ledger: StorageTracker) -> None:
+    q = torch.randn(BATCH, HEADS, ROWS, WIDTH)
+    with pytest.raises(RuntimeError, match="is_causal"):
+        F.scaled_dot_product_attention(q, q, q, torch.ones(ROWS, ROWS), is_causal=True)
+
+
 def test_code_compiled_afterwards_has_its_gradients_though_code_was_traced_inside() -> None:
     """torch's compiler notes which kernels an operator has, and would look for ours."""
 

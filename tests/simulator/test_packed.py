@@ -54,3 +54,13 @@ def test_lengths_that_follow_from_weights_are_refused() -> None:
         x = nn.Linear(8, 8).cuda()(torch.randn(3, 9, 8, device="cuda"))
         with pytest.raises(UntraceableError, match="lengths are not known"):
             pack_padded_sequence(x, x.argmax(-1)[:, 0].cpu(), batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"), [([9, 0], "greater than 0"), ([4, 9], "enforce_sorted"), ([10, 4], "10 is more than the 9")]
+)
+def test_lengths_that_torch_refuses_are_refused(lengths: list[int], reason: str) -> None:
+    with Simulation(profiles.get("rtx-4090")):
+        x = nn.Linear(8, 8).cuda()(torch.randn(2, 9, 8, device="cuda"))
+        with pytest.raises(RuntimeError, match=reason):
+            pack_padded_sequence(x, torch.tensor(lengths), batch_first=True)

@@ -102,7 +102,7 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     Raises:
         UntraceableError: A fake tensor is sparse: how many elements it has is not known.
     """
-    if tensor.layout is not torch.strided:
+    if tensor.layout in _SPARSE:
         yield from _parts(tensor)
         return
     flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
@@ -121,4 +121,4 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
             "as nn.Embedding(sparse=False), or measure with --meter cpu or --meter cuda"
         )
     with torch._C._DisableTorchDispatch():  # a simulation around it would make the parts fake
-        yield from [getattr(tensor, name)() for name in _SPARSE.get(tensor.layout, ())]
+        yield from [getattr(tensor, name)() for name in _SPARSE[tensor.layout]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,32 +16,45 @@ aten = torch.ops.aten
 LOSSES = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
 GRADIENTS = (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
 
-_NONE, _MEAN = 0, 1
+_MEAN, _SUM = 1, 2
 """torch's numbers of two reductions."""
 
 
-def by_lengths(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int = 0,
-    reduction: int = _MEAN,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """Run ``ctc_loss.Tensor`` by the values of its lengths, as torch does; of fake tensors it would save them instead.
+def composites() -> dict[str, Callable[..., Any]]:
+    """Return what replaces torch's composite operators of the loss, by their names."""
+    return {"ctc_loss.Tensor": _by_tensors, "ctc_loss.IntList": _by_numbers}
+
+
+def _by_tensors(log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths: Tensor, *options: Any) -> Tensor:
+    """Run the loss by the values of lengths, as torch does; of fake tensors it would save the lengths instead.
 
     Raises:
         UntraceableError: The length of a target is not known.
     """
-    of_targets = _numbers(target_lengths)
-    has_values = known.value_of(input_lengths) is not None
-    of_inputs = _numbers(input_lengths) if has_values else [log_probs.shape[0]] * len(of_targets)  # decide no shape
-    reduced = _NONE if reduction == _MEAN else reduction
-    losses: Tensor = aten.ctc_loss.IntList(log_probs, targets, of_inputs, of_targets, blank, reduced, zero_infinity)
-    if reduction != _MEAN:
-        return losses
-    return (losses / losses.new_ones(len(losses)).clamp_min(1)).mean()  # torch itself writes lengths to an address
+    numbers = _numbers(lengths)
+    frames = log_probs.shape[0]  # of inputs whose lengths are unknown: these decide no shape
+    of_inputs = [frames] * len(numbers) if known.value_of(inputs) is None else _numbers(inputs)
+    return _by_numbers(log_probs, targets, of_inputs, numbers, *options)
+
+
+def _by_numbers(
+    log_probs: Tensor,
+    targets: Tensor,
+    inputs: Sequence[int],
+    lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    rows = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    losses: Tensor = aten._ctc_loss.default(rows, targets.long(), inputs, lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), torch.zeros_like(losses[0]), losses)
+    if reduction == _MEAN:  # torch divides by the lengths, which it writes to an address; ones have the same bytes
+        return (losses / torch.ones_like(losses).clamp_min(1)).mean()
+    if reduction == _SUM:
+        return losses.sum()
+    return losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
 def lost(
@@ -59,7 +72,7 @@ def lost(
     return log_probs.new_empty(rows), log_probs.new_empty(rows, frames, 2 * max(numbers, default=0) + 1)
 
 
-def _numbers(lengths: Tensor) -> Sequence[int]:
+def _numbers(lengths: Tensor) -> list[int]:
     value = known.value_of(lengths)
     if value is None:
         raise UntraceableError(
@@ -67,7 +80,7 @@ def _numbers(lengths: Tensor) -> Sequence[int]:
             "of the data, or measure it with --meter cuda"
         )
     with torch._C._DisableTorchDispatch():
-        return [int(each) for each in value]
+        return [int(each) for each in value.reshape(-1)]
 
 
 def backward_bytes(args: Any, result: Any) -> int:

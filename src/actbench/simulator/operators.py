@@ -10,6 +10,8 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -68,6 +70,8 @@ def attend(
 
     Only the flash kernel takes shared key and value heads (``enable_gqa``); for other kernels they are repeated.
     """
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("scaled_dot_product_attention: attn_mask should not be set when is_causal=True")
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive(attn_mask, q.dtype)
     kernel = choose(profile, q, k, v, attn_mask, is_causal)
@@ -152,6 +156,9 @@ def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
 def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
     """Inside the block, let operators of torch, by their names and dispatch keys, run these kernels."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    token = _composites.set(
+        {_operator(name): kernel for (name, key), kernel in kernels.items() if key == "AutogradCPU"}
+    )
     try:
         with warnings.catch_warnings():  # torch 2.11 warns of kernels that replace others
             warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -159,13 +166,21 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
                 library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
         yield
     finally:
+        _composites.reset(token)
         library._destroy()  # type: ignore[no-untyped-call]
         for name, _ in kernels:  # a compiler that traced inside would go on to take its backward pass for missing
             _operator(name)._dispatch_cache.clear()
 
 
-_COMPOSITES = {("ctc_loss.Tensor", "AutogradCPU"): ctc.by_lengths}
+_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in ctc.composites().items()}
 """Kernels of all devices."""
+
+_composites: ContextVar[Mapping[Any, Callable[..., Any]]] = ContextVar("_composites", default=MappingProxyType({}))
+
+
+def composite(func: Any) -> Callable[..., Any] | None:
+    """Return what composes an operator now in place of torch, or None; inference mode calls it by no dispatch key."""
+    return _composites.get().get(func)
 
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:

@@ -34,6 +34,16 @@ def numbers(lengths: Tensor) -> list[int]:
         return [int(each) for each in value]
 
 
+def _check(lengths: Sequence[int], steps: int) -> None:
+    """Refuse lengths as torch does."""
+    if min(lengths, default=0) <= 0:
+        raise RuntimeError("pack_padded_sequence: the length of each row must be greater than 0")
+    if list(lengths) != sorted(lengths, reverse=True):
+        raise RuntimeError("pack_padded_sequence: lengths must fall, or enforce_sorted must be False")
+    if lengths[0] > steps:
+        raise RuntimeError(f"pack_padded_sequence: a length of {lengths[0]} is more than the {steps} steps there are")
+
+
 def _runs(in_time: Tensor, batch_sizes: Sequence[int]) -> Iterator[Tensor]:
     """Return the elements of a padded batch (steps, rows, ...), for each run of steps that have equally many rows."""
     begin = 0
@@ -58,6 +68,7 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         of_rows = numbers(lengths)
+        _check(of_rows, x.shape[int(batch_first)])
         sizes = [sum(length > step for length in of_rows) for step in range(max(of_rows))]
         in_time = x.transpose(0, 1) if batch_first else x
         data = torch.cat([run.flatten(0, 1) for run in _runs(in_time, sizes)])

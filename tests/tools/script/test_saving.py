@@ -98,6 +98,26 @@ def test_a_checkpoint_that_was_not_written_is_read_again(tmp_path: Path) -> None
         assert not (tmp_path / "x.pt").exists()
 
 
+@pytest.mark.parametrize("place", ["cpu", {"cuda:0": "cpu"}, lambda storage, location: storage, torch.device("cpu")])
+def test_a_checkpoint_is_read_where_it_is_asked_for(place: Any, tmp_path: Path) -> None:
+    with Simulation(profiles.get("rtx-4090")):
+        torch.save(nn.Linear(300, 300).cuda().state_dict(), tmp_path / "x.pt")
+
+        assert not torch.load(tmp_path / "x.pt", map_location=place)["weight"].is_cuda
+
+
+def test_weights_that_are_one_are_read_as_one(tmp_path: Path) -> None:
+    with Simulation(profiles.get("rtx-4090")):
+        table = nn.Embedding(512, 512).cuda().weight
+        torch.save({"embedding": table, "head": table, "part": table.detach()[:, 4:]}, tmp_path / "x.pt")
+        before = torch.cuda.memory_allocated()
+        found = torch.load(tmp_path / "x.pt")
+
+        assert torch.cuda.memory_allocated() - before == 512 * 512 * 4
+        assert [each.requires_grad for each in found.values()] == [True, True, False]
+        assert (found["part"].shape, found["part"].storage_offset()) == ((512, 508), 4)
+
+
 def test_a_state_that_is_kept_in_memory_or_in_an_open_file_is_read_again(notes: list[str], tmp_path: Path) -> None:
     buffer, file = io.BytesIO(), tmp_path / "x.pt"
     torch.save(large(), buffer)

@@ -192,3 +192,25 @@ def test_a_teacher_in_inference_mode_takes_what_it_takes_without_gradients() -> 
     assert plain.estimated is not None
     assert inference.estimated.unknown == plain.estimated.unknown == ()
     assert inference.estimated.step_seconds == pytest.approx(plain.estimated.step_seconds, rel=1e-3)
+
+
+def evaluated(without: Callable[[], Any]) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """Return the peak of layers whose operators are others on a card than on a CPU, and shapes of what they return."""
+    with Simulation(profiles.get("rtx-4090")):
+        layer = nn.LSTM(64, 128, num_layers=2, batch_first=True).cuda()
+        x = torch.randn(4, 30, 64, device="cuda")
+        with without():
+            torch.cuda.reset_peak_memory_stats()
+            packed = nn.utils.rnn.pack_padded_sequence(layer(x)[0], torch.tensor([30, 9, 4, 2]), batch_first=True)
+            shares = packed.data.to(torch.bfloat16).softmax(-1, dtype=torch.float32)
+            q = x.view(4, 30, 4, 16).transpose(1, 2)
+            seen = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+            scores = x.transpose(0, 1).log_softmax(-1)
+            loss = nn.functional.ctc_loss(
+                scores, torch.ones(4, 5, dtype=torch.long), torch.full((4,), 30), torch.full((4,), 5)
+            )
+            return torch.cuda.max_memory_allocated(), (tuple(shares.shape), tuple(seen.shape), tuple(loss.shape))
+
+
+def test_in_inference_mode_operators_are_those_of_the_card() -> None:
+    assert evaluated(torch.inference_mode) == evaluated(torch.no_grad)

@@ -156,9 +156,31 @@ def test_integers_are_as_many_as_the_classes_that_they_choose_among() -> None:
         assert scores.multinomial(1).flatten().unique(return_counts=True)[1].shape == (7,)
         assert (chosen * 2).unique().shape == (50,)  # other numbers
         assert chosen[:3].unique().shape == (3,)
+        assert int(chosen.max()) == 6
+        assert chosen[:4].max().view(1).bincount().shape == (7,)
+        assert scores.sort(dim=0, stable=True).indices.unique().shape == (50,)
+        assert scores.argsort(dim=1, stable=True).unique().shape == (7,)
         assert (chosen * 7 + chosen).bincount(minlength=49).shape == (49,)
 
     assert any("_unique2" in text for text in card.at_most)
+
+
+def test_what_is_written_is_no_longer_taken_for_what_it_was() -> None:
+    with simulated():
+        scores = unknown(50, 7)
+        chosen, shares, is_large = scores.argmax(-1), scores.softmax(-1), scores == 1
+        ended = torch.full((3,), True, device="cuda")
+        done = ended | (unknown(3, 1)[:, 0] > 2)
+        chosen[3:] += 40
+        shares.fill_(0.5)
+        is_large.fill_(False)
+        ended.fill_(False)
+
+        assert chosen.unique().shape == (50,)
+        assert shares.max().item() == 1.0
+        assert shares[0].tolist() == [1.0] * 7
+        assert not is_large.any()
+        assert done.all()
 
 
 def test_a_generation_ends_at_its_longest() -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,57 +18,89 @@ from actbench.simulator.recalled import tensors_of
 aten = torch.ops.aten
 
 _NAME = "_actbench_below"
-"""The attribute of a fake tensor of integers that are not negative and below this number."""
+"""The attribute of a fake tensor of integers: a number that they are below, or a table of known ones that they are in.
+
+The largest of a table is looked for only when it is asked for.
+"""
 
 
-def _overloads(*names: str) -> dict[Any, str]:
-    packets = {name: getattr(aten, name) for name in names}
-    return {getattr(packet, each): name for name, packet in packets.items() for each in packet.overloads()}
+def _overloads(*names: str) -> list[Any]:
+    packets = [getattr(aten, name) for name in names]
+    return [getattr(packet, each) for packet in packets for each in packet.overloads()]
 
 
-_DIM_AT = dict.fromkeys(("argmax", "argmin", "max", "min", "sort", "argsort", "mode", "median"), 1)
-_DIM_AT |= {"topk": 2, "kthvalue": 2, "multinomial": 3}
+def _places_of_dim() -> dict[Any, int]:
+    names = ("argmax", "argmin", "max", "min", "sort", "argsort", "mode", "median", "topk", "kthvalue")
+    found = {}
+    for each in _overloads(*names):
+        arguments = [argument.name for argument in each._schema.arguments]
+        if "dim" in arguments:
+            found[each] = arguments.index("dim")
+    return found
+
+
+_CHOOSE = _places_of_dim()
 """Operators whose last result chooses along a dimension, and the place of the dimension among their arguments."""
 
-_CHOOSE = _overloads(*_DIM_AT)
-_KEEP = _overloads(
-    *("_to_copy", "clone", "detach", "alias", "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t"),
-    *("select", "slice", "squeeze", "unsqueeze", "split", "unbind", "index", "index_select", "gather", "masked_select"),
-    *("cat", "stack", "repeat", "flip", "roll"),
+_KEEP = frozenset(
+    (
+        *_overloads("_to_copy", "clone", "detach", "alias", "view", "_unsafe_view", "reshape", "expand", "permute"),
+        *_overloads("transpose", "t", "select", "slice", "squeeze", "unsqueeze", "split", "unbind", "index", "gather"),
+        *_overloads("index_select", "masked_select", "cat", "stack", "repeat", "flip", "roll"),
+        *(aten.max.default, aten.min.default, aten.median.default),
+    )
 )
 """Operators that return elements of their first argument, or of the tensors in it."""
 
-BOUNDING = frozenset((*_CHOOSE, *_KEEP))
-"""Operators that :func:`bound` knows."""
+_DRAW = aten.multinomial.default
 
 
 def below(tensor: Tensor) -> int | None:
     """Return a number that all elements of a tensor are below, and none is negative; None if there is none."""
-    value = known.value_of(tensor)
     if tensor.dtype is torch.bool:
         return 2
-    if value is None or not value.numel() or value.is_floating_point():
-        return vars(tensor).get(_NAME)
+    found = _found(tensor)
+    if not isinstance(found, Tensor):
+        return found
     with torch._C._DisableTorchDispatch():
-        return None if value.min() < 0 else int(value.max()) + 1
+        return int(found.max()) + 1 if found.numel() and found.min() >= 0 else None
 
 
-def bound(func: Any, args: Sequence[Any], result: Any) -> None:
-    """Note below what number the integers are that one of ``BOUNDING`` returned."""
+def forget(tensor: Tensor) -> None:
+    """Forget what is known of a tensor whose integers were written."""
+    vars(tensor).pop(_NAME, None)
+
+
+def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Note below what number the integers are that an operator returned."""
+    if func not in _CHOOSE and func not in _KEEP and func is not _DRAW:
+        return
     made = [each for each in tensors_of(result) if isinstance(each, FakeTensor) and not each.is_floating_point()]
     made = [each for each in made if known.NAME not in vars(each)]
-    if made and func in _CHOOSE:
-        vars(made[-1])[_NAME] = _choices(_CHOOSE[func], args)
-    elif made:
-        bounds = [below(each) for each in tensors_of(args[0])]
-        numbers = [each for each in bounds if each is not None]
-        if numbers and len(numbers) == len(bounds):
-            for each in made:
-                vars(each)[_NAME] = max(numbers)
+    if not made:
+        return
+    if func in _KEEP:
+        sources = tensors_of(args[0])
+        found = _found(sources[0]) if len(sources) == 1 else _largest([below(each) for each in sources])
+        for each in made:
+            vars(each)[_NAME] = found
+    else:
+        vars(made[-1])[_NAME] = args[0].shape[-1] if func is _DRAW else _choices(func, args, kwargs)
 
 
-def _choices(name: str, args: Sequence[Any]) -> int:
+def _found(tensor: Tensor) -> int | Tensor | None:
+    value = known.value_of(tensor)
+    has_integers = value is not None and not value.is_floating_point() and value.dtype is not torch.bool
+    return value if has_integers else vars(tensor).get(_NAME)
+
+
+def _largest(bounds: Sequence[int | None]) -> int | None:
+    return max((each or 0 for each in bounds), default=None) if None not in bounds else None
+
+
+def _choices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Return how many elements an operator chooses among."""
-    x: Tensor = args[0]
-    dim = args[_DIM_AT[name]] if len(args) > _DIM_AT[name] else None if name.startswith("arg") else -1
-    return x.numel() if dim is None or not x.dim() else x.shape[dim]
+    x, place = args[0], _CHOOSE[func]
+    named = kwargs.get("dim", func._schema.arguments[place].default_value)
+    dim = args[place] if len(args) > place else named
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])

@@ -24,10 +24,16 @@ _WRITES_NOTHING = "torch.save writes nothing: tensors of a simulated run have no
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a file would hold of a tensor; ``value`` is a copy of its values, if they are known."""
+    """What a file would hold of a tensor; ``value`` is a copy of its values, if they are known.
+
+    ``storage`` is the number of the storage, and ``elements`` how many it has: tensors that share one are read so.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    offset: int
+    storage: int
+    elements: int
     dtype: torch.dtype
     is_on_card: bool
     is_parameter: bool
@@ -36,22 +42,46 @@ class _Saved:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Saved:
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        is_parameter = isinstance(tensor, nn.Parameter)
-        value = known.value_of(tensor)
+        storage, value = tensor.untyped_storage(), known.value_of(tensor)
         if value is not None:
             with torch._C._DisableTorchDispatch():
                 value = value.detach().clone()
-        return cls(shape, stride, tensor.dtype, is_on_card(tensor), is_parameter, tensor.requires_grad, value)
+        return cls(
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            offset=int(tensor.storage_offset()),
+            storage=storage._cdata,
+            elements=storage.nbytes() // tensor.element_size(),
+            dtype=tensor.dtype,
+            is_on_card=is_on_card(tensor),
+            is_parameter=isinstance(tensor, nn.Parameter),
+            requires_grad=tensor.requires_grad,
+            value=value,
+        )
 
-    def read(self, device: Any) -> Tensor:
-        """Return a new tensor like the saved one, on ``device``, or where that one was if it is None."""
-        device = device if device is not None else "cuda" if self.is_on_card else "cpu"
+    def read(self, map_location: Any, storages: dict[Any, Tensor]) -> Tensor:
+        """Return a new tensor like the saved one; ``storages`` are those that were read before from this file."""
+        device = _place_of(map_location) or ("cuda" if self.is_on_card else "cpu")
         if self.value is not None:
             made = self.value.clone().to(device)
         else:
-            made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
-        return nn.Parameter(made, self.requires_grad) if self.is_parameter else made
+            key = self.storage, self.dtype
+            if key not in storages:
+                storages[key] = torch.empty(self.elements, dtype=self.dtype, device=device)
+            made = storages[key].as_strided(self.shape, self.stride, self.offset)
+        if self.is_parameter:
+            return nn.Parameter(made, self.requires_grad)
+        return made.requires_grad_(self.requires_grad)
+
+
+def _place_of(map_location: Any) -> Any:
+    """Return the device that ``torch.load`` is asked for; None for where a tensor was.
+
+    A function is taken for one that leaves tensors in host memory, as ``lambda storage, location: storage`` does.
+    """
+    if isinstance(map_location, dict):
+        return map_location.get("cuda:0", map_location.get("cuda"))
+    return "cpu" if callable(map_location) else map_location
 
 
 @contextmanager
@@ -80,9 +110,11 @@ def kept_in_mind(note: Note) -> Iterator[None]:
         def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
             if _place(f) not in contents:
                 return own(f, map_location, *args, **options)
-            _, found = contents[_place(f)]
-            device = map_location if isinstance(map_location, str | torch.device | int) else None
-            return tree_map(lambda leaf: leaf.read(device) if isinstance(leaf, _Saved) else leaf, found)
+            storages: dict[Any, Tensor] = {}
+            return tree_map(
+                lambda leaf: leaf.read(map_location, storages) if isinstance(leaf, _Saved) else leaf,
+                contents[_place(f)][1],
+            )
 
         return load
 

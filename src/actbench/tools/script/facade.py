@@ -146,7 +146,7 @@ class Facade:
                 return own(tensor, *args, **kwargs)
             device, dtype, options = _asked(tensor, args, kwargs)
             if device is not None and device.type == "meta" and isinstance(tensor, FakeTensor):
-                return self.to_host(tensor, dtype, **options)  # torch cannot give a fake tensor this device
+                return self.to_host(tensor, dtype, **options)  # a fake tensor cannot be there; neither place counts
             if device is None or device.type not in ("cuda", "cpu"):
                 return own(tensor, *args, **kwargs)
             if device.type == "cpu":

@@ -13,7 +13,7 @@ from torch.optim import lbfgs
 from actbench.simulator.overrides import replaced
 
 _NEVER = -1.0
-"""A tolerance below which no change is."""
+"""Tolerance with which no step ends early. LBFGS ends one whose slope, taken for 1, is above minus the tolerance."""
 
 _FIRST = -1.0
 """The constant of Wolfe's second condition with which the first point of a line search is accepted, if slopes are 1."""

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actbench.ops import hostmemory
 from actbench.ops.simulation import plain_tensors
 from actbench.simulator.fake import asks_for_device
+from actbench.simulator.operators import composite
 from actbench.simulator.recalled import tensors_of
 from actbench.simulator.tracker import StorageTracker
 
@@ -64,8 +65,9 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its result; in inference mode, those that it is composed of."""
         if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            kernel = composite(func) or func.decompose
             with self:
-                made = func.decompose(*args, **(kwargs or {}))
+                made = kernel(*args, **(kwargs or {}))
             if made is not NotImplemented:
                 return made
         return super().__torch_dispatch__(func, types, args, kwargs)

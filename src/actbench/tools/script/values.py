@@ -1,65 +1,31 @@
 """Values and shapes that only a real run could know: plausible values, and the largest shapes.
 
-A value that depends on weights or activations is taken for 1 in every element. So ``loss.item()`` is 1.0, and a
-predicate such as ``isnan(loss)``, ``norm > 1`` or ``isfinite(x).all()`` is what it is for ones. A shape that depends on
-such values (``nonzero``, a mask that selects, ``nms``) is the largest that it can be: bytes are then an upper bound.
-Checks that all of a tensor's elements are valid, as torch's distributions have, pass, and no factorization fails.
+A shape that depends on such values (``nonzero``, a mask that selects, ``nms``) is the largest that it can be: bytes are
+then an upper bound. No factorization of a matrix fails.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
-from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, tensors_of
-from actbench.tools.script import bounds
+from actbench.tools.script import bounds, plausible
 
 aten = torch.ops.aten
-
-_NAME = "_actbench_plausible"
-"""The attribute of a fake tensor whose values nobody knows: what all of them are taken for, if not for 1."""
-
-_SAME = frozenset(
-    getattr(aten, name)
-    for name in (
-        *("_to_copy", "view", "reshape", "select", "squeeze", "unsqueeze", "stack", "cat", "clone", "detach", "alias"),
-        *("slice", "expand", "transpose", "permute", "t", "unbind", "index"),
-    )
-)
-"""Operators whose result has the values of their first argument."""
-
-_PREDICATES = frozenset(
-    getattr(aten, name)
-    for name in (
-        *("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isposinf", "isneginf", "signbit"),
-        *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "mul"),
-    )
-)
-"""Operators whose truth values follow from plausible arguments."""
-
-_ALL_VALID = aten._is_all_true
-"""What distributions and ``torch._check_tensor_all`` ask for: whether a check holds for each element."""
 
 _FACTORIZE = frozenset(
     getattr(aten, f"{name}_ex").default
     for name in ("linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor")
 )
 """Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
-
-_DECIDED = {
-    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
-    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), False),
-}
-"""Operators whose result is this truth value where one argument is, whatever the other is."""
 
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -83,7 +49,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         self._at_most = at_most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note what truth values in its result are taken for."""
+        """Run an operator, and note what the values in its result are taken for, and below what number they are."""
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
         try:
@@ -91,17 +57,14 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
             found = known.computed(func, args, kwargs or {})
             result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
-        if func in bounds.BOUNDING:
-            bounds.bound(func, args, result)
-        if func in _DECIDED and known.NAME not in vars(result):
-            _decide(func, args, result)
-        elif func in _FACTORIZE:
+        if func in _FACTORIZE:
             with _disabled():
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
-        if type(result) is FakeTensor and known.NAME not in vars(result) and not func._schema.is_mutable:
-            found = _taken_for(func, args, kwargs or {}, result)
-            if found is not None:
-                vars(result)[_NAME] = found
+        elif func._schema.is_mutable:
+            _forget(args, kwargs or {})
+        else:
+            bounds.bound(func, args, kwargs or {}, result)
+            plausible.follow(func, args, kwargs or {}, result)
         return result
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
@@ -118,7 +81,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         """
         match func._schema.name:
             case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
-                return plausible(args[0])
+                return plausible.one(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
             case "aten::allclose":
@@ -146,6 +109,15 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         if found is not None and isinstance(args[1], FakeTensor):
             known.keep(args[1], found)
         return result
+
+
+def _forget(args: Any, kwargs: Any) -> None:
+    """Forget what is taken for true of tensors that an operator may have written: its first argument, or ``out``."""
+    for tensor in tensors_of((args[:1], kwargs.get("out"))):
+        for each in (tensor, tensor._base):
+            if each is not None:
+                plausible.forget(each)
+                bounds.forget(each)
 
 
 def _as_indices(indices: Any) -> Iterator[Any]:
@@ -196,26 +168,13 @@ _LARGEST: dict[str, Callable[..., Any]] = {
 """Operators whose results have a largest shape, by name."""
 
 
-def plausible(tensor: Tensor) -> Any:
-    """Return what each element of a tensor is taken for, as a number of its type; a known one's only value.
-
-    Unknown truth values count as False.
-    """
-    value = known.value_of(tensor)
-    if value is not None and value.numel() == 1:
-        with _disabled():
-            return value.item()
-    with _disabled():
-        return torch.full((), vars(tensor).get(_NAME, tensor.dtype is not torch.bool), dtype=tensor.dtype).item()
-
-
 def values(tensor: Tensor) -> Tensor:
     """Return a real tensor of the known or plausible values of a tensor."""
     value = known.value_of(tensor)
     if value is not None:
         return value
     with _disabled():
-        return torch.full(tensor.shape, plausible(tensor), dtype=tensor.dtype)
+        return torch.full(tensor.shape, plausible.one(tensor), dtype=tensor.dtype)
 
 
 def real_if_known(tensor: Tensor) -> Tensor:
@@ -226,50 +185,6 @@ def real_if_known(tensor: Tensor) -> Tensor:
         return tensor
     with _disabled():
         return value.clone()
-
-
-def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float | None:
-    """Return what the unknown values of a result are taken for; None for 1.
-
-    Truth values are those of ones. Shares of a whole, as softmax returns, are equal: ``numpy.random.choice`` draws by
-    them, and checks that their sum is 1.
-    """
-    packet = getattr(func, "overloadpacket", None)
-    if packet in _SAME:
-        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-        return vars(first).get(_NAME) if result.dtype is not torch.bool else bool(plausible(first))
-    if result.dtype is torch.bool:
-        return True if packet is _ALL_VALID else _evaluated(func, args, kwargs) if packet in _PREDICATES else None
-    if packet is aten.max and not result.is_floating_point() and (below := bounds.below(args[0])) is not None:
-        return below - 1
-    if packet in (aten._softmax, aten._log_softmax) and result.dim():
-        share = 1 / max(result.shape[args[1]], 1)
-        return share if packet is aten._softmax else math.log(share)
-    return math.exp(vars(args[0])[_NAME]) if packet is aten.exp and _NAME in vars(args[0]) else None
-
-
-def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return what a predicate is for plausible arguments, each one element."""
-    if not any(isinstance(each, FakeTensor) for each in tensors_of((args, kwargs))):
-        return False
-
-    def one(value: Any) -> Any:
-        return torch.full((1,), plausible(value), dtype=value.dtype) if isinstance(value, Tensor) else value
-
-    with _disabled():
-        if func.overloadpacket in (aten.any, aten.all):
-            return bool(one(args[0]).any())
-        return bool(func(*tree_map(one, args), **tree_map(one, kwargs)).any())
-
-
-def _decide(func: Any, args: Any, result: FakeTensor) -> None:
-    """Keep the values of a result that one argument decides: ``is_at_its_end | is_end_token`` ends a generation."""
-    for truth in args:
-        value = known.value_of(truth)
-        if value is not None and value.dtype is torch.bool and value.shape == result.shape:
-            with _disabled():
-                if bool((value if _DECIDED[func] else ~value).all()):
-                    known.keep(result, value.to(result.dtype))
 
 
 def _format(tensor: Tensor, spec: str) -> str:
