@@ -10,7 +10,7 @@ import torch
 from actbench.measuring.meters import footprint
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(
     ("make", "nbytes"),
     [

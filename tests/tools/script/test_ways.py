@@ -170,12 +170,6 @@ def test_recurrent_layers_keep_what_cudnn_keeps(layer: type[nn.RNNBase], kept: i
     assert any("what cuDNN keeps of recurrent layers" in reason for reason in found.approximate)
 
 
-@pytest.mark.slow
-def test_packed_sequences_are_refused() -> None:
-    with pytest.raises(UntraceableError, match="packed sequences"), actbench.simulate("rtx-4090"):
-        nn.utils.rnn.pack_padded_sequence(torch.randn(2, 4, 64).cuda(), torch.tensor([4, 2]), batch_first=True)
-
-
 @pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM, nn.GRU])
 def test_recurrent_layers_are_refused_on_a_processor(layer: type[nn.RNNBase]) -> None:
