@@ -263,3 +263,28 @@ def test_a_skeleton_of_a_model_leaves_the_card() -> None:
 def test_nested_tensors_are_refused_in_words() -> None:
     with simulated(), pytest.raises(UntraceableError, match=r"nested_tensor: .*--meter cpu"):
         torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+
+
+def test_derivatives_of_derivatives_and_ranks_of_matrices_are_computed_on_the_card() -> None:
+    """In both, torch makes small tensors of its own, which stand on no device here."""
+    with simulated():
+        x, labels = torch.randn(8, 16, device="cuda"), torch.randint(0, 4, (8,), device="cuda")
+        weight = unknown(4, 16).detach()
+
+        def loss(w: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(x @ w.T, labels) + 0.05 * w.pow(2).sum()
+
+        curved = torch.func.jvp(torch.func.grad(loss), (weight,), (weight,))[1]
+        assert torch.func.hessian(loss)(weight).shape == (4, 16, 4, 16)
+        assert (curved.shape, curved.is_cuda) == ((4, 16), True)
+        assert torch.linalg.matrix_rank(weight).is_cuda
+
+
+def test_a_batch_that_was_left_in_host_memory_is_refused_as_on_a_card() -> None:
+    with simulated():
+        model = nn.Linear(512, 4).cuda()
+        for batch in (torch.ones(2, 512), torch.tensor([[1.0] * 512]), torch.stack([torch.rand(512)] * 2)):
+            with pytest.raises(RuntimeError, match="same device"):
+                model(batch)
+            with pytest.raises(RuntimeError, match="same device"):
+                unknown(1, 512) * batch

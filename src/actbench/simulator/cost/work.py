@@ -225,7 +225,8 @@ def _form(name: str, args: tuple[Any, ...], result: Any) -> str:
     if name == "convolution_backward":
         return _GRADIENTS.get((bool(args[10][0]), bool(args[10][1])), "")
     if name in _CONVERTING:
-        source, target = args[_CONVERTING[name]].dtype, result.dtype
+        given, target = args[_CONVERTING[name]], result.dtype
+        source = given.dtype if isinstance(given, Tensor) else target  # a number has no type to convert
         return "" if source == target else f"{_called(source)} to {_called(target)}"
     if name not in _REDUCING:
         return ""

@@ -9,6 +9,8 @@ what Python functions of torch call inside, so it would miss what a backward pas
 from __future__ import annotations
 
 import functools
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -56,6 +58,9 @@ class Facade:
 
         The dispatch modes of the simulation are active when the block begins.
         """
+        # forward derivatives import it; it then compiles functions of torch, and could compile none of ours
+        with warnings.catch_warnings(action="ignore"):  # torch warns of its own compiler
+            importlib.import_module("torch._decomp.decompositions_for_jvp")
         self._depth, self._moved = torch._C._len_torch_dispatch_stack(), moved
         with ExitStack() as stack:
             for owner, name, change in self._replacements():
@@ -169,11 +174,11 @@ class Facade:
             if asked is None:
                 asked = None if args and _is_like(own, args[0]) else _default_device()
             kwargs.pop("pin_memory", None)  # no driver locks pages here, and the bytes are the same
-            if asked is None or not is_cuda(asked):
-                if asked is not None and _is_host(asked):
-                    with placing("host"):
-                        return own(*args, **kwargs)
+            if asked is None and args and _is_like(own, args[0]):
                 return own(*args, **kwargs)
+            if asked is None or not is_cuda(asked):
+                with placing("host"):
+                    return own(*args, **kwargs)
             kwargs["device"] = _HOST
             if isinstance(kwargs.get("generator"), torch.Generator):
                 kwargs["generator"] = None  # one of the card's; no value matters
@@ -245,10 +250,6 @@ def _default_device() -> torch.device | None:
         return None
     modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
     return next((mode.device for mode in modes if isinstance(mode, _device.DeviceContext)), None)
-
-
-def _is_host(device: Any) -> bool:
-    return torch.device(device).type == "cpu" if isinstance(device, str | torch.device) else False
 
 
 def _is_like(function: Callable[..., Any], first: Any) -> bool:

@@ -55,6 +55,17 @@ def is_made_of_others(tensor: Any) -> bool:
     return hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor)
 
 
+_ANYWHERE = "_actbench_anywhere"
+"""The attribute of a small real tensor that torch made inside of an operator, for whatever device its arguments are on.
+
+No function of torch made it that a script can call, since these say where (:class:`Facade`).
+"""
+
+
+def _is_anywhere(tensor: Tensor) -> bool:
+    return _ANYWHERE in vars(tensor)
+
+
 class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
     """Counts the bytes on the card: what an operator makes is where its arguments are, else in host memory.
 
@@ -81,9 +92,12 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         """Return whether an operator makes ``found``, its results, in host memory, where all real tensors are."""
         if not self.host_is_free:
             return False
-        if any(not isinstance(tensor, FakeTensor) for tensor in found):
-            return True
         place = _place.get()
+        if any(not isinstance(tensor, FakeTensor) for tensor in found):
+            if place is None and all(map(_is_anywhere, tensors_of((args, kwargs)))):
+                for tensor in found:
+                    vars(tensor)[_ANYWHERE] = True
+            return True
         if place is not None:
             return place == "host"
         given = (*args, *kwargs.values())
@@ -107,7 +121,7 @@ def is_mixed(func: Any, args: Any) -> bool:
     """Return whether a card refuses an operator because some of its tensors are in host memory and others are not."""
     if func not in _TOGETHER:
         return False
-    tensors = [tensor for tensor in tensors_of(args) if tensor.dim()]
+    tensors = [tensor for tensor in tensors_of(args) if tensor.dim() and not _is_anywhere(tensor)]
     places = {is_on_card(tensor) for tensor in tensors}
     return len(places) > 1
 
