@@ -204,6 +204,9 @@ def test_new_tensors_are_where_the_other_one_is() -> None:
         assert x.new().numel() == 0
         assert x.new([1, 2]).shape == (2,)
         assert not torch.ones(2).new(3).is_cuda
+        assert torch.normal(x, x.exp()).is_cuda
+        assert not torch.normal(torch.zeros(3), torch.ones(3)).is_cuda
+        assert distributions.Normal(x, x.exp(), validate_args=False).sample().is_cuda
 
 
 def test_attention_of_plain_operators_is_on_the_card() -> None:

@@ -174,8 +174,8 @@ class Facade:
             if asked is None:
                 asked = None if args and _is_like(own, args[0]) else _default_device()
             kwargs.pop("pin_memory", None)  # no driver locks pages here, and the bytes are the same
-            if asked is None and args and _is_like(own, args[0]):
-                return own(*args, **kwargs)
+            if asked is None and any(isinstance(each, Tensor) for each in (*args, *kwargs.values())):
+                return own(*args, **kwargs)  # where these are
             if asked is None or not is_cuda(asked):
                 with placing("host"):
                     return own(*args, **kwargs)
