@@ -157,6 +157,8 @@ def test_integers_are_as_many_as_the_classes_that_they_choose_among() -> None:
         assert (chosen * 2).unique().shape == (50,)  # other numbers
         assert chosen[:3].unique().shape == (3,)
         assert int(chosen.max()) == 6
+        assert (chosen + 5000).max().float().exp().item() == 1.0
+        assert unknown(2, 5000).argmax(-1).max().float().exp().item() == 1.0
         assert chosen[:4].max().view(1).bincount().shape == (7,)
         assert scores.sort(dim=0, stable=True).indices.unique().shape == (50,)
         assert scores.argsort(dim=1, stable=True).unique().shape == (7,)

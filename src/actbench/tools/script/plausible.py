@@ -99,7 +99,8 @@ def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float |
     if packet in (aten._softmax, aten._log_softmax) and result.dim():
         share = 1 / max(result.shape[args[1]], 1)
         return share if packet is aten._softmax else math.log(share)
-    return math.exp(vars(args[0])[_NAME]) if packet is aten.exp and _NAME in vars(args[0]) else None
+    logarithm = vars(args[0]).get(_NAME) if packet is aten.exp else None
+    return None if logarithm is None or logarithm > 0 else math.exp(logarithm)
 
 
 def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
