@@ -87,7 +87,6 @@ def runs_triton(tensor: Tensor) -> bool:
 
 _PLAIN = (FakeTensor, Tensor, nn.Parameter)
 
-
 _SPARSE = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
@@ -96,22 +95,21 @@ _SPARSE = {
 """The methods that return the parts of a sparse tensor, by its layout."""
 
 
-def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with storages inside a tensor: the share of a DTensor, codes and scales of a format.
+def plain_tensors(*tensors: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors with storages inside tensors: the share of a DTensor, codes and scales of a format.
 
     Raises:
         UntraceableError: A fake tensor is sparse: how many elements it has is not known.
     """
-    if tensor.layout in _SPARSE:
-        yield from _parts(tensor)
-        return
-    flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        yield tensor
-        return
-    for part in (getattr(tensor, name) for name in flatten()[0]):
-        if isinstance(part, Tensor):  # a DTensor names its mesh too
-            yield from plain_tensors(part)
+    for tensor in tensors:
+        flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
+        if tensor.layout in _SPARSE:
+            yield from _parts(tensor)
+        elif flatten is None:
+            yield tensor
+        else:  # a DTensor names its mesh too
+            parts = [getattr(tensor, name) for name in flatten()[0]]
+            yield from plain_tensors(*(part for part in parts if isinstance(part, Tensor)))
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:

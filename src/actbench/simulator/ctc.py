@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.errors import UntraceableError
 from actbench.simulator import known
 
 aten = torch.ops.aten
 
 LOSSES = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
 GRADIENTS = (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+
+_UNKNOWN = (
+    "ctc_loss: what it keeps depends on the lengths of the targets, which follow from weights; give it lengths of the "
+    "data, or measure it with --meter cuda"
+)
 
 _MEAN, _SUM = 1, 2
 """torch's numbers of two reductions."""
@@ -31,9 +35,10 @@ def _by_tensors(log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths: Ten
     Raises:
         UntraceableError: The length of a target is not known.
     """
-    numbers = _numbers(lengths)
+    numbers = known.integers(lengths, _UNKNOWN)
     frames = log_probs.shape[0]  # of inputs whose lengths are unknown: these decide no shape
-    of_inputs = [frames] * len(numbers) if known.value_of(inputs) is None else _numbers(inputs)
+    are_unknown = known.value_of(inputs) is None
+    of_inputs = [frames] * len(numbers) if are_unknown else known.integers(inputs, _UNKNOWN)
     return _by_numbers(log_probs, targets, of_inputs, numbers, *options)
 
 
@@ -68,19 +73,8 @@ def lost(
         UntraceableError: The length of a target is not known.
     """
     frames, rows = log_probs.shape[:2]
-    numbers = _numbers(lengths) if isinstance(lengths, Tensor) else lengths
+    numbers = known.integers(lengths, _UNKNOWN) if isinstance(lengths, Tensor) else lengths
     return log_probs.new_empty(rows), log_probs.new_empty(rows, frames, 2 * max(numbers, default=0) + 1)
-
-
-def _numbers(lengths: Tensor) -> list[int]:
-    value = known.value_of(lengths)
-    if value is None:
-        raise UntraceableError(
-            "ctc_loss: what it keeps depends on the lengths of the targets, which follow from weights; give it lengths "
-            "of the data, or measure it with --meter cuda"
-        )
-    with torch._C._DisableTorchDispatch():
-        return [int(each) for each in value.reshape(-1)]
 
 
 def backward_bytes(args: Any, result: Any) -> int:

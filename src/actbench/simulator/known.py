@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from actbench.errors import UntraceableError
+
 MOST_BYTES = 64 * 2**20
 """Bytes of the largest storage of integers or booleans whose values are kept."""
 
@@ -70,6 +72,15 @@ def value_of(tensor: Any) -> Tensor | None:
     if found is not None:
         return found.value if found.valid[0] else None
     return tensor.constant
+
+
+def integers(tensor: Tensor, unknown: str) -> list[int]:
+    """Return the values of a tensor of integers; an UntraceableError with the text ``unknown`` if nobody knows them."""
+    value = value_of(tensor)
+    if value is None:
+        raise UntraceableError(unknown)
+    with _disabled():
+        return [int(each) for each in value.reshape(-1)]
 
 
 def forget(tensor: Any) -> None:

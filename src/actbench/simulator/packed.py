@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.errors import UntraceableError
 from actbench.simulator import known
+
+_UNKNOWN = (
+    "pack_padded_sequence: the lengths are not known, since they follow from weights; give it lengths of the data, or "
+    "give the layer a padded batch, which keeps as much or more"
+)
 
 
 def composites() -> dict[str, Callable[..., Any]]:
@@ -24,14 +28,7 @@ def composites() -> dict[str, Callable[..., Any]]:
 
 def numbers(lengths: Tensor) -> list[int]:
     """Return the values of lengths or batch sizes; an UntraceableError if nobody knows them."""
-    value = known.value_of(lengths)
-    if value is None:
-        raise UntraceableError(
-            "pack_padded_sequence: the lengths are not known, since they follow from weights; give it lengths of the "
-            "data, or give the layer a padded batch, which keeps as much or more"
-        )
-    with torch._C._DisableTorchDispatch():
-        return [int(each) for each in value]
+    return known.integers(lengths, _UNKNOWN)
 
 
 def _check(lengths: Sequence[int], steps: int) -> None:

@@ -58,7 +58,7 @@ def gradients(step: TrainStep) -> list[Tensor]:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the tensors of an optimizer's state."""
-    return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in plain_tensors(tensor)]
+    return [*plain_tensors(*tensors_in(list(optimizer.state.values())))]
 
 
 def model_bytes(step: TrainStep) -> int:
@@ -82,7 +82,7 @@ def own_weights(module: nn.Module) -> list[Tensor]:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
     if fsdp is None or not isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
         return []
-    held = [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+    held = [*plain_tensors(*weights(module))]
     whole = [getattr(handle.flat_param, "_full_param_padded", None) for handle in flat_handles(module)]
     return held + [flat for flat in whole if flat is not None and flat.untyped_storage().nbytes()]
 
@@ -112,7 +112,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
     """Yield the storages behind tensors; for a DTensor, of this process's share."""
-    return (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+    return (plain.untyped_storage() for plain in plain_tensors(*tensors))
 
 
 def stored_bytes(tensors: Iterable[Tensor]) -> int:

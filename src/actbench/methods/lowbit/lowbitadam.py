@@ -125,8 +125,8 @@ def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
         if parameter.grad is None:
             continue
         state = _state_of(optimizer, parameter)
-        changed = [plain for each in (parameter, *(state[name] for name in _MOMENTS)) for plain in plain_tensors(each)]
-        one_kernel(changed, [*plain_tensors(parameter.grad)])
+        moments = [state[name] for name in _MOMENTS]
+        one_kernel([*plain_tensors(parameter, *moments)], [*plain_tensors(parameter.grad)])
 
 
 def _state_of(optimizer: Any, parameter: Tensor) -> dict[str, Any]:

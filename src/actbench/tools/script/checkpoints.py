@@ -99,7 +99,9 @@ def kept_in_mind(note: Note) -> Iterator[None]:
             if not holds_fake(obj):
                 return own(obj, f, *args, **options)
             note(_WRITES_NOTHING)
-            found = tree_map(lambda leaf: _Saved.of(leaf) if _is_plain(leaf) else leaf, obj)
+            found = tree_map(
+                lambda leaf: _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_made_of_others(leaf) else leaf, obj
+            )
             if not holds_fake(found):
                 contents[_place(f)] = f, found
             return None
@@ -120,10 +122,6 @@ def kept_in_mind(note: Note) -> Iterator[None]:
 
     with rebound(torch, "save", saving), rebound(torch, "load", loading):
         yield
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and not is_made_of_others(leaf)
 
 
 def _place(file: Any) -> str | int:

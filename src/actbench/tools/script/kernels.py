@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -143,13 +143,9 @@ def _compiled_step(own: Callable[..., None]) -> Callable[..., None]:
         if not (is_on_card(p) and hostmemory.is_elsewhere(p)):  # in host memory, or the simulated card is a CPU
             return own(p, grad, *state)
         moments = [each for each in state if isinstance(each, Tensor) and each.dim()]
-        return one_kernel([*_plain([p, *moments])], [*_plain([grad])])
+        return one_kernel([*plain_tensors(p, *moments)], [*plain_tensors(grad)])
 
     return step
-
-
-def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    return (part for tensor in tensors for part in plain_tensors(tensor))
 
 
 def _triton(note: Note) -> Change:

@@ -23,7 +23,7 @@ _FIRST = -1.0
 def all_iterations() -> Iterator[None]:
     """Inside the block, let LBFGS run all of its iterations, with one evaluation for each line search.
 
-    Unknown losses and slopes are taken for 1 (:mod:`actbench.tools.script.values`), so nothing would ever change.
+    Unknown losses and slopes are taken for 1 (:mod:`actbench.tools.script.plausible`), so nothing would ever change.
     """
 
     def patient(own: Callable[..., None]) -> Callable[..., None]:

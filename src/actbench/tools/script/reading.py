@@ -64,7 +64,7 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
     """Return what a script holds now."""
 
     def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
-        return [each for tensor in tensors for each in plain_tensors(tensor) if not tracker.leaves_out(each)]
+        return [each for each in plain_tensors(*tensors) if not tracker.leaves_out(each)]
 
     weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
     state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
@@ -113,7 +113,7 @@ def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optim
     paths: dict[int, str] = {}
 
     def names(tensors: Sequence[Tensor]) -> set[int]:
-        return tracker.names([plain for tensor in tensors for plain in plain_tensors(tensor)])
+        return tracker.names([*plain_tensors(*tensors)])
 
     def owned(path: str, what: str, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Origin]]:
         for name in names(tensors):

@@ -261,7 +261,7 @@ class Steps:
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        made = [plain for each in parameters if each.grad is not None for plain in plain_tensors(each.grad)]
+        made = [*plain_tensors(*(each.grad for each in parameters if each.grad is not None))]
         gradients = [each for each in made if not self._counting.leaves_out(each)]
         self._counting.gradients(self._step, gradients)
         self._step.gradients_bytes += footprint.stored_bytes(gradients)
