@@ -31,6 +31,7 @@ CORE = {
     "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
+    "device": {"errors"},
     "packing": {"errors", "units", "model", "ops"},
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
