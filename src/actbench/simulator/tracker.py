@@ -241,7 +241,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, _ in entered:
             self._made(name, func)
         self._raise_peak(sum(amounts))
-        self.events += [(name, 0) for name, _ in entered]
+        self.events += [(name, 0) for name, _ in reversed(entered)]
 
     def _raise_peak(self, temporary_bytes: int = 0) -> None:
         if self._live_bytes + temporary_bytes > self._peak_bytes:
