@@ -66,8 +66,11 @@ memory **reserved** by torch's allocator; or memory of the **device** by `nvidia
 states. The simulated figure is of the same kind. If the source does not state the kind (**not stated**), the simulated
 figure is the reserved one; figures of the device are compared with it, too. *Class* says which side is off: none
 (**agrees**); the published figure, which is of **other** software or counts something else; the **setting**, which
-actbench cannot express; or **ours**, the simulation. A row with `--torch-era` is simulated as older torch ran
-([step.md](step.md)). Each row with an error above 5 % gives the reason.
+actbench cannot express; or **ours**, the simulation. Each row with an error above 5 % gives the reason.
+
+Each row is simulated as the torch that was measured ran it: `--torch-era` ([step.md](step.md)). Where the source does
+not name its torch, the era is by the date of the source; none that does not is younger than torch 2.11. Torch 2.0 to
+2.10 are taken for 2.11, the oldest of which the workspaces of cuBLAS were read.
 
 The setting of a row is *known* if its source (its text, configuration, script or log) states what decides the peak:
 what the figure counts and in which unit, the model and its adapters, the batch, and the length or image size of the

@@ -6,13 +6,15 @@ import re
 import runpy
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 
 from actbench.cli.app import app
 from actbench.model.measured import Measurement
+from actbench.model.records import TorchEra
+from actbench.simulator.profiles import version_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "published-peaks.md").read_text()
@@ -126,6 +128,19 @@ def test_commands_are_those_of_the_command_line(table: dict[str, Any]) -> None:
         case = table["case_of"](command)
         assert (given["model"], int(given["batch_size"])) == (case.model, case.batch_size)
         assert (given["torch_era"], given["device_profile"]) == (case.torch_era, case.device_profile)
+
+
+def test_each_row_is_simulated_as_the_torch_that_was_measured(table: dict[str, Any]) -> None:
+    eras = [(version_of(era), era) for era in get_args(TorchEra)]
+    named = 0
+    for row in table["runnable"]():
+        case = table["case_of"](row["command"])
+        assert case.torch_era, row["command"]
+        told = re.search(r"torch (\d+\.\d+)", f"{row['device']} {row.get('detail', '')}")
+        if told is not None:
+            named += 1
+            assert case.torch_era == next(era for last, era in eras if version_of(told[1]) <= last), row["command"]
+    assert named >= 29
 
 
 def test_the_sample_is_of_most_sources(table: dict[str, Any]) -> None:

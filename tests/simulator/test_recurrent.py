@@ -16,12 +16,14 @@ from actbench.measuring.meters.meter import MemoryReading
 from actbench.model.records import Case
 from actbench.scheme.setup import Precision, TrainingSetup, TrainStep
 from actbench.simulator import profiles
+from actbench.simulator.cublas import Workspaces
 from actbench.simulator.recurrent import Recurrence
 from actbench.simulator.simulated import SimulatedMeter
 
 FLOAT, STEPS, ROWS, WIDTH, HIDDEN = 4, 24, 8, 128, 256
 KEPT = {nn.LSTM: 5, nn.GRU: 6, nn.RNN: 1}
 WORKED_ON = {nn.LSTM: 11, nn.GRU: 8, nn.RNN: 4}
+CARD = replace(profiles.get("rtx-4090"), torch=(2, 14))  # cuBLAS's workspaces stay, wherever a peak is
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_bytes_are_those_that_cudnn_was_published_to_ask_for(
 
 def read(layer: nn.RNNBase, *, workspaces: bool = True, autocast: bool = False) -> MemoryReading:
     """Return the reading of a step of a layer whose summed output is the loss, without optimizer state."""
-    meter = SimulatedMeter(replace(profiles.get("rtx-4090"), workspaces=workspaces))
+    meter = SimulatedMeter(replace(CARD, workspaces=workspaces))
     setup = TrainingSetup(
         layer,
         loss=lambda module, batch: module(batch["x"])[0].float().sum(),
@@ -83,7 +85,7 @@ def test_the_peak_of_the_backward_pass_has_the_workspace_unless_it_is_left_out(k
 
     matrices = sum(p.numel() for p in kind(WIDTH, HIDDEN, num_layers=2).parameters() if p.dim() == 2)
 
-    of_cublas = profiles.get("rtx-4090").workspace_bytes
+    of_cublas = Workspaces(CARD).kept_bytes
     workspace = rounded(matrices + WORKED_ON[kind] * 2 * ROWS * HIDDEN)
     assert peak(workspaces=True) - peak(workspaces=False) == workspace + of_cublas
 

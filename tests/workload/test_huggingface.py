@@ -124,6 +124,15 @@ def test_tied_weights_stay_tied(materialize: bool) -> None:
     assert module.lm_head.weight is module.transformer.wte.weight
 
 
+@pytest.mark.parametrize(("model", "ties"), [("llama-3.1-8b", True), ("llama-3.2-1b", False)])
+def test_a_specification_decides_whether_weights_are_tied(model: str, ties: bool) -> None:
+    """The presets say the opposite."""
+    changes = f"num_hidden_layers=1,hidden_size=128,vocab_size=64,tie_word_embeddings={str(ties).lower()}"
+    module = load(f"{model}@{changes}").setup(materialize=False, seed=0).module
+
+    assert (module.lm_head.weight is module.model.embed_tokens.weight) is ties
+
+
 def test_the_seed_decides_the_weights() -> None:
     first, again, other = (load("tiny-bert").setup(materialize=True, seed=seed).module for seed in (1, 1, 2))
 

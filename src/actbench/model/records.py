@@ -31,8 +31,8 @@ from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # a Literal accepts true for 1
 
-TorchEra = Literal["1.10", "1.13"]
-"""A torch that a step is simulated of in place of this one's: the last before 1.11, and the last before 2.0."""
+TorchEra = Literal["1.10", "1.13", "2.11", "2.13", "2.14"]
+"""The torch that a step is simulated of in place of the installed one: the last before one that needs other memory."""
 Phase = Literal["forward", "backward", "optimizer"]
 """Part of a training step; ``optimizer`` is the optimizer's step."""
 FailureReason = Literal[

@@ -11,12 +11,15 @@ from torch import Tensor
 from actbench.errors import ModelError
 
 _aten = torch.ops.aten
-OF_MATRICES = frozenset(
-    overload.default for overload in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot)
-)
-"""Operators that cuBLAS computes on a CUDA device."""
+_MAKING = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot, _aten.vdot)
+_ADDING = (_aten.addmm_, _aten.baddbmm_, _aten.addmv_)
 
-PRODUCTS = OF_MATRICES | {_aten.convolution.default}
+OF_MATRICES = frozenset(
+    getattr(packet, name) for packet in (*_MAKING, *_ADDING, _aten._scaled_mm) for name in packet.overloads()
+)
+"""Operators that cuBLAS or cuBLASLt computes on a CUDA device."""
+
+PRODUCTS = frozenset(packet.default for packet in (*_MAKING, _aten.convolution))
 """Operators whose tensors must have one dtype, which their fake forms do not check."""
 
 

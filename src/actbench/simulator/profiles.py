@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
+import torch
 from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.machine import memory_bytes
 from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
-from actbench.model.records import Case, TorchEra
+from actbench.model.records import Case
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
 from actbench.simulator.reductions import Processors
-from actbench.units import GIB, KIB, MIB
+from actbench.units import GIB
 from actbench.validation import explain
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # true is none
@@ -153,6 +154,18 @@ CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator rounds every allocation up to a multiple of this."""
 
 
+TorchVersion: TypeAlias = tuple[int, int]
+
+
+def version_of(text: str) -> TorchVersion:
+    """Return the major and minor number of a version."""
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)
+
+
+INSTALLED_TORCH = version_of(torch.__version__)
+
+
 @dataclass(frozen=True)
 class DeviceProfile:
     """A device, as far as it decides the bytes and the time of a step.
@@ -161,7 +174,7 @@ class DeviceProfile:
         memory_bytes: The device's total memory as torch reports it; the driver also takes its share from it.
         compute_capability: Major and minor version of a CUDA device; None for the CPU.
         multiprocessors: How many a CUDA device has.
-        torch_era: The older torch that runs on it; None for this one.
+        torch: The version of torch that runs on it.
         workspaces: Whether what CUDA's libraries allocate for themselves counts.
         rates: Its peak rates; None if unknown, and then no time is estimated.
         measured: Measured shares of these rates that operators reach; None for published shares of other devices.
@@ -173,7 +186,7 @@ class DeviceProfile:
     rates: Rates | None = None
     measured: Efficiencies | None = None
     multiprocessors: int = 1
-    torch_era: TorchEra | None = None
+    torch: TorchVersion = INSTALLED_TORCH
     workspaces: bool = True
 
     @property
@@ -199,30 +212,19 @@ class DeviceProfile:
         return Processors(self.multiprocessors, threads)
 
     @property
-    def workspace_bytes(self) -> int:
-        """What torch allocates once for cuBLAS: for the forward and the backward pass each, and for cuBLASLt.
-
-        Before 2.0 cuBLAS allocated its workspaces itself, where torch does not count.
-        """
-        if self.compute_capability is None or self.torch_era or not self.workspaces:
-            return 0
-        each = 32 * MIB if self.compute_capability[0] in (9, 10) else 8320 * KIB
-        return 2 * each + MIB
-
-    @property
     def uses_foreach(self) -> bool:
         """Whether optimizers use operators on lists of tensors, unless told otherwise: on CUDA devices since 2.0."""
-        return self.is_cuda and self.torch_era is None
+        return self.is_cuda and self.torch >= (2, 0)
 
     @property
     def keeps_gradients(self) -> bool:
         """Whether ``zero_grad()`` sets gradients to zero, not to None, so that they stay: before 2.0."""
-        return self.torch_era is not None
+        return self.torch < (2, 0)
 
     @property
     def keeps_softmax_inputs(self) -> bool:
         """Whether softmax and log-softmax save their input beside their output: before 1.11."""
-        return self.torch_era == "1.10"
+        return self.torch < (1, 11)
 
     @property
     def has_tensor_float(self) -> bool:
@@ -286,4 +288,5 @@ def of_case(case: Case) -> DeviceProfile:
             f"--torch-era {case.torch_era}: what older torch does is known of CUDA cards, and {profile.name} is none: "
             "name a card with --device-profile"
         )
-    return replace(profile, torch_era=case.torch_era, workspaces=case.workspaces)
+    version = version_of(case.torch_era) if case.torch_era else INSTALLED_TORCH
+    return replace(profile, torch=version, workspaces=case.workspaces)

@@ -28,6 +28,7 @@ from actbench.simulator import simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
+from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import fake_mode, mode_of, shapes_only, to_fake
 from actbench.simulator.operators import device_operators
 from actbench.simulator.optimizerstate import make_state, settle_state, use_foreach
@@ -120,7 +121,7 @@ class SimulatedMeter(Meter):
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=unmodelled.temporaries,
-            workspace_bytes=self.profile.workspace_bytes,
+            workspaces=Workspaces(self.profile),
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
@@ -169,7 +170,7 @@ def _read(
     tracker.add(footprint.everything(step))
     has_matrices = any(parameter.dim() == 2 for parameter in step.setup.module.parameters())
     if has_matrices or footprint.own_weights(step.setup.module):  # those that FSDP shares out may be vectors
-        tracker.hold_workspace()  # the steps before have multiplied matrices
+        tracker.keep_workspaces()  # the steps before have multiplied matrices
     alone = _settle(step, tracker)
     weights = [tensor for tensor in footprint.weights(step.setup.module) if not tracker.leaves_out(tensor)]
     weights_named = tracker.names(weights)

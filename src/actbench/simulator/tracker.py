@@ -20,6 +20,7 @@ from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 from actbench.simulator import untold
 from actbench.simulator.caching import round_up
+from actbench.simulator.cublas import NONE, Workspaces
 from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.recalled import asks_device, tensors_of
 
@@ -51,8 +52,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
         host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
-        temporaries: Bytes that an operator needs while it runs; None counts results only.
-        workspace_bytes: What stays allocated from the first product of matrices on.
+        temporaries: Bytes that an operator needs while it runs.
+        workspaces: What products of matrices allocate for libraries.
         observe: Called with each operator that has run, its arguments and its result.
         made: Called with each new storage, temporaries included.
 
@@ -62,6 +63,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak_at: How many events there were when the peak was reached.
         host: The same of storages in host memory that are left out.
         communicated: What collectives read and write, and what FSDP2 gathers.
+        workspace: Name of the workspaces that stay; -1 while there are none.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         rounding: int = 1,
         host_is_free: bool = False,
-        temporaries: Temporaries | None = None,
-        workspace_bytes: int = 0,
+        temporaries: Temporaries = lambda func, args, result: 0,
+        workspaces: Workspaces = NONE,
         observe: Observe | None = None,
         made: Made = lambda name, func: None,
     ) -> None:
@@ -84,7 +86,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
-        self._workspace_bytes, self.workspace = workspace_bytes, -1
+        self._workspaces, self.workspace = workspaces, -1
         self._observe = observe
         self._made = made
         self._known: dict[int, Event] = {}
@@ -115,8 +117,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._settle()
         if asks_device(func, args):
             return args[0].device
-        if self._workspace_bytes and func in OF_MATRICES:
-            self.hold_workspace()
+        if func in OF_MATRICES:
+            self.keep_workspaces()
         result = func(*args, **(kwargs or {}))
         untold.leave(func, args, result)
         if self._observe is not None:
@@ -126,31 +128,28 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         found = tensors_of(result)
         on_host = self.runs_on_host(args, kwargs or {}, found)
-        if on_host:
-            self._mark_new(found)
+        for storage in footprint.storages(found) if on_host else ():
+            if id(storage) not in self._known:
+                hostmemory.mark(storage)
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)
-        if self._temporaries is not None and not on_host:
-            self._enter_temporaries(self._temporaries(func, args, result), func)
+        if not on_host:
+            worked_in = self._workspaces.product_bytes(func, args, kwargs or {}, result)
+            self._enter_temporaries((self._temporaries(func, args, result), worked_in), func)
         return result
 
-    def hold_workspace(self) -> None:
-        """Count the workspace from now on."""
-        self.workspace = self._name()
-        self.events.append((self.workspace, self._workspace_bytes))
-        self._live_bytes, self._workspace_bytes = self._live_bytes + self._workspace_bytes, 0
-        self._raise_peak()
+    def keep_workspaces(self) -> None:
+        """Count the workspaces that stay from now on."""
+        if self.workspace < 0 and (kept := self._workspaces.kept_bytes):
+            self.workspace = self._name()
+            self.events.append((self.workspace, kept))
+            self._live_bytes += kept
+            self._raise_peak()
 
     def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
         """Return whether an operator makes ``found``, its results, in host memory that is left out."""
         return self.host_is_free and hostmemory.is_running()
-
-    def _mark_new(self, tensors: Iterable[Tensor]) -> None:
-        """Mark unknown storages as being in host memory."""
-        for storage in footprint.storages(tensors):
-            if id(storage) not in self._known:
-                hostmemory.mark(storage)
 
     def _settle(self) -> None:
         """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.
@@ -236,13 +235,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names += 1
         return self._names - 1
 
-    def _enter_temporaries(self, amount: int, func: Any) -> None:
-        if amount:
-            name = self._name()
+    def _enter_temporaries(self, amounts: Sequence[int], func: Any) -> None:
+        """Count blocks that an operator holds together and frees before it returns."""
+        self.events += (entered := [(self._name(), amount) for amount in amounts if amount])
+        for name, _ in entered:
             self._made(name, func)
-            self.events.append((name, amount))
-            self._raise_peak(amount)
-            self.events.append((name, 0))
+        self._raise_peak(sum(amounts))
+        self.events += [(name, 0) for name, _ in reversed(entered)]
 
     def _raise_peak(self, temporary_bytes: int = 0) -> None:
         if self._live_bytes + temporary_bytes > self._peak_bytes:

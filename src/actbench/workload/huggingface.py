@@ -137,7 +137,7 @@ class HuggingFaceWorkload(base.Workload):
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
-        apart = self._source.config.get("tie_word_embeddings") is False
+        apart = {**self._source.config, **self._source.changes}.get("tie_word_embeddings") is False
 
         def make() -> nn.Module:
             module = self._class._from_config(config, attn_implementation=self._asked(attention), dtype=self._dtype)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +7,7 @@ from torch import nn
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator.cublas import Workspaces
 from actbench.simulator.profiles import get
 from actbench.simulator.simulated import SimulatedMeter
 
@@ -19,8 +22,13 @@ def setup(make=torch.optim.AdamW):
     )
 
 
-def simulated(scheme, profile):
-    meter = SimulatedMeter(get(profile))
+def profile(name):
+    """Return a device on which the workspaces of cuBLAS stay, wherever a peak is."""
+    return replace(get(name), torch=(2, 14))
+
+
+def simulated(scheme, name):
+    meter = SimulatedMeter(profile(name))
     with meter.active():
         changed = schemes.build(scheme).apply(meter.adopt(setup()))
         return meter.memory(TrainStep(changed, meter.place({"x": torch.randn(BATCH, WIDTH)})))
@@ -28,7 +36,7 @@ def simulated(scheme, profile):
 
 def test_a_device_holds_nothing_of_the_optimizer_not_even_while_it_steps():
     exact, found = simulated("exact", "v100-16gb"), simulated("optimizer_offload", "v100-16gb")
-    matrix, workspace = 4 * WIDTH * WIDTH, get("v100-16gb").workspace_bytes
+    matrix, workspace = 4 * WIDTH * WIDTH, Workspaces(profile("v100-16gb")).kept_bytes
 
     assert (exact.optimizer_bytes, found.optimizer_bytes) == (2 * matrix, 0)
     assert found.gradients_bytes == exact.gradients_bytes == matrix

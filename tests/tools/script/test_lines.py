@@ -8,6 +8,7 @@ import pytest
 from trainings import RunScript
 
 from actbench.model.measured import Measurement
+from actbench.simulator.profiles import INSTALLED_TORCH
 from actbench.tools.script.tables import script_tables
 
 
@@ -19,6 +20,8 @@ def held_on_lines(found: Measurement) -> Counter[tuple[str, str]]:
         held[holder.kind, (holder.line or "").partition(" ")[0]] += holder.held_bytes
     return held
 
+
+KEEPING = "import os; os.environ['TORCH_CUBLAS_WORKSPACE_CACHE'] = '1'"  # on the empty first line of a script
 
 BRANCHES = """
 import torch
@@ -39,7 +42,7 @@ for step in range(9):
 
 @pytest.mark.slow
 def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScript) -> None:
-    found = run(BRANCHES)
+    found = run(KEEPING + BRANCHES)
 
     assert isinstance(found, Measurement), found
     assert found.timeline is not None
@@ -53,7 +56,32 @@ def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScrip
     assert on_lines["saved", "train.py:11"] > 0.99 * found.peak_parts.activation_bytes
     by_line = next(table for table in script_tables(found) if "line" in table.title)
     assert by_line.rows[-1]["name"] == "(memory that no line of the script made)"
-    assert by_line.rows[-1]["kinds"] == "temporaries", "the workspace of products"
+    assert by_line.rows[-1]["kinds"] == "temporaries", "the workspaces that stay"
+
+
+PRODUCTS = """
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(9):
+    model(torch.randn(8, 64, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", KEEPING])
+def test_a_workspace_that_does_not_stay_is_on_the_line_of_its_product(run: RunScript, before: str) -> None:
+    found = run(before + PRODUCTS)
+
+    assert isinstance(found, Measurement), found
+    stays = bool(before) or INSTALLED_TORCH < (2, 15)
+    held = held_on_lines(found)
+    assert held["temporary", "" if stays else "train.py:8"] >= (2 if stays else 1) * 8320 * 1024
+    assert held["temporary", "train.py:8" if stays else ""] < 1024 * 1024
 
 
 TWO_PASSES = """

@@ -22,6 +22,7 @@ from actbench.scheme import Scheme
 from actbench.simulator import known, profiles
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Recorder
+from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import device_operators
 from actbench.simulator.tracker import StorageTracker
@@ -106,7 +107,7 @@ class Simulation:
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=self._unmodelled.temporaries,
-            workspace_bytes=profile.workspace_bytes,
+            workspaces=Workspaces(profile),
             observe=self._observed,
             made=self.lines.made,
         )
