@@ -11,7 +11,6 @@ from allocatedpeaks import allocated_peak
 from torch import nn
 
 import actbench
-
 from actbench import optim, scheme as schemes
 from actbench.measuring.bench import Session
 from actbench.measuring.meters.cpumeter import CpuMeter

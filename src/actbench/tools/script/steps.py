@@ -189,7 +189,7 @@ class Steps:
 
     def renew(self, began: int = 1) -> bool:
         """Once state is made, let the next step make it anew, as only some steps do; return whether it will."""
-        return len(self.done) == began and any([renews_next(each) for each in self.optimizers])
+        return len(self.done) == began and sum(map(renews_next, self.optimizers)) > 0
 
     def steady(self, began: int = 1) -> list[Step]:
         """Return the steps after the first ``began``, the largest of which counts; else the last."""
