@@ -32,6 +32,11 @@ def repeated_by(repeat: Repeat) -> Iterator[None]:
         _repeat.reset(token)
 
 
+def untimed() -> AbstractContextManager[None]:
+    """Return a context, inside which what is done is no part of a step's time: few steps do it."""
+    return _repeat.get()(0)
+
+
 def one_for_all(pieces: Sequence[Piece], of: Tensor) -> Iterator[Piece]:
     """Yield the pieces of a tensor; of a fake one only the first, which stands for all.
 

@@ -122,6 +122,23 @@ class HoldsShares(Protocol):
         ...
 
 
+@runtime_checkable
+class Renews(Protocol):
+    """An optimizer that makes a part of its state anew at intervals, in steps that need more memory than others."""
+
+    def renew(self) -> None:
+        """Let the next step of each parameter be such a step."""
+        ...
+
+
+def renews_next(optimizer: optim.Optimizer) -> bool:
+    """Let the next step be one that makes state anew; return whether the optimizer has such steps."""
+    inner = innermost(optimizer)
+    if isinstance(inner, Renews):
+        inner.renew()
+    return isinstance(inner, Renews)
+
+
 TRAIN_MODE: Final = "train_mode"
 """The option of a group that tells whether its parameters hold the weights to train; schedule-free ones have it."""
 

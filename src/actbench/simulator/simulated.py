@@ -23,7 +23,7 @@ from actbench.ops.simulation import repeated_by
 from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
-from actbench.scheme.wrapped import StepsInBackward
+from actbench.scheme.wrapped import StepsInBackward, renews_next
 from actbench.simulator import simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
@@ -165,7 +165,7 @@ def _read(
     """Return the reading of one step in the steady state, and the events of two steps in a row.
 
     Forward and backward do not depend on optimizer state, so they run once without it, and its bytes are added. The
-    optimizer steps twice on the same gradients, and the second step counts.
+    optimizer steps twice on the same gradients, and the second step counts; it is one that makes state anew, if any is.
     """
     tracker.add(footprint.everything(step))
     has_matrices = any(parameter.dim() == 2 for parameter in step.setup.module.parameters())
@@ -187,6 +187,7 @@ def _read(
         simulatedstep.own_before(watch, tracker)
     step.around_forward = turn
     own = footprint.own_weights(step.setup.module)
+    renews_next(step.optimizer)  # it may step in the backward pass
     loss, before, begun = _forward(step, tracker, recorder)
     gathered = tracker.names(footprint.gathered(step.setup.module, own))
     tracker.communicated.gathered |= gathered
@@ -210,6 +211,7 @@ def _read(
         simulatedstep.own(watch, tracker, watching.state(step))
     repeating, host_repeating = len(tracker.events), len(tracker.host)
     recorder.is_on = True
+    renews_next(step.optimizer)
     step.update()
     events = tracker.events
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]

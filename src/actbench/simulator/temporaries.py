@@ -239,7 +239,14 @@ def _roll(args: Any, result: Tensor) -> int:
     return _bytes(result) if len(args) > 2 and len(args[2]) > 1 else 0
 
 
+def _svd(args: Any, result: Any) -> int:
+    """A decomposition overwrites a copy of its matrices, and tells in an integer of each whether it converged."""
+    x: Tensor = args[0]
+    return _bytes(x) + 4 * math.prod(x.shape[:-2])
+
+
 _BOTH: Mapping[Any, Formula] = {
+    aten._linalg_svd.default: _svd,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),

@@ -123,14 +123,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
-            self._sum = weakref.ref(result.untyped_storage())
-            return result
         found = tensors_of(result)
         on_host = self.runs_on_host(args, kwargs or {}, found)
         for storage in footprint.storages(found) if on_host else ():
             if id(storage) not in self._known:
                 hostmemory.mark(storage)
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
+            self._sum = weakref.ref(result.untyped_storage())
+            return result
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)

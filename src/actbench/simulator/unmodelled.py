@@ -24,6 +24,20 @@ _RECURRENT = (
     "2017 (docs/simulation.md)"
 )
 
+_FACTORIZATIONS = tuple(
+    getattr(aten, name)
+    for name in (
+        *("_linalg_eigh", "_linalg_solve_ex", "_linalg_svd", "geqrf", "linalg_cholesky_ex", "linalg_eig"),
+        *("linalg_householder_product", "linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lstsq", "linalg_lu_factor_ex"),
+        *("linalg_qr", "ormqr"),
+    )
+)
+
+_OF_CUSOLVER = (
+    "the workspaces of cuSOLVER, which factorizes matrices ({}), are not known: on a card the peak may be higher than "
+    "simulated"
+)
+
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
 
@@ -41,6 +55,8 @@ class Unmodelled:
         packet = getattr(func, "overloadpacket", None)
         if self._of_cuda is not None:
             self._has_recurrence |= packet is recurrent.FORWARD
+            if packet in _FACTORIZATIONS:
+                self._found[func._schema.name.removeprefix("aten::").removeprefix("_")] = None
             return self._of_cuda(func, args, result)
         if packet in _CONVOLUTIONS:
             self._note_convolution(args[1].dtype)
@@ -50,11 +66,11 @@ class Unmodelled:
 
     def reasons(self) -> tuple[str, ...]:
         """Return why the peak is an estimate, by what was noted; nothing if nothing was."""
-        if self._has_recurrence:
-            return (_RECURRENT,)
-        if not self._found:
-            return ()
         named = " and ".join(self._found)
+        if self._of_cuda is not None:
+            return ((_RECURRENT,) if self._has_recurrence else ()) + ((_OF_CUSOLVER.format(named),) if named else ())
+        if not named:
+            return ()
         return (f"oneDNN's buffers for {named} are not known: on a CPU the peak may be higher than simulated",)
 
     def _note_convolution(self, dtype: torch.dtype) -> None:

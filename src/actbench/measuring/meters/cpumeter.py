@@ -27,6 +27,7 @@ from actbench.model.meters import MeterName
 from actbench.ops import hostmemory
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.scheme.wrapped import renews_next
 from actbench.workload.base import moved
 
 
@@ -84,6 +85,7 @@ class CpuMeter(Meter):
             gc.collect()
             ends = iter(("alone", "alone, forward"))
             is_alone = forward_alone(step, lambda: trace.mark(next(ends))) is not None
+            renews_next(step.optimizer)
             traced.begin()
             step.around_forward = traced.turn
             own = footprint.own_weights(step.setup.module)

@@ -36,6 +36,7 @@ from actbench.model.records import Phase
 from actbench.model.timeline import OPTIMIZER
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.scheme.wrapped import renews_next
 from actbench.simulator import profiles
 from actbench.simulator.operators import device_operators
 from actbench.workload.base import moved
@@ -164,6 +165,7 @@ def _settle(step: TrainStep) -> tuple[int, int] | None:
     step()
     gc.collect()
     alone = forward_alone(step, torch.cuda.memory_allocated)
+    renews_next(step.optimizer)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actbench.methods.optimizers.adam import Group, MatrixAdam, State, direction
+from actbench.ops.simulation import untimed
 
 GROWTH = 1.01
 """By how much the norm of a scaled gradient may grow from step to step (Fira's limiter)."""
@@ -50,13 +51,23 @@ class GaLore(ProjectedAdam):
     ``2 r max(m, n)`` of the moments.
     """
 
+    def __init__(self, params: Any, matrices: Collection[Tensor], **options: Any) -> None:
+        super().__init__(params, matrices, **options)
+        self._due: set[Tensor] = set()
+
+    def renew(self) -> None:
+        """Let the next step of each matrix take another projection."""
+        self._due = set(self.matrices)
+
     def _update(self, parameter: Tensor, gradient: Tensor, group: Group, state: State) -> Tensor:
-        low = self._projected(gradient, state)
+        low = self._projected(parameter, gradient, state)
         return _back(direction(low, group, state), state["projection"], gradient).mul_(self.scale)
 
-    def _projected(self, gradient: Tensor, state: State) -> Tensor:
-        if (state["step"] - 1) % self.gap == 0:
-            state["projection"] = _singular_vectors(gradient, self.rank)
+    def _projected(self, parameter: Tensor, gradient: Tensor, state: State) -> Tensor:
+        if (state["step"] - 1) % self.gap == 0 or parameter in self._due:
+            self._due.discard(parameter)
+            with untimed():
+                state["projection"] = _singular_vectors(gradient, self.rank)
         return _low(gradient, state["projection"])
 
 
@@ -69,7 +80,7 @@ class Fira(GaLore):
     """
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: Group, state: State) -> Tensor:
-        low = self._projected(gradient, state)
+        low = self._projected(parameter, gradient, state)
         found = direction(low, group, state)
         rest = gradient - _back(low, state["projection"], gradient)
         rest *= _ratio(found, low, 0 if _is_wide(gradient) else 1)

@@ -71,10 +71,13 @@ class Recorder:
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
-        """Note what runs inside the block ``times`` times."""
+        """Note what runs inside the block ``times`` times, which may be 0."""
         first = len(self.done)
         yield
-        self.repeat(first, len(self.done), times - 1)
+        if times:
+            self.repeat(first, len(self.done), times - 1)
+        else:
+            del self.done[first:]
 
     def repeat(self, first: int, last: int, times: int) -> None:
         """Insert copies of some operators behind them, as if they had run again."""

@@ -69,9 +69,11 @@ class CudaRun(TimedRun):
     def _ended(self, step: Step) -> None:
         if not self._is_enough:
             held = reading.held(self._counting, self.lines, self.steps.optimizers)
-            self._measured = self._read(step, held)
+            if step is max(reversed(self.steps.steady()), key=lambda each: each.peak_bytes):
+                self._measured = self._read(step, held)
             self._stepped(len(self.steps.done), step)
             self._is_enough = self.steps.are_enough(self._limit)
+            self.steps.renew()
         if self._is_enough:
             if len(self._marks) > TIMED:  # the script has caught the end of its run, and goes on
                 self._when_ended(self.measurement)

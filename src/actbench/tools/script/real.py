@@ -123,6 +123,7 @@ class RealRun(TimedRun):
                 self._applied.apply(self.lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
+            self.steps.renew(self._began)
         if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
             self._when_ended(self.measurement)
         if len(self._seconds) >= TIMED:

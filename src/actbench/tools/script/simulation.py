@@ -17,6 +17,7 @@ from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
 from actbench.model.timeline import Timeline
+from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
 from actbench.scheme import Scheme
 from actbench.simulator import known, profiles
@@ -141,6 +142,7 @@ class Simulation:
             stack.enter_context(self.facade.shown(self._note_moved))
             stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
             stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real))
+            stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
@@ -252,7 +254,7 @@ class Simulation:
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
             raise Ended
-        self.lines.is_on = len(self.steps.done) > self._began
+        self.lines.is_on = self.steps.renew(self._began) or len(self.steps.done) > self._began
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from actbench.measuring.meters import footprint
 from actbench.model.records import Phase
 from actbench.ops.simulation import plain_tensors
+from actbench.scheme.wrapped import renews_next
 from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.optimizerstate import use_foreach
 from actbench.simulator.overrides import replaced
@@ -185,6 +186,10 @@ class Steps:
         if limit is not None:
             return count >= began - 1 + limit
         return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
+
+    def renew(self, began: int = 1) -> bool:
+        """Once state is made, let the next step make it anew, as only some steps do; return whether it will."""
+        return len(self.done) == began and sum(map(renews_next, self.optimizers)) > 0
 
     def steady(self, began: int = 1) -> list[Step]:
         """Return the steps after the first ``began``, the largest of which counts; else the last."""

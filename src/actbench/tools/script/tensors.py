@@ -55,10 +55,9 @@ def _of_fakes(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> dict[str, A
     own_new = FakeTensor.__new__
 
     def new(cls: type[FakeTensor], first: Any = None, *args: Any, **state: Any) -> FakeTensor:
-        """Make a parameter again as accelerate's ``init_empty_weights`` does, on the device that it gave it."""
+        """Make a parameter again as ``init_empty_weights`` of accelerate and peft do, where they have put it."""
         if isinstance(first, FakeTensor) and not args and "fake_mode" in state:
-            state = {name: value for name, value in state.items() if not name.endswith("device")}
-            state["device"] = first.fake_device
+            return nn.Parameter(first.detach(), state["requires_grad"])  # type: ignore[return-value]
         return own_new(cls, first, *args, **state)
 
     return READERS | {
