@@ -157,15 +157,14 @@ class AllocatorCounts(Counting):
             self._asked[name] = max(self._asked[name], amount)
         self._own["reset_peak_memory_stats"]()
 
-    def now(self) -> int:
-        """Note the peak of the part that ends now; a part after the last backward pass was a forward pass."""
+    def now(self, part: Phase) -> int:
+        """Note the peak of the part that ends now."""
         allocated = torch.cuda.memory_allocated()
-        if self._phase() == "backward":
-            self._note("backward")
-            self._forward_from = allocated
-        else:
-            self._note("forward")
+        self._note(part)
+        if part == "forward":
             self.activation_bytes = allocated - self._forward_from
+        else:
+            self._forward_from = allocated
         self._moments += 1
         return self._moments
 

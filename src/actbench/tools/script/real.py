@@ -120,7 +120,8 @@ class RealRun(TimedRun):
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()
-                self._applied.apply(self.lines.roots, self.steps.optimizers)
+                self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
+                self.steps.hand_over(optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
         if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -152,6 +152,9 @@ class Simulation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None:
+            with suppress(Ended):
+                self.steps.finish()
         self._stack.close()
         if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
             self._measured = self._read(self._held)
@@ -243,7 +246,8 @@ class Simulation:
         self._stepped(len(self.steps.done), step)
         self._blocks.find(self.lines.roots)
         if self._applied is not None and not self._applied.setups:
-            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
+            self.steps.hand_over(optimizers)
             gc.collect()
             self.memory.restart(self._held.state)  # what the first step, without the scheme, reserved is nobody's
             self.memory.watch(self._restart)
