@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from actbench.errors import MeasurementError

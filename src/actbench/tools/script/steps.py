@@ -1,10 +1,9 @@
 """The steps of a training script: where one ends, and which part of it runs.
 
-A step ends when all optimizers have had their turn, as :mod:`actbench.tools.script.turns` tells, and the last of them has
-stepped. So the micro-batches of an accumulation are one step, the steps of a generator's and a discriminator's
-optimizer are one, and so are those of hooks that step parameters one by one inside of a backward pass. Such a step ends
-with that pass. The forward pass lasts until a backward pass begins. What runs between the last backward pass and the
-end of a step, clipping too, is the optimizer's part.
+A step ends when all optimizers have had their turn, as :mod:`actbench.tools.script.turns` tells. So the micro-batches
+of an accumulation are one step, and so are the steps of a generator's and a discriminator's optimizer. Where hooks step
+parameters one by one inside of a backward pass, the step ends with that pass. The forward pass lasts until a backward
+pass begins. What runs between the last backward pass and the end of a step, clipping too, is the optimizer's part.
 """
 
 from __future__ import annotations
@@ -55,6 +54,7 @@ class Step:
         gradients: Names of the storages of gradients, which have ``gradients_bytes``.
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
+        rows: Rows of its largest batch; None if nobody knows them.
     """
 
     begun: int
@@ -67,6 +67,7 @@ class Step:
     gradients: set[int] = field(default_factory=set)
     gradients_bytes: int = 0
     cyclic_bytes: int = 0
+    rows: int | None = None
     done: Sequence[Done] = ()
 
     def is_like(self, other: Step) -> bool:
@@ -148,6 +149,7 @@ class Steps:
     Attributes:
         done: The steps that have ended.
         turns: The turns of all optimizers.
+        only_timed_from: How many steps are read, if the others are only timed.
         phase: The part of the step that runs.
         passes: Backward passes so far; ``updated_at`` are those at the last update.
         turned: Told of the part of the step that begins.
@@ -158,6 +160,7 @@ class Steps:
         self._counting, self._ended = counting, ended
         self._recorder = recorder or Recorder(lambda: self.phase)
         self.done: list[Step] = []
+        self.only_timed_from: int | None = None
         self.turns = Turns()
         self._optimizers: list[ref[Optimizer]] = []
         self._updating: list[Optimizer] = []
@@ -207,8 +210,23 @@ class Steps:
             self._end()
 
     def steady(self, began: int = 1) -> list[Step]:
-        """Return the steps after the first ``began``, the largest of which counts; else the last."""
-        return self.done[began:] or self.done[-1:]
+        """Return the steps after the first ``began``; if there are none, the last."""
+        read = self.done[: self.only_timed_from]
+        return read[began:] or read[-1:]
+
+    def counted(self, began: int = 1) -> list[Step]:
+        """Return the steady steps, and the one that makes optimizer state if none of these has as many rows."""
+        steady = self.steady(began)
+        most = max((each.rows or 0 for each in steady), default=0)
+        return [*(each for each in self.done[began - 1 : began] if (each.rows or 0) > most), *steady]
+
+    def peaks(self, began: int = 1) -> list[int]:
+        """Return the peaks of the steps that count."""
+        return [each.peak_bytes for each in self.counted(began)]
+
+    def largest(self, began: int = 1) -> Step:
+        """Return the step with the largest peak among those that count, the last of several."""
+        return max(reversed(self.counted(began)), key=lambda each: each.peak_bytes)
 
     @property
     def running(self) -> Step:
