@@ -95,6 +95,7 @@ class Simulation:
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
+        self.shared: dict[str, None] = {}
         self.moved: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
@@ -118,7 +119,7 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed = self._batches.fed
         self.steps.passing = self.lines.begin_pass
-        self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
+        self._mode, self._draws = ScriptMode(self._note_at_most, self._note_shares), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -229,7 +230,10 @@ class Simulation:
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-        marks: dict[str, Any] = {"at_most": tuple(self.at_most), "approximate": self._unmodelled.reasons()}
+        marks: dict[str, Any] = {
+            "at_most": tuple(self.at_most),
+            "approximate": (*self.shared, *self._unmodelled.reasons()),
+        }
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
@@ -276,6 +280,10 @@ class Simulation:
     def _restart(self) -> None:
         self.steps.restart()
         self._held = None
+
+    def _note_shares(self, operator: str) -> None:
+        where = self.lines.line() or "an unknown line"
+        self.shared[f"{operator} is taken to choose an equal share of the elements at {where}"] = None
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
