@@ -5,7 +5,7 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -141,6 +141,15 @@ def named(model: str, scheme: str, rows: int | None, meter: str) -> str:
     return f"{model}, {scheme}{'' if rows is None else f', batch {rows}'} ({meter})"
 
 
+_ALIKE = 1.01
+"""The most by which the peak of one step exceeds that of another if both are told as one figure."""
+
+
+def differ(peaks: Sequence[int]) -> bool:
+    """Return whether the peaks of steps differ so much that they are told apart."""
+    return max(peaks, default=0) > _ALIKE * min(peaks, default=0)
+
+
 class Built(Data):
     """The model, task and sizes that were really built and fed for a case.
 
@@ -151,12 +160,14 @@ class Built(Data):
         target_length: Tokens that a decoder writes, where its encoder reads another number of them.
         image_size: Height and width of a sample's image in pixels; None without images.
         audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
-        batch_size: Rows of a micro-batch of a script, as they were found.
+        batch_size: Rows of a micro-batch of a script, as they were found: the largest of the step that is measured.
         micro_batches: Micro-batches of a step of a script; None where nobody counted them.
         head: Path of the linear layer that makes the logits in a script's model; empty where the model itself names it
             (``get_output_embeddings``), None where no layer stands out.
         refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.
         stopped_after: Steps of a script after which it was ended; None if it ended by itself, and in older records.
+        step_peaks: Peaks of the steps of a script that were compared, in their order; the largest is that of the
+            measurement. Empty for a model, and in older records.
     """
 
     model_class: str
@@ -170,6 +181,7 @@ class Built(Data):
     head: str | None = None
     refused: tuple[str, ...] = ()
     stopped_after: PositiveInt | None = None
+    step_peaks: tuple[NonNegativeInt, ...] = ()
 
 
 class Site(Data):

@@ -16,6 +16,7 @@ from trainings import RunScript
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from actbench.model.measured import Measurement
+from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.run.isolated import IsolatedSession
@@ -80,7 +81,14 @@ def outcome(server: ForkServer, tmp_path: Path) -> Callable[[Case], Measurement 
 def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> RunScript:
     """Return what runs a script of this text and returns its outcome."""
 
-    def ran(text: str, *arguments: str, scheme: str = "exact", search: bool = False, **options: Any) -> Any:
+    def ran(
+        text: str,
+        *arguments: str,
+        scheme: str = "exact",
+        search: bool = False,
+        meter: MeterName = "simulated",
+        **options: Any,
+    ) -> Any:
         file = tmp_path / "train.py"
         file.write_text(text)
         script = Script(target=str(file), arguments=arguments, **options)
@@ -89,7 +97,8 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
             batch_size=1,
             script=script,
             scheme=scheme,
-            device_profile="rtx-4090",
+            meter=meter,
+            device_profile="rtx-4090" if meter == "simulated" else None,
             find_largest_batch=search,
             memory_limit_bytes=64 * MIB if search else None,
         )

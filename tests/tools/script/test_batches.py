@@ -10,7 +10,7 @@ from trainings import TRAINING, RunScript
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Failure
-from actbench.units import MIB
+from actbench.units import MIB, format_bytes
 
 
 @pytest.mark.exhaustive
@@ -67,3 +67,62 @@ def test_the_largest_batch_is_found_and_proved(run: RunScript) -> None:
     assert isinstance(fitting, Measurement)
     assert isinstance(failing, Measurement)
     assert (fitting.reserved_bytes or 0) <= 64 * MIB < (failing.reserved_bytes or 0)
+
+
+AHEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch
+
+
+for (x,) in ahead(DataLoader(TensorDataset(torch.randn(ROWS, 256)), batch_size=4096)):
+    loss = model(x.cuda()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A loop whose loader is one batch ahead, as accelerate's is; its last batch may be a smaller one."""
+
+
+@pytest.mark.parametrize("batches", [2.5, pytest.param(1.5, marks=pytest.mark.slow)])
+def test_the_largest_step_is_shown_with_its_rows_and_lines(run: RunScript, batches: float) -> None:
+    found = run(AHEAD.replace("ROWS", str(int(4096 * batches))))
+
+    assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert found.built.batch_size == 4096
+    assert found.peak_bytes == max(found.built.step_peaks) > 1.4 * min(found.built.step_peaks)
+    assert found.timeline is not None
+    assert all(holder.line for holder in found.timeline.holders if holder.kind == "saved")
+    smallest, largest = (format_bytes(pick(found.built.step_peaks)) for pick in (min, max))
+    assert f"Steps differ ({smallest} to {largest}); the largest is shown. --steps N runs more." in found.warnings
+    has_state = any("began with the optimizer's state" in text for text in found.warnings)
+    assert has_state == (batches < 2)  # the only step of so many rows is then the first one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meter", ["simulated", "cpu"])
+def test_a_scheme_is_shown_in_the_largest_step_too(run: RunScript, meter: str) -> None:
+    script = AHEAD.replace("ROWS", str(int(4096 * 2.5)))
+    pasted = script.replace("optimizer =", 'import actbench\nmodel = actbench.convert(model, "fewbit:3")\noptimizer =')
+
+    here, there = run(script, scheme="fewbit:3", meter=meter), run(pasted, meter=meter)
+
+    assert isinstance(here, Measurement)
+    assert isinstance(there, Measurement)
+    assert here.built is not None
+    assert here.built.batch_size == 4096
+    assert here.peak_bytes == pytest.approx(there.peak_bytes, rel=1e-3)
+    assert not any("optimizer's state" in text for text in here.warnings)  # which the first step has made

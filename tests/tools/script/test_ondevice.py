@@ -92,6 +92,25 @@ def test_the_peak_of_a_step_is_that_of_its_highest_part(monkeypatch: pytest.Monk
     assert set(seen) == {BACKWARD}
 
 
+def test_of_steps_that_differ_the_largest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch is the largest, and the last one small."""
+    allocator = Allocator(monkeypatch)
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    peaks = [FORWARD, BACKWARD, OPTIMIZER]
+
+    with CudaRun(steps=len(peaks)) as run:
+        for peak in [*peaks, *3 * [FORWARD]]:
+            allocator.reach(peak)
+            weight.sum().backward()
+            optimizer.step()
+
+    assert run.measurement.peak_bytes == BACKWARD
+    assert run.measurement.built is not None
+    assert run.measurement.built.step_peaks == (BACKWARD, OPTIMIZER)  # the first makes optimizer state
+    assert run.measurement.warnings[0].startswith("Steps differ (600 B to 900 B); the largest is shown.")
+
+
 def test_what_would_change_the_script_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Allocator(monkeypatch)
     script = Script(target=str(tmp_path / "train.py"), batch_size=4)

@@ -65,6 +65,20 @@ def test_gaps_of_the_allocator_are_told_apart(make_record: MakeRecord) -> None:
     )
 
 
+def test_of_steps_that_differ_the_largest_is_named(make_record: MakeRecord) -> None:
+    built = Built(model_class="Net", batch_size=96, step_peaks=(10 * GIB, 7 * GIB))
+    record = make_record(model="train.py", script=Script(target="train.py"), peak_bytes=10 * GIB)
+
+    def said(built: Built, **fields: Any) -> str:
+        outcome = record.outcome.model_copy(update={"built": built, "memory_limit_bytes": 8 * GIB, **fields})
+        return verdict(record.model_copy(update={"outcome": outcome}))[0]
+
+    assert said(built, over_limit_bytes=2 * GIB).endswith("The largest step, of 96 rows, has a peak of 10.00 GiB.")
+    assert ": the largest step, of 96 rows, has a peak of 10.00 GiB." in said(built)
+    alike = built.model_copy(update={"step_peaks": (10 * GIB, 10 * GIB - 1)})
+    assert ": the peak of a step, with batches of 96 rows, is 10.00 GiB." in said(alike)
+
+
 def test_a_step_that_leaves_no_room_for_the_context_is_told(make_record: MakeRecord) -> None:
     tight = told(make_record, peak_bytes=round(23.6 * GIB))[-1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from actbench.errors import MeasurementError
@@ -13,17 +12,13 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.peak import Event
 from actbench.measuring.meters.stepevents import Origin
 from actbench.measuring.meters.trace import AllocationTrace
+from actbench.model.records import Phase
 from actbench.model.timeline import OTHER
 from actbench.simulator import profiles
 from actbench.tools.script.steps import Counting, Step
 
 _UNSEEN = -1
 """Name of the storages that torch's allocator did not make: memory of numpy, of files, of other processes."""
-
-_IN_BACKWARD = (
-    "the optimizer steps inside of the backward pass, where torch's profiler cannot stop: --meter cpu cannot read such "
-    "a script; simulate it with --device-profile cpu"
-)
 
 
 class Allocations(Counting):
@@ -78,7 +73,7 @@ class Allocations(Counting):
         self.is_on = self._is_tracing = False
         gc.enable()
 
-    def now(self) -> int:
+    def now(self, part: Phase = "forward") -> int:
         """Return the number of this moment, which the trace has marked."""
         if self.is_on and self._trace is not None:
             self._moments += 1
@@ -95,8 +90,6 @@ class Allocations(Counting):
         if not self.is_on or self._trace is None:
             gc.collect()
             return
-        if torch._C._current_autograd_node() is not None:
-            raise MeasurementError(_IN_BACKWARD)
         trace = self._trace
         ended = self.now()
         gc.collect()

@@ -1,9 +1,14 @@
-"""The batches that the DataLoaders of a script make while it trains, and whether their size can be another one."""
+"""The batches that the DataLoaders of a script make while it trains, and whether their size can be another one.
+
+A loader may be ahead of the loop, as accelerate's is by one batch. So a step has the rows that its model was fed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+from torch import Tensor
 
 from actbench.errors import MeasurementError
 from actbench.model.records import Built
@@ -28,13 +33,12 @@ class Batches:
         asked: The rows that the user asks for; None for those of the script.
         are_needed: Whether a script whose loaders make no batches is refused.
 
-    Attributes:
-        rows: Rows of the last batch; None before the first.
     """
 
     def __init__(self, asked: int | None, *, are_needed: bool = False) -> None:
         self.asked = asked
-        self.rows: int | None = None
+        self._last: int | None = None
+        self._fed: int | None = None
         self._are_needed = are_needed or asked is not None
         self._sizes: set[int] = set()
 
@@ -43,14 +47,27 @@ class Batches:
         """What :func:`actbench.tools.script.data.loaded_here` takes of it."""
         return {"batch_size": self.asked, "fetched": self.fetched}
 
-    def built(self, model_class: str, step: Step) -> Built:
-        """Return what is known of a model that was fed these batches in a step."""
-        return Built(model_class=model_class, batch_size=self.rows, micro_batches=max(1, len(step.forwards)))
+    def built(self, model_class: str, step: Step, peaks: Sequence[int]) -> Built:
+        """Return what is known of a model that was fed these batches in a step, and of the ``peaks`` of all steps."""
+        micro_batches = max(1, len(step.forwards))
+        return Built(
+            model_class=model_class, batch_size=step.rows, micro_batches=micro_batches, step_peaks=tuple(peaks)
+        )
 
     def fetched(self, rows: int) -> None:
-        """Note a batch."""
-        self.rows = rows
+        """Note a batch that a loader has made."""
+        self._last = rows
         self._sizes.add(rows)
+
+    def fed(self, arguments: Any) -> None:
+        """Note what a model was given; its rows are known if a batch had so many."""
+        rows = next((each for each in _leading(arguments) if each in self._sizes), None)
+        self._fed = max(rows or 0, self._fed or 0) or None
+
+    def of_step(self) -> int | None:
+        """Return the rows of the largest batch since the last call: of those fed, else of the last that was made."""
+        rows, self._fed = self._fed or self._last, None
+        return rows
 
     def refuse_none(self) -> None:
         """Raise a MeasurementError if batches are needed and there was none; the end of the first step calls this."""
@@ -65,3 +82,17 @@ class Batches:
                 f"{_ASKED}none of this script made {self.asked} rows: its loaders made "
                 f"{', '.join(map(str, sorted(self._sizes)))}; {_REMEDY}"
             )
+
+
+def _leading(values: Any) -> Iterator[int]:
+    """Yield the numbers of rows of tensors among nested values, and those of lists of tensors."""
+    if isinstance(values, Tensor):
+        yield from values.shape[:1]
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _leading(value)
+    elif isinstance(values, list | tuple):
+        if values and all(isinstance(value, Tensor) for value in values):
+            yield len(values)
+        for value in values:
+            yield from _leading(value)

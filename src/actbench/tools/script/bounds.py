@@ -66,6 +66,12 @@ def below(tensor: Tensor) -> int | None:
         return int(found.max()) + 1 if found.numel() and found.min() >= 0 else None
 
 
+def choices(tensor: Tensor) -> int | None:
+    """Return how many numbers there are to choose among for each element of a tensor that nobody knows."""
+    found = _found(tensor)
+    return found if isinstance(found, int) else None
+
+
 def forget(tensor: Tensor) -> None:
     """Forget what is known of a tensor whose integers were written."""
     vars(tensor).pop(_NAME, None)

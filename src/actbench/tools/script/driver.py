@@ -15,7 +15,7 @@ import torch
 from actbench.errors import MeasurementError
 from actbench.tools.script.generators import CardGenerator
 from actbench.tools.script.properties import Counters, DeviceProperties, memory_stats
-from actbench.tools.script.streams import Selected, Stream
+from actbench.tools.script.streams import Selected, Stream, checked
 
 _HALVES = (torch.float16, torch.bfloat16)
 _NCCL = 2 << 32 | 27 << 16 | 3
@@ -63,7 +63,7 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
         "_cuda_memoryStats": lambda index: memory_stats(counters) if selected.checked(index) >= 0 else {},
         "_cuda_hostMemoryStats": lambda: host,
         "_cuda_resetAccumulatedMemoryStats": _nothing,
-        "_cuda_resetPeakMemoryStats": lambda index: counters.reset_peak(),
+        "_cuda_resetPeakMemoryStats": lambda index: counters.reset_peak() if selected.checked(index) >= 0 else None,
         "_cuda_resetAccumulatedHostMemoryStats": _nothing,
         "_cuda_resetPeakHostMemoryStats": _nothing,
         "_cuda_setMemoryFraction": set_fraction,
@@ -88,6 +88,7 @@ def accelerator_functions(
         selected.set_stream(stream.stream_id, stream.device_index)
 
     def memory_info(index: int) -> tuple[int, int]:
+        selected.checked(index)
         return max(counters.total_bytes - counters.reserved_bytes(), 0), counters.total_bytes
 
     return {
@@ -127,6 +128,7 @@ class Runtime:
 
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802
         """Return free and total bytes of a card."""
+        checked(device)
         return max(self.counters.total_bytes - self.counters.reserved_bytes(), 0), self.counters.total_bytes
 
     def cudaGetErrorString(self, error: int) -> str:  # noqa: N802

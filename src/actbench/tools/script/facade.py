@@ -26,6 +26,7 @@ from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
 from actbench.simulator.overrides import replaced
 from actbench.tools.script.places import address, is_made_of_others, is_on_card, placing
+from actbench.tools.script.streams import checked
 from actbench.tools.script.tensors import CARD, attributes_shown
 from actbench.tools.script.values import real_if_known
 
@@ -119,7 +120,7 @@ class Facade:
 
     def _replacements(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield Tensor, "to", self._moving
-        yield Tensor, "cuda", lambda own: lambda tensor, device=None, **options: tensor.to(CARD, **_memory(options))
+        yield Tensor, "cuda", lambda own: _to_card
         yield Tensor, "cpu", lambda own: lambda tensor, **options: tensor.to("cpu", **_memory(options))
         yield Tensor, "pin_memory", lambda own: lambda tensor, device=None: tensor
         yield Tensor, "is_pinned", lambda own: lambda tensor, device=None: False
@@ -152,7 +153,7 @@ class Facade:
             device, dtype, options = _asked(tensor, args, kwargs)
             if device is not None and device.type == "meta" and isinstance(tensor, FakeTensor):
                 return self.to_host(tensor, dtype, **options)  # a fake tensor cannot be there; neither place counts
-            if device is None or device.type not in ("cuda", "cpu"):
+            if device is None or not (device.type == "cpu" or is_card(device)):
                 return own(tensor, *args, **kwargs)
             if device.type == "cpu":
                 return self.to_host(tensor, dtype, **options)
@@ -176,7 +177,7 @@ class Facade:
             kwargs.pop("pin_memory", None)  # no driver locks pages here, and the bytes are the same
             if asked is None and any(isinstance(each, Tensor) for each in (*args, *kwargs.values())):
                 return own(*args, **kwargs)  # where these are
-            if asked is None or not is_cuda(asked):
+            if asked is None or not is_card(asked):
                 with placing("host"):
                     return own(*args, **kwargs)
             kwargs["device"] = _HOST
@@ -223,8 +224,8 @@ def _making_wrapper(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a tensor that is made of others on the CPU, as these are for torch's operators."""
 
     def make(*args: Any, **options: Any) -> Tensor:
-        places = [_HOST if isinstance(each, torch.device) and is_cuda(each) else each for each in args]
-        if options.get("device") is not None and is_cuda(options["device"]):
+        places = [_HOST if isinstance(each, torch.device) and is_card(each) else each for each in args]
+        if options.get("device") is not None and is_card(options["device"]):
             options["device"] = _HOST
         return own(*places, **options)
 
@@ -235,13 +236,24 @@ def _addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
     return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
 
 
-def is_cuda(device: Any) -> bool:
-    """Return whether a device, in any of the forms that torch takes, is the card; a number is one of its kind."""
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    return isinstance(device, int) and not isinstance(device, bool)
+def is_card(device: Any) -> bool:
+    """Return whether a device, in any of the forms that torch takes, is the card; a number is one of its kind.
+
+    Raises:
+        torch.AcceleratorError: It is a card that is not there.
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        checked(device)
+        return True
+    found = torch.device(device) if isinstance(device, str) else device
+    if not isinstance(found, torch.device) or found.type != "cuda":
+        return False
+    checked(found.index or 0)
+    return True
+
+
+def _to_card(tensor: Tensor, device: Any = None, **options: Any) -> Tensor:
+    return tensor.to(CARD if device is None else device, **_memory(options))
 
 
 def _default_device() -> torch.device | None:
@@ -280,5 +292,5 @@ def _asked(
     if options.get("memory_format") is None:
         options.pop("memory_format", None)
     if isinstance(device, int) and not isinstance(device, bool):
-        device = CARD
+        device = torch.device("cuda", device)
     return (None if device is None else torch.device(device)), dtype, options

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actbench.tools.script.streams import checked
+
 _HostGenerator: Any = torch._C.Generator  # of C, whose attributes a subclass may well define anew
 
 
@@ -103,4 +105,4 @@ class Generator(_HostGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
     def __new__(cls, device: Any = "cpu") -> Any:
         """Return a generator on ``device``, a name, an index of a card or a ``torch.device``."""
         place = torch.device(device)
-        return card_generator(place.index or 0) if place.type == "cuda" else _HostGenerator(device=place)
+        return card_generator(checked(place.index or 0)) if place.type == "cuda" else _HostGenerator(device=place)

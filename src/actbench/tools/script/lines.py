@@ -38,6 +38,7 @@ class Lines:
         passes: The line that began the backward pass in which a storage was made, by the same name.
         roots: The modules that ran and were part of no other that did.
         autocast: The types in which autocast computes where gradients are needed.
+        fed: Told of the arguments of a module that is part of no other, where gradients are needed.
     """
 
     def __init__(self, folder: Path, script: Path | None = None) -> None:
@@ -54,13 +55,14 @@ class Lines:
         self.autocast: dict[str, None] = {}
         self.is_on = False
         self.is_updating: Callable[[], bool] = lambda: False
+        self.fed: Callable[[Any], object] = lambda arguments: None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside the block, follow the modules that run."""
         with ExitStack() as stack:
             stack.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
-            leave: Any = hooks.register_module_forward_hook(self._leave, always_call=True)
+            leave: Any = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
             stack.callback(leave.remove)
             yield
 
@@ -132,8 +134,10 @@ class Lines:
             if device is not None:
                 self.autocast[str(torch.get_autocast_dtype(device)).removeprefix("torch.")] = None
 
-    def _leave(self, module: nn.Module, *_: Any) -> None:
+    def _leave(self, module: nn.Module, *arguments: Any) -> None:
         self._active.pop()
+        if not self._active and torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
+            self.fed(arguments[:-1])  # the last is the result
 
     def _add_root(self, module: nn.Module) -> None:
         """Name the modules inside of one that runs by itself; a part of another keeps its name there.

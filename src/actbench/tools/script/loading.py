@@ -16,6 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from actbench.errors import MeasurementError, ModelError
 from actbench.tools.script import shapes
 from actbench.tools.script.arrivals import Change, changed, rebound
+from actbench.tools.script.facade import is_card
 from actbench.workload.names import find_preset
 
 Note = Callable[[str], None]
@@ -197,6 +198,9 @@ def _one_device(asked: Any) -> Any:
             f"device_map places parts of the model on {', '.join(sorted({str(each) for each in asked.values()}))}; a "
             'run simulates one card, with the whole model on it: take device_map={"": 0}'
         )
+    places = list(asked.values()) if isinstance(asked, dict) else [asked]
+    if any(isinstance(place, int | torch.device) or str(place).startswith("cuda") for place in places):
+        is_card(places[0])
     return asked
 
 

@@ -19,6 +19,7 @@ from actbench.model.records import Built, Phase
 from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.reading import Held
+from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.steps import Counting, Ended, Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
@@ -42,7 +43,7 @@ class CudaRun(TimedRun):
         self._meter = cudameter.CudaMeter(memory_limit_bytes)
         self._counting = AllocatorCounts(lambda: self.steps.phase)
         self.steps = Steps(self._counting, self._ended)
-        self._measured: Measurement | None = None
+        self._read: dict[int, Measurement] = {}
         self._is_enough = False
         self._marks: list[Any] = []
 
@@ -59,20 +60,25 @@ class CudaRun(TimedRun):
     @property
     def measurement(self) -> Measurement:
         """What was read of the last step; a MeasurementError if no step ended."""
-        if self._measured is None:
+        if not self._read:
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
         torch.cuda.synchronize()
+        found, about = self._read[id(self.steps.largest())], tuple(about_steps(self.steps, 1))
+        assert found.built is not None
+        built = found.built.model_copy(update={"step_peaks": tuple(self.steps.peaks())})
         marks = self._marks[: TIMED + 1]
         seconds = tuple(first.elapsed_time(last) / 1000 for first, last in itertools.pairwise(marks))
-        return self._measured.model_copy(update={"step_seconds": seconds or None})
+        return found.model_copy(
+            update={"step_seconds": seconds or None, "built": built, "warnings": (*about, *found.warnings)}
+        )
 
     def _ended(self, step: Step) -> None:
         if not self._is_enough:
             held = reading.held(self._counting, self.lines, self.steps.optimizers)
-            if step is max(reversed(self.steps.steady()), key=lambda each: each.peak_bytes):
-                self._measured = self._read(step, held)
+            self._read[id(step)] = self._reading(step, held)
             self._stepped(len(self.steps.done), step)
             self._is_enough = self.steps.are_enough(self._limit)
+            self.steps.only_timed_from = len(self.steps.done) if self._is_enough else None
             self.steps.renew()
         if self._is_enough:
             if len(self._marks) > TIMED:  # the script has caught the end of its run, and goes on
@@ -83,7 +89,7 @@ class CudaRun(TimedRun):
             if len(self._marks) > TIMED:
                 raise Ended
 
-    def _read(self, step: Step, held: Held) -> Measurement:
+    def _reading(self, step: Step, held: Held) -> Measurement:
         counts = self._counting
         read = MemoryReading(
             weights_bytes=held.weights_bytes,
@@ -99,7 +105,7 @@ class CudaRun(TimedRun):
             dtype=held.dtype,
             autocast=held.autocast,
             optimizer=held.optimizers,
-            built=Built(model_class=held.models),
+            built=Built(model_class=held.models, batch_size=step.rows),
             warnings=held_by_cycles(step.cyclic_bytes, step.peak_bytes),
         )
 
@@ -159,15 +165,14 @@ class AllocatorCounts(Counting):
             self._asked[name] = max(self._asked[name], amount)
         self._own["reset_peak_memory_stats"]()
 
-    def now(self) -> int:
-        """Note the peak of the part that ends now; a part after the last backward pass was a forward pass."""
+    def now(self, part: Phase) -> int:
+        """Note the peak of the part that ends now."""
         allocated = torch.cuda.memory_allocated()
-        if self._phase() == "backward":
-            self._note("backward")
-            self._forward_from = allocated
-        else:
-            self._note("forward")
+        self._note(part)
+        if part == "forward":
             self.activation_bytes = allocated - self._forward_from
+        else:
+            self._forward_from = allocated
         self._moments += 1
         return self._moments
 

@@ -25,6 +25,7 @@ from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
+from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
@@ -61,10 +62,12 @@ class RealRun(TimedRun):
         self.memory_bytes = memory_limit_bytes or available_memory_bytes()
         self.notes: dict[str, None] = {}
         self._applied = None if scheme is None else Applied(scheme)
+        self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._batches = Batches(batch_size, are_needed=needs_batches)
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
+        self.lines.fed = self._batches.fed
         self._held: Held | None = None
         self._begun_at: float | None = None
         self._seconds: list[float] = []
@@ -91,7 +94,9 @@ class RealRun(TimedRun):
         if self._held is None:
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
         self._batches.refuse_others()
-        step = max(reversed(self.steps.steady(self._began)), key=lambda each: each.peak_bytes)
+        step = self.steps.largest(self._began)
+        for text in about_steps(self.steps, self._began, has_state=self._has_state):
+            self._note(text)
         found = reading.measurement(
             step,
             self._held,
@@ -99,7 +104,7 @@ class RealRun(TimedRun):
             origins=self._allocations.origins,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
-            built=self._batches.built(self._held.models, step),
+            built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
@@ -115,14 +120,17 @@ class RealRun(TimedRun):
         if self._begun_at is not None:
             self._seconds.append(time.perf_counter() - self._begun_at)
         self._batches.refuse_none()
+        step.rows = self._batches.of_step()
         if self._allocations.is_on:
             self._held = reading.held(self._allocations, self.lines, self.steps.optimizers)
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()
-                self._applied.apply(self.lines.roots, self.steps.optimizers)
+                self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
+                self.steps.hand_over(optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
+                self.steps.only_timed_from = len(self.steps.done)
             self.steps.renew(self._began)
         if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
             self._when_ended(self.measurement)

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from actbench.model.records import differ
 from actbench.tools.script.steps import Steps
-from actbench.units import format_bytes
+from actbench.units import counted, format_bytes
 
 
-def about_steps(steps: Steps, began: int) -> Iterator[str]:
-    """Yield remarks if no two steps are equal, or if one step ran alone.
+def about_steps(steps: Steps, began: int, *, has_state: bool = False) -> Iterator[str]:
+    """Yield remarks if steps differ, if the one that is shown ran before others, and on what no step has seen.
 
-    ``began`` is the number of the step that makes optimizer state.
+    ``began`` is the number of the step that makes optimizer state, unless that step ``has_state`` before.
     """
-    steady = steps.steady(began)
-    peaks = [each.peak_bytes for each in steady]
-    if max(peaks) > 1.01 * min(peaks) and not steady[-1].is_like(steady[-2]):
+    peaks, shown = steps.peaks(began), steps.largest(began)
+    if differ(peaks):
         yield (
-            f"no two steps in a row were alike: their peaks lie between {format_bytes(min(peaks))} and "
-            f"{format_bytes(max(peaks))}; the largest of {len(peaks)} is shown, and --steps runs more"
+            f"Steps differ ({format_bytes(min(peaks))} to {format_bytes(max(peaks))}); the largest is shown. --steps N "
+            "runs more."
         )
-    if len(steps.done) <= began:
+    if not has_state and any(shown is each for each in steps.done[:began]):
+        which = "no step" if len(steps.done) <= began else f"no step of {shown.rows} rows"
         yield (
-            "no step began with the optimizer's state: a later step holds the state from its beginning, so its peak "
+            f"{which} began with the optimizer's state: a later step holds the state from its beginning, so its peak "
             "may be larger; let the script take three steps"
+        )
+    unseen = steps.turns.waiting(1)
+    if unseen:
+        names = ", ".join(dict.fromkeys(type(each).__name__ for each in unseen))
+        yield (
+            f"{names}: made, but did not step in {counted(len(steps.done), 'step')}; what its steps need is "
+            "not in the figures, and --steps N runs more"
+        )
+    idle = steps.passes - steps.updated_at
+    if idle > max(1, *(len(each.forwards) for each in steps.done)):
+        yield (
+            f"{idle:,} backward passes ran after the last step of an optimizer of torch: what they need is not in the "
+            "figures"
         )
 
 

@@ -55,6 +55,11 @@ class Applied:
         self._scheme = scheme
         self.setups: list[TrainingSetup] = []
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether optimizers have their state when the first step with the scheme begins."""
+        return not {"optimizer", "parameters"} & set(self._scheme.changes)
+
     def apply(self, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
         """Change the models that the optimizers train; an optimizer in the list is replaced by what steps for it.
 
@@ -88,7 +93,7 @@ class Applied:
         )
 
     def _apply_to(self, root: nn.Module, optimizers: list[torch.optim.Optimizer], places: list[int]) -> None:
-        replaces = bool({"optimizer", "parameters"} & set(self._scheme.changes))
+        replaces = not self.keeps_state
         if replaces and len(places) > 1:
             kinds = " and ".join(type(optimizers[place]).__name__ for place in places)
             raise ConversionError(f"{self._scheme.spec} changes what one optimizer steps, and {kinds} step this model")

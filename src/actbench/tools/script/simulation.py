@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -97,6 +97,7 @@ class Simulation:
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
+        self.shared: dict[str, None] = {}
         self.moved: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
@@ -116,10 +117,13 @@ class Simulation:
         self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
+        self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
+        self.lines.fed = self._batches.fed
         self.steps.passing = self.lines.begin_pass
-        self._mode, self._draws = ScriptMode(self._note_at_most), Draws()
+        self._mode, self._draws = ScriptMode(self._note_at_most, self._note_shares), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
+        self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
         self._measured: Measurement | None = None
@@ -155,6 +159,9 @@ class Simulation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None:
+            with suppress(Ended):
+                self.steps.finish()
         self._stack.close()
         if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
             self._measured = self._read(self._held)
@@ -198,12 +205,12 @@ class Simulation:
             MeasurementError: No loader of the script made batches of the size that was asked for.
         """
         self._batches.refuse_others()
-        profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
-        step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
+        profile, estimated, step = self.profile, None, self.steps.largest(self._began)
         outside = about_outside(
             max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
         )
-        for text in (*about_steps(self.steps, self._began), *(outside if self._applied is None else ())):
+        about = about_steps(self.steps, self._began, has_state=self._has_state)
+        for text in (*about, *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
@@ -218,7 +225,7 @@ class Simulation:
             workspace=self.tracker.workspace,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
-            built=self._batches.built(held.models, step),
+            built=self._batches.built(held.models, step, self.steps.peaks(self._began)),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
@@ -226,7 +233,10 @@ class Simulation:
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-        marks = {"at_most": tuple(self.at_most), "approximate": self._unmodelled.reasons()}
+        marks: dict[str, Any] = {
+            "at_most": tuple(self.at_most),
+            "approximate": (*self.shared, *self._unmodelled.reasons()),
+        }
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
@@ -242,19 +252,22 @@ class Simulation:
             self._when_ended(self._measured)
             raise Ended
         self._batches.refuse_none()
+        step.rows = self._batches.of_step()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
         self._blocks.find(self.lines.roots)
         if self._applied is not None and not self._applied.setups:
-            self._applied.apply(self.lines.roots, self.steps.optimizers)
+            self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
+            self.steps.hand_over(optimizers)
             gc.collect()
             self.memory.restart(self._held.state)  # what the first step, without the scheme, reserved is nobody's
             self.memory.watch(self._restart)
+            self.lines.is_on = True
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
             raise Ended
-        self.lines.is_on = self.steps.renew(self._began) or len(self.steps.done) > self._began
+        self.steps.renew(self._began)
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
@@ -270,7 +283,11 @@ class Simulation:
 
     def _restart(self) -> None:
         self.steps.restart()
-        self._held, self.lines.is_on = None, False
+        self._held = None
+
+    def _note_shares(self, operator: str) -> None:
+        where = self.lines.line() or "an unknown line"
+        self.shared[f"{operator} is taken to choose an equal share of the elements at {where}"] = None
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

@@ -1,22 +1,24 @@
 """The steps of a training script: where one ends, and which part of it runs.
 
-A step ends when the optimizer that stepped first has stepped again; one that takes over from it is the first then. So
-the micro-batches of an accumulation are one step, and so are the steps of a generator's and a discriminator's
-optimizer. The forward pass lasts until a backward pass begins. What runs between the last backward pass and the end of
-a step, clipping too, is the optimizer's part.
+A step ends when all optimizers have had their turn, as :mod:`actbench.tools.script.turns` tells. So the micro-batches
+of an accumulation are one step, and so are the steps of a generator's and a discriminator's optimizer. Where hooks step
+parameters one by one inside of a backward pass, the step ends with that pass. The forward pass lasts until a backward
+pass begins. What runs between the last backward pass and the end of a step, clipping too, is the optimizer's part.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actbench.measuring.meters import footprint
@@ -27,6 +29,7 @@ from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.optimizerstate import use_foreach
 from actbench.simulator.overrides import replaced
 from actbench.simulator.tracker import StorageTracker
+from actbench.tools.script.turns import Turns
 
 _MOST = 8
 """Steps after which a run ends even if no two were equal: each batch may have its own shape."""
@@ -35,9 +38,6 @@ _MOST = 8
 class Ended(BaseException):
     """The steps that are read have run; no ``except Exception`` of a script stops it."""
 
-
-_LEFT = 8
-"""Steps of another optimizer after which the one that stepped first is left: a GAN's critic takes fewer in a row."""
 
 _ALIKE = 1e-4
 """The share of the bytes in which steps that are alike may differ."""
@@ -55,6 +55,7 @@ class Step:
         gradients: Names of the storages of gradients, which have ``gradients_bytes``.
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
+        rows: Rows of its largest batch; None if nobody knows them.
     """
 
     begun: int
@@ -67,6 +68,7 @@ class Step:
     gradients: set[int] = field(default_factory=set)
     gradients_bytes: int = 0
     cyclic_bytes: int = 0
+    rows: int | None = None
     done: Sequence[Done] = ()
 
     def is_like(self, other: Step) -> bool:
@@ -87,8 +89,8 @@ class Counting(Protocol):
 
     is_cuda: bool
 
-    def now(self) -> int:
-        """Return the number of this moment."""
+    def now(self, part: Phase) -> int:
+        """Return the number of this moment, at which a part of the step ends."""
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in memory that is not counted."""
@@ -110,7 +112,7 @@ class Tracked(Counting):
         self._tracker = tracker
         self.is_cuda = tracker.host_is_free
 
-    def now(self) -> int:
+    def now(self, part: Phase = "forward") -> int:
         """Return the number of events; a sum of gradients that waits to be counted is counted now."""
         assert self._tracker.live_bytes >= 0
         return len(self._tracker.events)
@@ -147,9 +149,10 @@ class Steps:
 
     Attributes:
         done: The steps that have ended.
-        optimizers: All optimizers that have stepped.
+        turns: The turns of all optimizers.
+        only_timed_from: How many steps are read, if the others are only timed.
         phase: The part of the step that runs.
-        passes: Backward passes so far.
+        passes: Backward passes so far; ``updated_at`` are those at the last update.
         turned: Told of the part of the step that begins.
         passing: Called by the line of the script that begins a backward pass.
     """
@@ -158,15 +161,16 @@ class Steps:
         self._counting, self._ended = counting, ended
         self._recorder = recorder or Recorder(lambda: self.phase)
         self.done: list[Step] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.only_timed_from: int | None = None
+        self.turns = Turns()
+        self._optimizers: list[ref[Optimizer]] = []
+        self._updating: list[Optimizer] = []
         self.phase: Phase = "forward"
         self._step = Step(0)
-        self._forward_at = 0
-        self._recorded = 0
-        self._depth = self.passes = 0
+        self._forward_at = self._recorded = self._passed_before = 0
+        self._depth = self.passes = self.updated_at = 0
         self.turned: Callable[[Phase], object] = lambda phase: None
         self.passing: Callable[[], object] = lambda: None
-        self._turns: Counter[int] = Counter()
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -175,25 +179,61 @@ class Steps:
             stack.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
             stack.callback(register_optimizer_step_post_hook(self._end_update).remove)
             stack.enter_context(replaced(torch.autograd, "_engine_run_backward", self._running_backward))
+            stack.enter_context(replaced(Optimizer, "__init__", self._making))
             yield
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that have stepped; one that the script has dropped is none of them, and its state is freed."""
+        return [each for each in (known() for known in self._optimizers) if each is not None]
+
+    def hand_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Put others in the place of the optimizers that have stepped; those that are left have no more turns."""
+        self.turns.forget(each for each in self.optimizers if not any(each is other for other in optimizers))
+        self._optimizers = [ref(each) for each in optimizers]
 
     def are_enough(self, limit: int | None, began: int = 1) -> bool:
         """Return whether enough steps have ended: ``limit`` of them; without a limit, two equal ones in a row.
 
-        ``began`` is the number of the step that makes optimizer state, which counts as the first.
+        ``began`` is the number of the step that makes optimizer state, which counts as the first. No two equal ones are
+        enough while an optimizer waits for its second turn, which begins with its state.
         """
         count = len(self.done)
         if limit is not None:
             return count >= began - 1 + limit
+        if self.turns.waiting(2):
+            return count >= min(max(began, self.turns.newest) + _MOST, began + 2 * _MOST)
         return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
 
-    def renew(self, began: int = 1) -> bool:
-        """Once state is made, let the next step make it anew, as only some steps do; return whether it will."""
-        return len(self.done) == began and sum(map(renews_next, self.optimizers)) > 0
+    def renew(self, began: int = 1) -> None:
+        """Once state is made, let the next step make it anew, as only some steps do."""
+        if len(self.done) == began:
+            for optimizer in self.optimizers:
+                renews_next(optimizer)
+
+    def finish(self) -> None:
+        """End a step in which optimizers were waited for, if the script has ended and it is the only one."""
+        if not self.done and self._has_passed and self._optimizers:
+            self._end()
 
     def steady(self, began: int = 1) -> list[Step]:
-        """Return the steps after the first ``began``, the largest of which counts; else the last."""
-        return self.done[began:] or self.done[-1:]
+        """Return the steps after the first ``began``; if there are none, the last."""
+        read = self.done[: self.only_timed_from]
+        return read[began:] or read[-1:]
+
+    def counted(self, began: int = 1) -> list[Step]:
+        """Return the steady steps, and the one that makes optimizer state if none of these has as many rows."""
+        steady = self.steady(began)
+        most = max((each.rows or 0 for each in steady), default=0)
+        return [*(each for each in self.done[began - 1 : began] if (each.rows or 0) > most), *steady]
+
+    def peaks(self, began: int = 1) -> list[int]:
+        """Return the peaks of the steps that count."""
+        return [each.peak_bytes for each in self.counted(began)]
+
+    def largest(self, began: int = 1) -> Step:
+        """Return the step with the largest peak among those that count, the last of several."""
+        return max(reversed(self.counted(began)), key=lambda each: each.peak_bytes)
 
     @property
     def running(self) -> Step:
@@ -203,60 +243,27 @@ class Steps:
     def restart(self) -> None:
         """Forget all steps: memory ran out, and the script tries something else."""
         self.done.clear()
-        self.optimizers.clear()
+        self._optimizers.clear()
+        self._updating.clear()
+        self.turns.forget()
         self._begin()
+
+    @property
+    def _has_passed(self) -> bool:
+        """Whether the step has a backward pass, or the script none at all, and makes gradients in another way."""
+        return self.passes > self._passed_before or (not self.passes and self._step.gradients_bytes > 0)
 
     def _begin(self) -> None:
         begun = self._counting.begin()
         before = self._step.gradients  # which may be alive until the backward pass of the new step
         self._step = Step(begun, gradients=set(before))
         self._forward_at, self._recorded, self.phase = begun, 0, "forward"
+        self._passed_before = self.passes
         self._recorder.begin()
         self.turned(self.phase)
 
-    def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:  # a block that is run again inside of the backward pass
-                return own(*args, **kwargs)
-            self._end_forward()
-            self.passing()
-            self.passes += 1
-            self._depth += 1
-            try:
-                return own(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                self._end_backward()
-
-        return run
-
-    def _end_forward(self) -> None:
-        if self.phase == "optimizer":  # what ran since the last backward pass was another forward pass
-            done = self._recorder.done
-            done[self._recorded :] = [each._replace(phase="forward") for each in done[self._recorded :]]
-        self._step.forwards.append((self._forward_at, self._counting.now()))
-        self.phase = "backward"
-        self.turned(self.phase)
-
-    def _end_backward(self) -> None:
-        self._forward_at = self._step.updating = self._counting.now()
-        self._recorded = len(self._recorder.done)
-        self.phase = "optimizer"
-        self.turned(self.phase)
-
-    def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._counting.is_cuda:
-            use_foreach(optimizer)
-        self.phase = "optimizer"
-
-    def _end_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not any(optimizer is each for each in self.optimizers):
-            self.optimizers.append(optimizer)
-        self._note_gradients(optimizer)  # now, and not when the update begins: a closure runs both passes inside of it
-        if optimizer is not self.optimizers[0] and not self._takes_over(optimizer):
-            self._end_backward()
-            return
-        self._turns.clear()
+    def _end(self) -> None:
+        self.turns.end_step()
         step = self._step
         self._counting.end(step)
         step.done = list(self._recorder.done)
@@ -264,18 +271,89 @@ class Steps:
         self._ended(step)
         self._begin()
 
-    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+    def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:  # a block that is run again inside of the backward pass
+                return own(*args, **kwargs)
+            self.turns.begin_pass()
+            self._end_forward()
+            self.passing()
+            self.passes += 1
+            updates = self.turns.updates
+            self._depth += 1
+            try:
+                result = own(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                self._end_backward()
+            if self.turns.updates != updates and not self._updating:
+                self._end_updates()
+            return result
+
+        return run
+
+    def _end_forward(self) -> None:
+        if self.phase == "optimizer":  # what ran since the last backward pass was another forward pass
+            done = self._recorder.done
+            done[self._recorded :] = [each._replace(phase="forward") for each in done[self._recorded :]]
+        self._step.forwards.append((self._forward_at, self._counting.now("forward")))
+        self.phase = "backward"
+        self.turned(self.phase)
+
+    def _end_backward(self) -> None:
+        self._step.updating = self._forward_at = self._counting.now("backward")
+        self._recorded = len(self._recorder.done)
+        self.phase = "optimizer"
+        self.turned(self.phase)
+
+    def _making(self, own: Callable[..., None]) -> Callable[..., None]:
+        def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            own(optimizer, *args, **kwargs)
+            self.turns.made(optimizer)
+
+        return functools.wraps(own)(make)
+
+    def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._counting.is_cuda:
+            use_foreach(optimizer)
+        self._leave(optimizer)  # an error ended its last update
+        if not (self._updating or self.passes):
+            self.turns.begin_pass()
+        self._updating.append(optimizer)
+        self.phase = "optimizer"
+
+    def _leave(self, optimizer: Optimizer) -> None:
+        """Leave an update, and those that run inside of it."""
+        for place, each in enumerate(self._updating):
+            if each is optimizer:
+                del self._updating[place:]
+                break
+
+    def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if not any(optimizer is each for each in self.optimizers):
+            self._optimizers.append(ref(optimizer))
+        self._leave(optimizer)
+        self._note_gradients(optimizer)  # now, and not when the update begins: a closure runs both passes inside of it
+        self.turns.update(optimizer)
+        self.updated_at = self.passes
+        if self._depth:
+            self.phase = "backward"
+        elif not self._updating:
+            self._end_updates()
+
+    def _end_updates(self) -> None:
+        """End the step, unless another optimizer is to have its turn, with a forward pass of its own or without."""
+        if self._has_passed and self.turns.are_complete:
+            self._end()
+        else:
+            self._forward_at = self._counting.now("optimizer")
+            self._recorded = len(self._recorder.done)
+
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        """Note the gradients of an optimizer; their bytes too, where all of them wait for the optimizers' part."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         made = [*plain_tensors(*(each.grad for each in parameters if each.grad is not None))]
         gradients = [each for each in made if not self._counting.leaves_out(each)]
         self._counting.gradients(self._step, gradients)
-        self._step.gradients_bytes += footprint.stored_bytes(gradients)
-
-    def _takes_over(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer has stepped so often since the first did that the script has left that one."""
-        self._turns[id(optimizer)] += 1
-        if self._turns[id(optimizer)] <= _LEFT:
-            return False
-        self.optimizers[:] = [optimizer]
-        self.done.clear()
-        return True
+        if not (self._depth or self._updating):
+            self._step.gradients_bytes += footprint.stored_bytes(gradients)

@@ -9,11 +9,28 @@ from typing import Any
 
 import torch
 
+from actbench.units import counted
+
 CUDA = 1
 """``c10::DeviceType::CUDA``."""
 
 _Stream: Any = torch.Stream  # of C, whose attributes a subclass may well define anew
 _Event: Any = torch.Event
+
+
+def checked(index: int, devices: int | None = None) -> int:
+    """Return the number of a card that there is, of so many; None for those that torch knows.
+
+    Raises:
+        torch.AcceleratorError: There is none; torch raises the same.
+    """
+    devices = torch.cuda.device_count() if devices is None else devices
+    if index >= devices:
+        raise torch.AcceleratorError(
+            f"CUDA error: invalid device ordinal {index}: {counted(devices, 'card')} can be seen here, more only by "
+            "--gpus N, with a process for each"
+        )
+    return index
 
 
 class Selected(threading.local):
@@ -26,14 +43,8 @@ class Selected(threading.local):
         self.streams: dict[int, int] = {}
 
     def checked(self, index: int) -> int:
-        """Return the number of a card that there is.
-
-        Raises:
-            torch.AcceleratorError: There is none; torch raises the same.
-        """
-        if index >= self.devices:
-            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal {index}; the cards are {self.devices}")
-        return index
+        """Return the number of a card that there is; an AcceleratorError if there is none, as torch raises it."""
+        return checked(index, self.devices)
 
     def exchange(self, index: int) -> int:
         """Select a card unless ``index`` is negative, and return the one before; -1 if negative."""
@@ -48,17 +59,17 @@ class Selected(threading.local):
 
     def current(self, index: int | None = None) -> tuple[int, int, int]:
         """Return number, card and type of the selected stream, as torch's C functions do."""
-        index = self.index if index is None or index < 0 else index
+        index = self.index if index is None or index < 0 else self.checked(index)
         return self.streams.get(index, 0), index, CUDA
 
     def default(self, index: int | None = None) -> tuple[int, int, int]:
         """Return number, card and type of a card's default stream."""
-        return 0, self.index if index is None or index < 0 else index, CUDA
+        return 0, self.index if index is None or index < 0 else self.checked(index), CUDA
 
     def set_stream(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
         """Select a stream and its card."""
+        self.index = self.checked(device_index)
         self.streams[device_index] = stream_id
-        self.index = device_index
 
 
 class Stream(_Stream):  # type: ignore[misc]
@@ -236,6 +247,6 @@ class CudaEvent(Event):
 
 def _index_of(device: Any) -> int:
     if isinstance(device, int):
-        return device if device >= 0 else torch.cuda.current_device()
+        return checked(device) if device >= 0 else torch.cuda.current_device()
     index = torch.device(device).index if device is not None else None
-    return torch.cuda.current_device() if index is None else index
+    return torch.cuda.current_device() if index is None else checked(index)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from actbench.model.measured import Measurement
 from actbench.tools.script.lines import Lines
-from actbench.tools.script.steps import Ended, Step
+from actbench.tools.script.steps import Ended, Step, Steps
 
 TIMED = 3
 """Steps that are only timed, after those whose bytes are read."""
@@ -25,6 +25,8 @@ class TimedRun:
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that caught the end of its run and goes on.
     """
+
+    steps: Steps
 
     def __init__(
         self,
@@ -42,6 +44,9 @@ class TimedRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None:
+            with suppress(Ended):
+                self.steps.finish()
         if isinstance(error, Ended):
             self._stack.close()
             return True

@@ -1,7 +1,8 @@
 """Values and shapes that only a real run could know: plausible values, and the largest shapes.
 
 A shape that depends on such values (``nonzero``, a mask that selects, ``nms``) is the largest that it can be: bytes are
-then an upper bound. No factorization of a matrix fails.
+then an upper bound. Where several masks share the elements of one tensor (:mod:`actbench.tools.script.masks`), it is an
+equal share. No factorization of a matrix fails.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, tensors_of
-from actbench.tools.script import bounds, plausible
+from actbench.tools.script import bounds, masks, plausible
 
 aten = torch.ops.aten
 
@@ -42,16 +43,18 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
 
     Args:
         at_most: Told what makes the bytes an upper bound.
+        shared: Told what makes them an estimate, by equal shares.
     """
 
-    def __init__(self, at_most: Callable[[str], object]) -> None:
+    def __init__(self, at_most: Callable[[str], object], shared: Callable[[str], object]) -> None:
         super().__init__()
-        self._at_most = at_most
+        self._at_most, self._shared = at_most, shared
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what the values in its result are taken for, and below what number they are."""
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
+        written = masks.written(func, args, kwargs or {}) if func._schema.is_mutable else None
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
@@ -62,8 +65,11 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
         elif func._schema.is_mutable:
             _forget(args, kwargs or {})
+            if written is not None:
+                written()
         else:
             bounds.bound(func, args, kwargs or {}, result)
+            masks.follow(func, args, kwargs or {}, result)
             plausible.follow(func, args, kwargs or {}, result)
         return result
 
@@ -91,7 +97,8 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         largest = _LARGEST.get(func._schema.name)
         if largest is None:
             raise UntraceableError(_NO_BOUND.format(func._schema.name))
-        self._at_most(func._schema.name)
+        found = masks.ones(args[1] if func._schema.name == "aten::masked_select" else args[0])
+        (self._shared if found is not None and found.is_share else self._at_most)(func._schema.name)
         with self:
             return largest(*args, **kwargs)
 
@@ -118,6 +125,7 @@ def _forget(args: Any, kwargs: Any) -> None:
             if each is not None:
                 plausible.forget(each)
                 bounds.forget(each)
+                masks.forget(each)
 
 
 def _as_indices(indices: Any) -> Iterator[Any]:
@@ -136,7 +144,10 @@ def _unique(x: Tensor, _: bool = True, return_inverse: bool = False, return_coun
     inverse = _indices(*x.shape) if return_inverse or return_counts else _indices(0)
     below = bounds.below(x)
     most = x.numel() if below is None else min(x.numel(), below)
-    return x.new_empty(most), inverse, _indices(most if return_counts else 0)
+    counts = _indices(most if return_counts else 0)
+    if return_counts and most:
+        masks.keep_counts(counts, x.numel(), most)
+    return x.new_empty(most), inverse, counts
 
 
 def _unique_rows(x: Tensor, dim: int, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
@@ -149,15 +160,26 @@ def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Ten
     length = max(bounds.below(x) or 0, minlength)
     if not length:
         raise UntraceableError(_NO_BOUND.format("aten::bincount"))
-    return _indices(length) if weights is None else weights.new_empty(length)
+    if weights is not None:
+        return weights.new_empty(length)
+    counts = _indices(length)
+    masks.keep_counts(counts, x.numel(), bounds.below(x) or length)
+    return counts
+
+
+def _true(mask: Tensor) -> int:
+    """Return how many elements of a mask are taken to be true."""
+    found = masks.ones(mask)
+    return mask.numel() if found is None else found.count
 
 
 def _selected(x: Tensor, mask: Tensor) -> Tensor:
-    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return x.new_empty(_true(mask) * (shape.numel() // max(mask.numel(), 1)))
 
 
 _LARGEST: dict[str, Callable[..., Any]] = {
-    "aten::nonzero": lambda x: _indices(x.numel(), x.dim()),
+    "aten::nonzero": lambda x: _indices(_true(x), x.dim()),
     "aten::masked_select": _selected,
     "aten::_unique2": _unique,
     "aten::bincount": _counts,

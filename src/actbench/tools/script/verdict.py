@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actbench.model.advice import PHASES
 from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.records import differ
 from actbench.report.advice import CONTEXT_BYTES, needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
@@ -60,22 +61,31 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, record.case.model
     processes = record.case.script.processes if record.case.script else 1
     what += f", on the first of {processes} cards," if processes > 1 else ""
-    rows = rows_of(record.case, measured)
-    step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
-    mark = "at most " if measured.at_most else "~" if measured.approximate else ""
-    peak = f"{mark}{format_bytes(measured.peak_bytes)}"
-    where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
+    peak = _peak(record, measured)
     if limit is None:
-        return f"{what}: the peak of {step} is {peak}{where}; how much memory {device_of(record)} has is not known."
+        return f"{what}: {peak}; how much memory {device_of(record)} has is not known."
     room = f"the {format_bytes(limit)} of {device_of(record)}"
     if record.case.memory_limit_bytes is not None:
         room = f"the limit of {format_bytes(limit)}"
     if over is None:
         left = format_bytes(max(0, limit - needed_bytes(measured)))
         fits = "barely fits" if _lacks_context(record, measured) else "fits"
-        return f"{what} {fits} into {room}, with {left} to spare: the peak of {step} is {peak}{where}."
+        return f"{what} {fits} into {room}, with {left} to spare: {peak}."
     does_not = "may not fit" if measured.at_most else "does not fit"
-    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. The peak of {step} is {peak}{where}."
+    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
+
+
+def _peak(record: MeasuredRecord, measured: Measurement) -> str:
+    """Return which step has what peak: where steps differ, the largest."""
+    rows = rows_of(record.case, measured)
+    mark = "at most " if measured.at_most else "~" if measured.approximate else ""
+    where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
+    peak = f"{mark}{format_bytes(measured.peak_bytes)}{where}"
+    if measured.built is not None and differ(measured.built.step_peaks):
+        of = "" if rows is None else f", of {counted(rows, 'row')},"
+        return f"the largest step{of} has a peak of {peak}"
+    step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
+    return f"the peak of {step} is {peak}"
 
 
 def _reserved(measured: Measurement) -> list[str]:

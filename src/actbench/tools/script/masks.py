@@ -1,0 +1,339 @@
+"""How many elements of a mask of unknown values are true, where more is known than its size.
+
+A mask that is set at k places has at most k true elements: samplers of detectors keep so many of thousands of regions.
+Of integers below n, as a router chooses among n experts, each number is taken to have an equal share: so masks of all n
+choose each element once. What is counted of them, by sums and by histograms, adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.simulator import known
+from actbench.tools.script import bounds
+
+aten = torch.ops.aten
+
+_NAME = "_actbench_ones"
+"""The attribute of a fake tensor of which this is known."""
+
+_disabled: Any = torch._C._DisableTorchDispatch
+
+
+class Ones(NamedTuple):
+    """How many elements of a tensor are 1 or true, where all others are 0.
+
+    Attributes:
+        count: At most so many, or, if ``is_share``, as many as equal shares are.
+        dim: The dimension along which they are shared equally; None if it is not known where they are.
+        is_share: Whether other values might have more.
+    """
+
+    count: int
+    dim: int | None = None
+    is_share: bool = False
+
+
+def shares(count: int, among: int) -> list[int]:
+    """Return equal shares of a number, the larger ones first, that add up to it."""
+    return [count // among + (place < count % among) for place in range(among)]
+
+
+def ones(tensor: Tensor) -> Ones | None:
+    """Return how many elements of a tensor are 1 or true; None if that is not known, or if it has other values."""
+    value = known.value_of(tensor)
+    if value is None:
+        return vars(tensor).get(_NAME)
+    with _disabled():
+        is_mask = value.dtype is torch.bool or not value.numel() or (value.min() >= 0 and value.max() <= 1)
+        return Ones(int(value.count_nonzero())) if is_mask else None
+
+
+def forget(tensor: Tensor) -> None:
+    """Forget what is known of a tensor whose elements were written."""
+    vars(tensor).pop(_NAME, None)
+
+
+def keep_counts(counts: Tensor, count: int, among: int) -> None:
+    """Let the first of unknown ``counts`` be equal shares of ``count`` elements, and the others 0."""
+    told = [*shares(count, among), *(counts.numel() - among) * [0]]
+    _keep(counts, torch.tensor(told, dtype=counts.dtype))
+
+
+def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Note what is known of the result of an operator that writes nothing."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet in _SUMS:
+        _sum(args[0], args[1] if len(args) > 1 else kwargs.get("dim"), result)
+    elif packet is aten.histc and type(result) is FakeTensor:
+        keep_counts(result, args[0].numel(), result.numel())
+    elif (rule := _RULES.get(packet)) is not None and not _is_known(result):
+        found = rule(*args)
+        if packet is aten.unbind:
+            for each in result:
+                _note(each, found)
+        else:
+            _note(result, found)
+
+
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], None] | None:
+    """Return what notes, after an operator has written to its first argument, what is known of it then."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet in _COUNTS:
+        return _counted(*args[:4])
+    rule = _WRITES.get(packet)
+    found = None if rule is None else rule(*args[:4])
+    return None if found is None else lambda: _note(args[0], found)
+
+
+def _is_known(result: Any) -> bool:
+    first = result[0] if isinstance(result, list | tuple) and result else result
+    return known.value_of(first) is not None
+
+
+def _note(tensor: Any, found: Ones | None) -> None:
+    if found is not None and type(tensor) is FakeTensor and known.value_of(tensor) is None:
+        vars(tensor)[_NAME] = found._replace(count=min(found.count, tensor.numel()))
+
+
+def _keep(tensor: Tensor, value: Tensor) -> None:
+    if type(tensor) is FakeTensor and known.value_of(tensor) is None:
+        known.keep(tensor, value)
+
+
+def _equal(x: Any, y: Any) -> Ones | None:
+    """Return how many elements of integers are equal to a number, or to one of several different ones."""
+    if isinstance(x, Tensor) and known.value_of(x) is not None:
+        x, y = y, x
+    value = y if isinstance(y, int) else known.value_of(y) if isinstance(y, Tensor) else None
+    if not isinstance(x, Tensor) or value is None or x.is_floating_point():
+        return None
+    among = bounds.choices(x)
+    if isinstance(value, int) or value.numel() == 1:
+        if among is None:
+            return None
+        number = int(value)
+        return Ones(shares(x.numel(), among)[number] if 0 <= number < among else 0, is_share=True)
+    with _disabled():
+        is_different = len(value.unique()) == value.numel()
+        is_all = among is not None and value.numel() == among and value.min() == 0 and value.max() == among - 1
+    shape = torch.broadcast_shapes(x.shape, value.shape)  # type: ignore[no-untyped-call]
+    if not is_different or math.prod(shape) != x.numel() * value.numel():
+        return None
+    dim = len(shape) - value.dim() + max(range(value.dim()), key=lambda each: value.shape[each])
+    return Ones(x.numel(), dim if is_all else None, is_share=is_all)
+
+
+def _same(x: Tensor, *_: Any) -> Ones | None:
+    return ones(x)
+
+
+def _above(x: Tensor, limit: Any, *_: Any) -> Ones | None:
+    return ones(x) if limit == 0 else None
+
+
+def _at_least(x: Tensor, limit: Any, *_: Any) -> Ones | None:
+    return ones(x) if limit == 1 else None
+
+
+def _either(x: Any, y: Any, *_: Any) -> Ones | None:
+    """Return how many elements are true in one of two masks."""
+    found = _of_alike(x, y)
+    if len(found) < 2:
+        return None
+    first, second = found
+    return Ones(first.count + second.count, None, first.is_share or second.is_share)
+
+
+def _both(x: Any, y: Any, *_: Any) -> Ones | None:
+    """Return how many elements are true in two masks: no more than in either; a product has to be one of masks."""
+    found = _of_alike(x, y)
+    if len(found) < 2 and not all(isinstance(each, Tensor) and each.dtype is torch.bool for each in (x, y)):
+        return None
+    return min(found, key=lambda each: each.count)._replace(dim=None) if found else None
+
+
+def _of_alike(x: Any, y: Any) -> list[Ones]:
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape):
+        return []
+    return [found for found in map(ones, (x, y)) if found is not None]
+
+
+def _together(tensors: Sequence[Tensor], *_: Any) -> Ones | None:
+    found = [each for each in map(ones, tensors) if each is not None]
+    if len(found) < len(tensors):
+        return None
+    return Ones(sum(each.count for each in found), None, any(each.is_share for each in found))
+
+
+def _moved(x: Tensor, place: Callable[[int], int | None]) -> Ones | None:
+    """Return the same of a tensor whose dimension ``dim`` is now at ``place(dim)``; None if it is gone."""
+    found = ones(x)
+    return found and found._replace(dim=None if found.dim is None else place(found.dim))
+
+
+def _permuted(x: Tensor, dims: Sequence[int]) -> Ones | None:
+    return _moved(x, [dim % x.dim() for dim in dims].index)
+
+
+def _transposed(x: Tensor, first: int = 0, second: int = 1) -> Ones | None:
+    first, second = first % max(x.dim(), 1), second % max(x.dim(), 1)
+    return _moved(x, lambda dim: {first: second, second: first}.get(dim, dim))
+
+
+def _unsqueezed(x: Tensor, dim: int) -> Ones | None:
+    at = dim % (x.dim() + 1)
+    return _moved(x, lambda each: each + (each >= at))
+
+
+def _viewed(x: Tensor, shape: Sequence[int]) -> Ones | None:
+    """Return the same of a view; the dimension is found again by the elements before it."""
+    known_size = -math.prod(shape) if -1 in shape else 0
+    sizes = [x.numel() // known_size if known_size and size == -1 else size for size in shape]
+
+    def place(dim: int) -> int | None:
+        before = math.prod(x.shape[:dim])
+        dims = (each for each in range(len(sizes)) if math.prod(sizes[:each]) == before)
+        return next((each for each in dims if sizes[each] == x.shape[dim]), None)
+
+    return _moved(x, place)
+
+
+def _selected(x: Tensor, dim: int = 0, place: Any = 0) -> Ones | None:
+    """Return how many elements of a slice are true: its share, or all that there are."""
+    found, dim = ones(x), dim % max(x.dim(), 1)
+    if found is None:
+        return None
+    if found.dim != dim:
+        after = None if found.dim is None else found.dim - (found.dim > dim)
+        return found._replace(dim=after)
+    number = int(place) % x.shape[dim] if isinstance(place, int) else 0
+    return Ones(shares(found.count, x.shape[dim])[number], None, found.is_share)
+
+
+def _sliced(x: Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1) -> Ones | None:
+    found, dim = ones(x), dim % max(x.dim(), 1)
+    if found is None or found.dim != dim:
+        return found
+    return found._replace(count=sum(shares(found.count, x.shape[dim])[begin:end:step]))
+
+
+def _indexed(x: Tensor, indices: Sequence[Any]) -> Ones | None:
+    """Return how many elements are true in the parts of a tensor that integers choose: equal shares."""
+    found = ones(x)
+    if found is None or found.dim != 0 or len(indices) != 1 or indices[0] is None or indices[0].dtype is torch.bool:
+        return None
+    parts, each = indices[0].numel(), shares(found.count, x.shape[0])
+    return Ones(sum(each[place % len(each)] for place in range(parts)), 0 if indices[0].dim() else None, found.is_share)
+
+
+def _sum(x: Tensor, dims: Any, result: Any) -> None:
+    """Keep the counts of a mask, of the whole or along the dimension in which they are equal."""
+    found = ones(x) if type(result) is FakeTensor else None
+    if found is None:
+        return
+    summed = {dim % max(x.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
+    left = set(range(x.dim())) - summed
+    with _disabled():
+        if not left:
+            _keep(result, torch.full(result.shape, found.count, dtype=result.dtype))
+        elif left == {found.dim} and result.dim() == 1:
+            keep_counts(result, found.count, result.numel())
+
+
+def _put(x: Tensor, indices: Sequence[Any], value: Any, *_: Any) -> Ones | None:
+    """Return how many elements are true after some were set, those of positions that tensors of integers name."""
+    places = [each for each in indices if each is not None]
+    if any(each.dtype in (torch.bool, torch.uint8) for each in places):
+        return None
+    rows = math.prod(torch.broadcast_shapes(*(each.shape for each in places)))  # type: ignore[no-untyped-call]
+    rest = math.prod(x.shape) // max(math.prod(x.shape[at] for at, each in enumerate(indices) if each is not None), 1)
+    return _set(x, rows * rest, value)
+
+
+def _filled(x: Tensor, dim: int, index: Tensor, value: Any) -> Ones | None:
+    return _set(x, index.numel() * (x.numel() // max(x.shape[dim], 1)), value) if x.dim() else None
+
+
+def _scattered(x: Tensor, dim: int, index: Tensor, value: Any) -> Ones | None:
+    found = _set(x, index.numel(), value)
+    if found is not None and found.count == index.numel() and bounds.choices(index) == x.shape[dim]:
+        return Ones(found.count, dim % x.dim(), is_share=True)
+    return found
+
+
+def _set(x: Tensor, count: int, value: Any) -> Ones | None:
+    found = ones(x)
+    value = _number(value)
+    if found is None or value is None or (value != 1 and x.dtype is not torch.bool):
+        return found if value == 0 else None
+    return Ones(found.count + (count if value else 0), None, found.is_share)
+
+
+def _number(value: Any) -> Any:
+    """Return a value, or the only one of a tensor; None if it has several, or unknown ones."""
+    if isinstance(value, Tensor):
+        value = known.value_of(value)
+        with _disabled():
+            return (
+                value.flatten()[0].item()
+                if value is not None and value.numel() and bool((value == value.flatten()[0]).all())
+                else None
+            )
+    return value
+
+
+def _counted(x: Tensor, dim: int, index: Tensor, added: Any) -> Callable[[], None] | None:
+    """Return what keeps the counts of chosen numbers, where ones are added at their places."""
+    value, among = known.value_of(x), bounds.choices(index)
+    if value is None or among is None or x.dim() != 1 or among > x.numel() or _number(added) != 1:
+        return None
+    with _disabled():
+        counts = value.clone()
+        counts[:among] += torch.tensor(shares(index.numel(), among), dtype=value.dtype)
+
+    return lambda: known.keep(x, counts)  # type: ignore[arg-type]
+
+
+_SUMS = (aten.sum, aten.count_nonzero)
+_COUNTS = (aten.scatter_add_, aten.index_add_)
+_WRITES: dict[Any, Callable[..., Ones | None]] = {
+    aten.index_put_: _put,
+    aten.index_fill_: _filled,
+    aten.scatter_: _scattered,
+}
+"""Operators that set elements of their first argument."""
+
+
+def _all(rule: Callable[..., Ones | None], *names: str) -> Iterable[tuple[Any, Callable[..., Ones | None]]]:
+    return ((getattr(aten, name), rule) for name in names)
+
+
+_RULES: dict[Any, Callable[..., Ones | None]] = dict(
+    (
+        *_all(_same, "_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh"),
+        *_all(_above, "gt", "ne"),
+        *_all(_at_least, "ge"),
+        *_all(_equal, "eq"),
+        *_all(_either, "bitwise_or", "logical_or", "bitwise_xor", "logical_xor", "__or__"),
+        *_all(_both, "bitwise_and", "logical_and", "mul", "__and__"),
+        *_all(_together, "cat", "stack"),
+        *_all(_permuted, "permute"),
+        *_all(_transposed, "transpose", "t"),
+        *_all(_unsqueezed, "unsqueeze"),
+        *_all(_viewed, "view", "reshape", "_unsafe_view"),
+        *_all(_selected, "select", "unbind"),
+        *_all(_sliced, "slice"),
+        *_all(_indexed, "index"),
+        *_all(_put, "index_put"),
+        *_all(_filled, "index_fill"),
+        *_all(_scattered, "scatter"),
+    )
+)
+"""What is known of the results of operators that write nothing, by what is known of their arguments."""
