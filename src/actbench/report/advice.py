@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import OF_MODEL, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Case, Failure, Phase
 from actbench.report.sentences import name_of, names_in
-from actbench.units import GIB, format_bytes
-
-CONTEXT_BYTES: Final = GIB // 2
-"""What a CUDA context takes in addition to a step: its memory, and the code of kernels that the driver loads.
-
-The kernels are those of torch, cuBLAS and cuDNN. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and
-libraries; no record can know."""
+from actbench.units import format_bytes
 
 PARTS = {
     "activation_bytes": "saved activations",

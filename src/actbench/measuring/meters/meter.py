@@ -114,7 +114,7 @@ class Meter(Protocol):
 
     Attributes:
         materialize: Whether it needs a model with real weights.
-        memory_bytes: Memory that a step may use: the memory limit, or the memory of the device.
+        memory_bytes: Memory that a step may use: the memory limit, or what the device has for a step.
     """
 
     name: MeterName

@@ -10,7 +10,6 @@ import torch
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError
-from actbench.machine import available_memory_bytes
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
@@ -82,8 +81,9 @@ class Session:
         if isinstance(found, Failure):
             raise ScriptError(found)
         if self.case.find_largest_batch:
-            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
-            searched = largest_batch(self._trial, found, self.case.memory_limit_bytes or own, self.tried)
+            limit = found.memory_limit_bytes  # the script may have set a smaller one
+            assert limit is not None
+            searched = largest_batch(self._trial, found, limit, self.tried)
         return found.model_copy(
             update={
                 "timeline": found.timeline if self._wants_timeline else None,

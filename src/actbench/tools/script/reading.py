@@ -59,6 +59,11 @@ class Held:
     head: str | None
     tensor_parallel: int
 
+    @property
+    def of_model(self) -> Set[int]:
+        """Names of storages that belong to weights, gradients and optimizer state."""
+        return self.weights | self.state | self.owners.keys()
+
 
 def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""

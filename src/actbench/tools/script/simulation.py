@@ -32,6 +32,7 @@ from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
+from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
@@ -60,7 +61,7 @@ class Simulation:
 
     Args:
         profile: The card.
-        memory_limit_bytes: Memory that may be used; None for all of the card's.
+        memory_limit_bytes: Memory that may be used; None for what a CUDA context leaves of the card.
         scheme: Is applied to the models when the first step has ended; None for none.
         batch_size: Rows of the batches of each DataLoader; None for its own.
         needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
@@ -92,7 +93,6 @@ class Simulation:
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.profile = profile
-        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.moved: set[int] = set()
@@ -111,7 +111,7 @@ class Simulation:
             made=self.lines.made,
         )
         cards = groups.cards_of_machine(processes, profile)
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
+        self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
@@ -200,7 +200,9 @@ class Simulation:
         outside = about_outside(
             max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
         )
-        for text in (*about_steps(self.steps, self._began), *(outside if self._applied is None else ())):
+        reserved = self.memory.most_reserved_bytes() if profile.is_cuda else None
+        limited = (self.memory.limited,) if self.memory.limited else ()
+        for text in (*about_steps(self.steps, self._began), *limited, *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
@@ -213,16 +215,17 @@ class Simulation:
             communicated=self.tracker.communicated,
             moved=self.moved,
             workspace=self.tracker.workspace,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(held.models, step),
-            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
+            reserved_bytes=reserved,
             estimated=estimated,
             communication=communication(step.done),
             untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
+        found = with_growth(found, steady, self.tracker.events[: steady[-1].ended], self.lines.origins, held.of_model)
         marks = {"at_most": tuple(self.at_most), "approximate": self._unmodelled.reasons()}
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
