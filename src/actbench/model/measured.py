@@ -88,6 +88,11 @@ class PeakParts(Data):
         """Whether they are more than half of the peak."""
         return bool(2 * self.model_bytes > sum(self.model_dump().values()))
 
+    def are_of_optimizer(self, phase: Phase) -> bool:
+        """Whether its state, and in its own part of the step its temporaries, are a tenth of the peak."""
+        needed = self.optimizer_bytes + (self.temporary_bytes if phase == "optimizer" else 0)
+        return bool(10 * needed >= sum(self.model_dump().values()))
+
 
 class PhasePeaks(Data):
     """The peak of each part of a step; the largest is the peak of the step."""

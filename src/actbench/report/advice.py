@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import OF_MODEL, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Case, Failure, Phase
-from actbench.report.sentences import name_of, names_in
+from actbench.report.sentences import name_of, names_in, rows_of
 from actbench.units import format_bytes
 
 PARTS = {
@@ -57,12 +57,16 @@ def about_growth(rows: Iterable[tuple[MeasuredRecord, Measurement | None]]) -> I
 
 def _advice(measured: Measurement, phase: Phase, mostly_model: bool, case: Case | None) -> str:
     used = names_in(case.scheme) if case else ()
+    of_optimizer = measured.peak_parts is None or measured.peak_parts.are_of_optimizer(phase)
+    settings = _settings_of_script(measured) if case and case.script else FLAGS
     return advice(
         phase,
         mostly_model=mostly_model,
+        of_optimizer=of_optimizer,
         whole=_left_whole(measured),
-        examples=[name for name in measured.remedies if name not in used],
-        settings=_settings_of_script(measured) if case and case.script else FLAGS,
+        # older records have those that change the optimizer where it hardly matters
+        examples=[name for name in measured.remedies if name not in used] if of_optimizer else (),
+        settings=settings._replace(batch=None) if case and rows_of(case, measured) == 1 else settings,
     )
 
 

@@ -209,9 +209,7 @@ def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
             yield replace(table, curve=drawn)
 
 
-_CONTEXT: Final = (
-    f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB of a card, which plans without a limit leave."
-)
+_CONTEXT: Final = f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB of a card beside the limit."
 
 
 def _notes(found: Fitted) -> list[str]:

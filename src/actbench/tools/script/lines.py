@@ -37,6 +37,7 @@ class Lines:
         origins: The origin of each storage, by its name in the tracker's events.
         passes: The line that began the backward pass in which a storage was made, by the same name.
         roots: The modules that ran and were part of no other that did.
+        runs_again: Whether modules ran inside of a backward pass, as those do that are recomputed.
         autocast: The types in which autocast computes where gradients are needed.
     """
 
@@ -52,7 +53,7 @@ class Lines:
         self.passes: dict[int, str] = {}
         self.roots: list[nn.Module] = []
         self.autocast: dict[str, None] = {}
-        self.is_on = False
+        self.is_on = self.runs_again = False
         self.is_updating: Callable[[], bool] = lambda: False
 
     @contextmanager
@@ -123,7 +124,9 @@ class Lines:
         return OPTIMIZER if self.is_updating() else OUTSIDE
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if not self._active and torch._C._current_autograd_node() is None and id(module) not in self._paths:
+        if torch._C._current_autograd_node() is not None:
+            self.runs_again = True
+        elif not self._active and id(module) not in self._paths:
             self._add_root(module)
         self._active.append(module)
         if torch.is_grad_enabled():  # an evaluation may have an autocast of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,6 @@ class CardMemory:
         name: Of the card; ``capability`` is its compute capability.
         total_bytes: Its memory, or the memory limit that a step was given.
         limit_bytes: What of it the allocator may take: what a CUDA context leaves, or less if the script limits itself.
-        limited: How the script limits itself; empty if it does not.
         devices: How many such cards there are.
     """
 
@@ -51,7 +50,8 @@ class CardMemory:
         self.limit_bytes = self._room = profile.step_bytes(memory_limit_bytes)
         self._tracker, self._refuses = tracker, raise_oom
         self._pools = self._empty()
-        self._is_configured, self.limited = not profile.is_cuda, ""
+        self._is_configured = not profile.is_cuda
+        self._limited = ""
         self._has_failed = False
         self._held: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
@@ -66,6 +66,12 @@ class CardMemory:
         self._play()
         self._is_configured = True
         return self._limit(fraction, "torch.cuda.set_per_process_memory_fraction")
+
+    def limited(self) -> Iterator[str]:
+        """Yield how the script limits itself, if it does."""
+        self._play()
+        if self._limited:
+            yield self._limited
 
     def free_bytes(self) -> int:
         """Return the bytes that nobody has of the card."""
@@ -173,5 +179,5 @@ class CardMemory:
 
     def _limit(self, fraction: float, by: str) -> str:
         self.limit_bytes = self._pools.limit_bytes = min(self._room, int(fraction * self.total_bytes))
-        self.limited = f"{by} lets the script take {fraction:g} of the card, {format_bytes(self.limit_bytes)}"
-        return self.limited
+        self._limited = f"{by} lets the script take {fraction:g} of the card, {format_bytes(self.limit_bytes)}"
+        return self._limited

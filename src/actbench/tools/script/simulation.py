@@ -152,9 +152,9 @@ class Simulation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is not None and not isinstance(error, Ended):
+            self._held = None
         self._stack.close()
-        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
-            self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
     @contextmanager
@@ -167,10 +167,11 @@ class Simulation:
     def measurement(self) -> Measurement:
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._measured is None:
-            raise MeasurementError(
-                "no training step ended: no optimizer of torch has stepped; is the training loop inside the block, "
-                "and was it reached?"
-            )
+            if self._held is None:
+                raise MeasurementError(
+                    "no training step ended: is the training loop inside the block, and was it reached?"
+                )
+            self._measured = self._read(self._held)
         return self._measured
 
     @property
@@ -197,12 +198,9 @@ class Simulation:
         self._batches.refuse_others()
         profile, estimated, steady = self.profile, None, self.steps.steady(self._began)
         step = max(reversed(steady), key=lambda each: each.peak_bytes)  # lines are known of later ones
-        outside = about_outside(
-            max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
-        )
-        reserved = self.memory.most_reserved_bytes() if profile.is_cuda else None
-        limited = (self.memory.limited,) if self.memory.limited else ()
-        for text in (*about_steps(self.steps, self._began), *limited, *(outside if self._applied is None else ())):
+        outside = about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
+        begun = about_steps(self.steps, self._began)
+        for text in (*begun, *self.memory.limited(), *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
@@ -218,7 +216,7 @@ class Simulation:
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(held.models, step),
-            reserved_bytes=reserved,
+            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
             estimated=estimated,
             communication=communication(step.done),
             untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
