@@ -168,9 +168,7 @@ class Simulation:
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._measured is None:
             if self._held is None:
-                raise MeasurementError(
-                    "no training step ended: is the training loop inside the block, and was it reached?"
-                )
+                raise MeasurementError("no training step ended: is the training loop in the block, and is it reached?")
             self._measured = self._read(self._held)
         return self._measured
 
@@ -256,6 +254,7 @@ class Simulation:
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
+        self.lines.follow((args, kwargs), result, self.tracker.names)
         if self.profile.is_cuda and is_mixed(func, args):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
