@@ -276,7 +276,8 @@ def finish(
     if comparison.notice:
         remark(comparison.notice)
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
-    remark(f"{summary.measured} {did}, {summary.failed} failed, {summary.skipped} taken from the results file")
+    counts = f"{summary.measured} {did}, {summary.failed} failed"
+    remark(counts if comparison.path is None else f"{counts}, {summary.skipped} taken from the results file")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]

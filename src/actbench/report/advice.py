@@ -164,7 +164,12 @@ def names_of(records: Sequence[MeasuredRecord]) -> str:
     """Return the names of cases, or only their schemes if nothing else differs."""
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
-    return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
+    lengths = len({case.sequence_length for case in cases}) > 1
+    return ", ".join(
+        (case.scheme if differ_in_schemes else case.name)
+        + (f" of {case.sequence_length:,} tokens" if lengths and case.sequence_length else "")
+        for case in cases
+    )
 
 
 _MOST_BOUNDS = 5  # records and JSON have all of them
