@@ -161,15 +161,14 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:
-    """Return the names of cases, or only their schemes if nothing else differs."""
+    """Return the names of cases, or only their schemes if nothing else differs; with lengths, if names are alike."""
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
-    lengths = len({case.sequence_length for case in cases}) > 1
-    return ", ".join(
-        (case.scheme if differ_in_schemes else case.name)
-        + (f" of {case.sequence_length:,} tokens" if lengths and case.sequence_length else "")
-        for case in cases
-    )
+    names = [case.scheme if differ_in_schemes else case.name for case in cases]
+    if len(set(names)) < len(names):
+        lengths = [f" of {case.sequence_length:,} tokens" if case.sequence_length else "" for case in cases]
+        names = [f"{name}{length}" for name, length in zip(names, lengths, strict=True)]
+    return ", ".join(names)
 
 
 _MOST_BOUNDS = 5  # records and JSON have all of them
