@@ -203,8 +203,8 @@ class StepFlags:
         WeightsChoice | None,
         option(
             "--weights",
-            "random (the default, but of convert) never asks the network; auto (of convert) takes the cache or the hub "
-            "and, if neither answers within seconds, random weights with a warning; pretrained does or fails.",
+            "random (the default, except for convert) never uses the network; auto (of convert) takes the cache or the "
+            "hub and, if neither answers within seconds, random weights with a warning; pretrained does or fails.",
         ),
     ] = None
     trust_remote_code: Annotated[

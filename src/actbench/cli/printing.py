@@ -270,16 +270,17 @@ def finish(
         shown: Its tables.
         verb: What was done to its cases.
         beside: The exports.
-        require_fit: Whether a case that does not fit counts as failed.
+        require_fit: Whether a case that is expected to run out of memory counts as failed.
     """
     show(*shown, beside=beside)
     if comparison.notice:
         remark(comparison.notice)
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
-    remark(f"{summary.measured} {did}, {summary.failed} failed, {summary.skipped} taken from the results file")
+    counts = f"{summary.measured} {did}, {summary.failed} failed"
+    remark(counts if comparison.path is None else f"{counts}, {summary.skipped} taken from the results file")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]
-    over_limit = any(isinstance(outcome, Measurement) and not outcome.fits for outcome in outcomes)
-    if any(isinstance(outcome, Failure) for outcome in outcomes) or (over_limit and require_fit):
+    runs_out = any(isinstance(outcome, Measurement) and outcome.runs_out for outcome in outcomes)
+    if any(isinstance(outcome, Failure) for outcome in outcomes) or (runs_out and require_fit):
         raise Exit(1)

@@ -220,7 +220,7 @@ def _compare(
     from actbench.run.executor import PRELOAD, bench_of
     from actbench.run.processes import ForkServer
 
-    columns = exports.chosen or recipe.columns
+    columns = exports.chosen or recipe.shown_columns
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
     # its imports and those of this process take seconds each: they go on side by side

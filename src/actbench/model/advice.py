@@ -14,9 +14,9 @@ FindSchemes = Callable[[Sequence[str]], Sequence[str]]
 
 
 class Settings(NamedTuple):
-    """What a user can change beside the scheme, in words."""
+    """What a user can change beside the scheme, in words; no batch is smaller than one of one row."""
 
-    batch: str = "a smaller --batch-size"
+    batch: str | None = "a smaller --batch-size"
     optimizer: str = "another --optimizer"
 
 
@@ -25,19 +25,24 @@ FLAGS = Settings()
 
 _OF_MODEL = ("optimizer", "gradients")
 """Kinds of changes by which a scheme helps if most of a peak does not depend on the batch."""
+_OF_WEIGHTS = ("gradients", "parameters")
+"""Kinds of changes by which a scheme helps if, of that, hardly anything is the optimizer's."""
 _OF_SAMPLES = ("saved tensors", "recomputation", "loss")
 """Kinds of changes by which a scheme helps if most of a peak comes from the batch."""
 
 
-def helping_changes(phase: Phase, *, mostly_model: bool) -> Sequence[str]:
+def helping_changes(phase: Phase, *, mostly_model: bool, of_optimizer: bool = True) -> tuple[str, ...]:
     """Return the kinds of changes by which a scheme lowers a peak; arguments are those of :func:`advice`."""
-    return _OF_MODEL if phase == "optimizer" or mostly_model else _OF_SAMPLES
+    if phase != "optimizer" and not mostly_model:
+        return _OF_SAMPLES
+    return _OF_MODEL if of_optimizer else _OF_WEIGHTS
 
 
 def advice(
     phase: Phase | None,
     *,
     mostly_model: bool,
+    of_optimizer: bool = True,
     whole: Sequence[str] = (),
     find: FindSchemes | None = None,
     examples: Sequence[str] = (),
@@ -48,18 +53,19 @@ def advice(
     Args:
         phase: Part of the step with the peak, or in which memory ran out; None if unknown.
         mostly_model: Whether weights, gradients and optimizer state, which no batch size changes, fill most of it.
+        of_optimizer: Whether enough of it is the optimizer's for another one to help.
         whole: The kinds of modules whose weights the scheme leaves whole, if these fill most of it.
         find: Names the schemes that help; without it the text refers to 'actbench schemes'.
         examples: Some of these schemes, which the text names if ``find`` does not.
         settings: What can be changed beside the scheme.
     """
     if phase is None:
-        return f"take {settings.batch} or another --scheme"
+        return f"take {settings.batch} or another --scheme" if settings.batch else "take another --scheme"
     if whole:
         left = f"the scheme leaves the weights of {', '.join(whole)} whole"
         return f"{left}: spread them over processes by fsdp, or take a smaller model"
-    changes = helping_changes(phase, mostly_model=mostly_model)
-    setting = settings.optimizer if changes is _OF_MODEL else settings.batch
+    changes = helping_changes(phase, mostly_model=mostly_model, of_optimizer=of_optimizer)
+    setting = {_OF_MODEL: settings.optimizer, _OF_SAMPLES: settings.batch}.get(changes)
     such_as = f", such as {' or '.join(examples)}" if examples else ""
     names = f": {', '.join(find(changes))}" if find else f"{such_as} (see 'actbench schemes')"
-    return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"
+    return f"take {f'{setting}, or ' if setting else ''}a --scheme that changes {' or '.join(changes)}{names}"

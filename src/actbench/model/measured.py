@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from actbench.model.blocks import BlockReadings
 from actbench.model.data import Data, OutcomeData
 from actbench.model.estimated import Communication, EstimatedTime
+from actbench.model.growth import Growth
 from actbench.model.records import Built, Case, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.model.timeline import Timeline
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt, format_bytes
@@ -87,6 +88,11 @@ class PeakParts(Data):
         """Whether they are more than half of the peak."""
         return bool(2 * self.model_bytes > sum(self.model_dump().values()))
 
+    def are_of_optimizer(self, phase: Phase) -> bool:
+        """Whether its state, and in its own part of the step its temporaries, are a tenth of the peak."""
+        needed = self.optimizer_bytes + (self.temporary_bytes if phase == "optimizer" else 0)
+        return bool(10 * needed >= sum(self.model_dump().values()))
+
 
 class PhasePeaks(Data):
     """The peak of each part of a step; the largest is the peak of the step."""
@@ -136,9 +142,11 @@ class Measurement(OutcomeData):
         peak_parts: What the peak is made of.
         remedies: A few schemes that may lower such a peak, for messages; empty in older records.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
-        memory_limit_bytes: Memory that a step may use: the limit of the case, or the memory of the device.
+        memory_limit_bytes: Memory that a step may use: the limit of the case, or what the device has for a step; of a
+            simulated card that is what a CUDA context leaves (in older records, all of it).
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
+        growth: What each step of a script leaves for good; None if its memory does not grow, and in older records.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         host_bytes: Most bytes that a step holds in host memory, which are no part of the peak (of simulated CUDA
             devices): what schemes put there, and step counters of optimizers.
@@ -180,6 +188,7 @@ class Measurement(OutcomeData):
     phase_peaks: PhasePeaks | None = None
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None
+    growth: Growth | None = None
     reserved_bytes: NonNegativeInt | None = None
     host_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
@@ -232,6 +241,11 @@ class Measurement(OutcomeData):
     def fits(self) -> bool:
         """Whether the step fits into its memory limit."""
         return self.over_limit_bytes is None
+
+    @property
+    def runs_out(self) -> bool:
+        """Whether memory is expected to run out: in a step, or later, because each step leaves more."""
+        return not self.fits or self.growth is not None
 
     @property
     def state(self) -> str:

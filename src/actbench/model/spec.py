@@ -13,8 +13,9 @@ keys and values are the fields of the class that a name stands for.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_origin
 
@@ -59,6 +60,26 @@ def parse_spec(text: str) -> tuple[SpecPart, ...]:
         raise SpecError("the scheme is empty: write a name such as exact or fewbit:3 (see 'actbench schemes')")
     parts = [part.strip() for part in _EXPONENT.sub(r"\1", text).split("+")]
     return tuple(parse_part(part, f"scheme {text!r}", f" in {part!r}") for part in parts)
+
+
+def check_apart(named: Sequence[tuple[str, bool]], text: str) -> None:
+    """Check that no scheme is given twice, and that the unchanged model is not composed with others.
+
+    Args:
+        named: The name of each part of a specification, and whether ``only=`` limits it to a part of the model.
+        text: The specification.
+
+    Raises:
+        SpecError: One is.
+    """
+    if len(named) > 1 and any(name == "exact" for name, _ in named):
+        raise SpecError(f"scheme {text!r}: exact is the unchanged model and cannot be composed; leave it out")
+    for (first, of_part), (second, of_other) in itertools.combinations(named, 2):
+        if first == second and not (of_part and of_other):  # whether parts overlap is seen on the model
+            raise SpecError(
+                f"scheme {text!r}: {first} is given twice; give it once, with all its keys, or each with only="
+                " for parts of the model that do not overlap"
+            )
 
 
 def parse_part(part: str, about: str, where: str = "") -> SpecPart:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import OF_MODEL, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Case, Failure, Phase
-from actbench.report.sentences import name_of, names_in
-from actbench.units import GIB, format_bytes
-
-CONTEXT_BYTES: Final = GIB // 2
-"""What a CUDA context takes in addition to a step: its memory, and the code of kernels that the driver loads.
-
-The kernels are those of torch, cuBLAS and cuDNN. NVML counts 0.3 to 0.6 GiB of it to a process, by card, driver and
-libraries; no record can know."""
+from actbench.report.sentences import name_of, names_in, rows_of
+from actbench.units import format_bytes
 
 PARTS = {
     "activation_bytes": "saved activations",
@@ -64,12 +57,16 @@ def about_growth(rows: Iterable[tuple[MeasuredRecord, Measurement | None]]) -> I
 
 def _advice(measured: Measurement, phase: Phase, mostly_model: bool, case: Case | None) -> str:
     used = names_in(case.scheme) if case else ()
+    of_optimizer = measured.peak_parts is None or measured.peak_parts.are_of_optimizer(phase)
+    settings = _settings_of_script(measured) if case and case.script else FLAGS
     return advice(
         phase,
         mostly_model=mostly_model,
+        of_optimizer=of_optimizer,
         whole=_left_whole(measured),
-        examples=[name for name in measured.remedies if name not in used],
-        settings=_settings_of_script(measured) if case and case.script else FLAGS,
+        # older records have those that change the optimizer where it hardly matters
+        examples=[name for name in measured.remedies if name not in used] if of_optimizer else (),
+        settings=settings._replace(batch=None) if case and rows_of(case, measured) == 1 else settings,
     )
 
 
@@ -164,10 +161,14 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:
-    """Return the names of cases, or only their schemes if nothing else differs."""
+    """Return the names of cases, or only their schemes if nothing else differs; with lengths, if names are alike."""
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
-    return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
+    names = [case.scheme if differ_in_schemes else case.name for case in cases]
+    if len(set(names)) < len(names):
+        lengths = [f" of {case.sequence_length:,} tokens" if case.sequence_length else "" for case in cases]
+        names = [f"{name}{length}" for name, length in zip(names, lengths, strict=True)]
+    return ", ".join(names)
 
 
 _MOST_BOUNDS = 5  # records and JSON have all of them

@@ -11,6 +11,7 @@ from torch import nn
 
 from actbench.errors import ConversionError, SpecError
 from actbench.model.gradient import GRADIENTS, Gradient
+from actbench.model.spec import check_apart
 from actbench.scheme.base import TENSOR_PARALLEL, Change, Kind, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Adaptive, Spread
@@ -32,17 +33,10 @@ class Composed(Scheme):
         Raises:
             SpecError: ``exact`` is among them, or two do to the whole model what only one may.
         """
-        for part in parts:
-            if part.name == "exact":
-                raise SpecError(f"scheme {text!r}: exact is the unchanged model and cannot be composed; leave it out")
+        check_apart([(part.name, bool(part.only)) for part in parts], text)
         for first, second in itertools.combinations(parts, 2):
             if first.only and second.only:
                 continue  # apply checks on the model whether they overlap
-            if first.name == second.name:
-                raise SpecError(
-                    f"scheme {text!r}: {first.name} is given twice; give it once, with all its keys, or each with only="
-                    " for parts of the model that do not overlap"
-                )
             for what in _both(first, second):
                 hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""
                 raise SpecError(

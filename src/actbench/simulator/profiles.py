@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.machine import memory_bytes
+from actbench.model.context import CONTEXT_BYTES
 from actbench.model.data import Data
 from actbench.model.declared import unknown_device_profile
 from actbench.model.records import Case
@@ -198,6 +199,12 @@ class DeviceProfile:
     def is_cuda(self) -> bool:
         """Whether CUDA's operators are used: fused attention and dropout, foreach optimizers, its autocast types."""
         return self.compute_capability is not None
+
+    def step_bytes(self, limit_bytes: int | None = None) -> int:
+        """Return the memory that a step may take: a limit as it was given, or what a CUDA context leaves of it."""
+        if limit_bytes is not None:
+            return limit_bytes
+        return max(1, self.memory_bytes - CONTEXT_BYTES) if self.is_cuda else self.memory_bytes
 
     @property
     def rounding_bytes(self) -> int:

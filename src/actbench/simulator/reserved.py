@@ -35,6 +35,7 @@ class Pools:
     With ``refuses`` an allocation that would fail is left out, and the device does not become larger.
 
     Attributes:
+        limit_bytes: The memory of the device; it may be changed between two allocations.
         peak_bytes: Most bytes that were reserved so far.
         is_exceeded: Whether an allocation would have failed.
     """
@@ -44,7 +45,7 @@ class Pools:
     ) -> None:
         self._refuses = refuses
         self._make: Callable[[int], CachingAllocator] = ExpandableAllocator if expandable else CachingAllocator
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._of: dict[str, CachingAllocator] = {}
         self._streams = streams or {}
         self._held: set[int] = set()
@@ -74,20 +75,20 @@ class Pools:
     def of(self, stream: str) -> CachingAllocator:
         """Return the blocks of a stream."""
         if stream not in self._of:
-            self._of[stream] = self._make(self._limit_bytes)
+            self._of[stream] = self._make(self.limit_bytes)
         return self._of[stream]
 
     def allocate(self, stream: str, name: int, amount: int) -> bool:
         """Return whether a request is served; where the device is full, all streams give back what is wholly free."""
         pool = self.of(stream)
-        pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
+        pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
             for other in self._of.values():
                 if other is not pool:
                     other.give_back()
-            pool.limit_bytes = self._limit_bytes - self.reserved_bytes + pool.reserved_bytes
+            pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
             try:
                 pool.allocate(name, amount)
             except OutOfSegments:
@@ -95,6 +96,6 @@ class Pools:
                 if self._refuses:
                     return False
                 pool.allocate_beyond(name, amount)
-                self._limit_bytes = max(self._limit_bytes, self.reserved_bytes)
+                self.limit_bytes = max(self.limit_bytes, self.reserved_bytes)
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
         return True

@@ -48,7 +48,7 @@ _UNTIMED = (
 class SimulatedMeter(Meter):
     """Counts the bytes of a step without computing it, in the same time for any batch.
 
-    Without a memory limit a step may use all memory of the device.
+    Without a memory limit a step may use what a CUDA context leaves of the device.
 
     Attributes:
         done: What the operators did of the step that was read last; only collectives if the rates of the device are
@@ -62,7 +62,7 @@ class SimulatedMeter(Meter):
 
     def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
         self.profile = profile
-        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self.memory_bytes = profile.step_bytes(memory_limit_bytes)
         self._mode = fake_mode()
         self._is_active = False
         self.done: Sequence[Done] = ()

@@ -47,8 +47,8 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_so(table: Table) -> None:
     text = "\n".join(lines)
 
     assert max(map(len, lines)) <= 100
-    assert "Left out of the table above, for want of width: " in text
-    assert "Step" in text[text.index("Left out of the table above") :]
+    assert "Hidden for lack of space: " in text
+    assert "Step" in text[text.index("Hidden for lack of space") :]
     assert "fewbit:3+randomized:0.2" in text
     assert "0.48x" in text, "speed is not a detail"
 
@@ -69,10 +69,10 @@ def test_a_row_in_a_pipe_is_one_line_in_the_width_that_it_has(table: Table) -> N
     wide, narrow = (printed(table, width, terminal=False) for width in (200, 80))
 
     assert any("fewbit:3+randomized:0.2" in line and "0.48x" in line and "1.05 s" in line for line in wide)
-    assert "Left out" not in "\n".join(wide)
+    assert "Hidden" not in "\n".join(wide)
     assert any("fewbit:3+randomized:0.2" in line and "0.48x" in line for line in narrow)
     assert max(map(len, narrow)) <= 80
-    assert "Left out of the table above, for want of width: " in "\n".join(narrow)
+    assert "Hidden for lack of space: " in "\n".join(narrow)
 
 
 def test_notes_stand_below(table: Table) -> None:

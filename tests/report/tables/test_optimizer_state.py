@@ -58,7 +58,7 @@ def test_what_is_left_out_is_not_said_to_lack_room(make_record: MakeRecord) -> N
     screen.show(table, console)
     text = console.export_text()
 
-    assert "for want of width" in " ".join(text.split())
+    assert "for lack of space" in " ".join(text.split())
     assert "Optimizer" not in text
 
 

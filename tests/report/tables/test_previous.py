@@ -71,8 +71,8 @@ def test_what_brings_nothing_beside_the_one_before_says_so(make_record: MakeReco
     told = {"peak_phase": "backward"}
     records = [make_record(), make_record("a", **told, peak_bytes=500), make_record("a+b", **told, peak_bytes=500)]
 
-    notes = [note for note in tables.results_table(records).notes if "nothing of the peak" in note]
+    notes = [note for note in tables.results_table(records).notes if "no lower peak" in note]
 
-    assert [note.partition(";")[0] for note in notes] == [
-        "tiny, a+b, batch 8 (simulated): nothing of the peak is saved compared with a"
+    assert [note.partition(": it")[0] for note in notes] == [
+        "tiny, a+b, batch 8 (simulated): no lower peak compared with a"
     ]

@@ -31,6 +31,12 @@ class Card:
     def peak_reserved_bytes(self) -> int:
         return 8 * GIB
 
+    def free_bytes(self) -> int:
+        return 16 * GIB
+
+    def limit_to(self, fraction: float) -> str:
+        return f"limited to {fraction:g}"
+
     def reset_peak(self) -> None:
         self.peak = self.allocated_bytes()
 

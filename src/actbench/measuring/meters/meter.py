@@ -21,7 +21,7 @@ from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.measured import PeakParts, PhasePeaks
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Phase
-from actbench.scheme.microbatches import Batch
+from actbench.scheme.microbatches import Batch, rows_of
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.units import format_bytes
 
@@ -60,8 +60,10 @@ class MemoryReading:
         found = replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
         if self.peak_phase is None:
             return found
-        is_model = self.peak_parts is not None and self.peak_parts.are_mostly_model
-        changes = helping_changes(self.peak_phase, mostly_model=is_model)
+        parts, phase = self.peak_parts, self.peak_phase
+        is_model = parts is not None and parts.are_mostly_model
+        of_optimizer = parts is None or parts.are_of_optimizer(phase)
+        changes = helping_changes(phase, mostly_model=is_model, of_optimizer=of_optimizer)
         return replace(found, remedies=tuple(schemes.examples(changes)))
 
 
@@ -114,7 +116,7 @@ class Meter(Protocol):
 
     Attributes:
         materialize: Whether it needs a model with real weights.
-        memory_bytes: Memory that a step may use: the memory limit, or the memory of the device.
+        memory_bytes: Memory that a step may use: the memory limit, or what the device has for a step.
     """
 
     name: MeterName
@@ -193,5 +195,7 @@ def allocation_failures(
         if phase is not None:
             message += f"memory ran out in the {PHASES[phase]}, where weights, gradients and optimizer state hold "
             message += f"{format_bytes(held)}; "
+        if step is not None and rows_of(step.batch) == 1:
+            settings = settings._replace(batch=None)
         message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing, settings=settings)
         raise OutOfMemoryError(message, phase) from error

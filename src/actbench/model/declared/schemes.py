@@ -51,7 +51,8 @@ def check_scheme(text: str) -> None:
     Raises:
         SpecError: A name, key or value is wrong; the message is the one of building the scheme.
     """
-    for part in spec.parse_spec(text):
+    parts = spec.parse_spec(text)
+    for part in parts:
         found = spec.find_named(part.name, _schemes(), "scheme", text)
         if found.model is None:
             continue
@@ -61,6 +62,7 @@ def check_scheme(text: str) -> None:
         except NameError:  # of a validator that reads what was not imported
             continue
         spec.check_sizes(built, about)
+    spec.check_apart([(part.name, "only" in part.options) for part in parts], text)
 
 
 @functools.cache

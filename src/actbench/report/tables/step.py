@@ -14,7 +14,7 @@ from actbench.report.sentences import rows_of
 from actbench.report.tables.groups import told_settings, varying_settings
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
-from actbench.units import format_bytes
+from actbench.units import MIB, format_bytes
 
 DEAREST = 10
 """Most operators in a table."""
@@ -171,7 +171,7 @@ def _notes(timeline: Timeline) -> list[str]:
     made_of = ", ".join(f"{name} {format_bytes(amount)}" for name, amount in ranked)
     when = f"after {timeline.peak_event:,} of {timeline.events:,} allocations and frees"
     lines = [f"The peak is in the {PHASES[timeline.peak_phase]}, {when}: {made_of}."]
-    if host:
+    if host >= MIB:
         lines.append(f"Host memory, which is no part of the peak, holds {format_bytes(host)} then.")
     return lines
 

@@ -143,7 +143,7 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
         if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
             alike.setdefault((against, about), []).append(entry.record)
     for (against, about), records in alike.items():
-        yield f"{names_of(records)}: nothing of the peak is saved{against}; {about}"
+        yield f"{names_of(records)}: no lower peak{against}: it {about.removeprefix('the peak ')}"
 
 
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:

@@ -35,7 +35,7 @@ class Recipe(BaseRecipe):
 
     With ``cumulative`` the schemes of a model are added one after the other. Without ``exact`` the unchanged model is
     not measured, nor is anything that takes it: gradient errors, and speeds and savings in comparison with it.
-    ``columns`` are those that are shown.
+    ``columns`` are those that are shown, with those that another setting asks for.
     """
 
     files: ClassVar[RecipeFiles] = SWEEPS
@@ -69,6 +69,21 @@ class Recipe(BaseRecipe):
     def meters(self) -> set[MeterName]:
         """The meters of all grids."""
         return {meter for grid in self.workload for meter in self._meters(grid)}
+
+    @property
+    def shown_columns(self) -> tuple[str, ...]:
+        """The columns to show: those that were chosen, then those without which another setting shows nothing."""
+        batches = {rows for grid in self.workload for rows in grid.batch_size}
+        of_rows = {"model": len(self.models) > 1, "batch": len(batches) > 1, "meter": len(self.meters) > 1}
+        asked = {
+            "largest-batch": self.measure.largest_batch,
+            "over-limit": self.measure.memory_limit is not None,
+            "peak-vs-previous": self.cumulative,
+            # without any of them a table has all that distinguish rows
+            **(of_rows if {"scheme", *of_rows} & {*self.columns} else {}),
+        }
+        more = (name for name, is_asked in asked.items() if is_asked and name not in self.columns)
+        return (*self.columns, *more) if self.columns else ()
 
     @property
     def code(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import scheme as schemes
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, SpecError
 from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.inspection.sites import Trace
 from actbench.model.records import Site, Unreached
@@ -204,9 +204,14 @@ def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
     """Raise a ConversionError if a model, or a module inside it, was converted before."""
     found = conversion_of(model)
     if found is not None:
+        both = f"{found.scheme}+{scheme.spec}"
+        try:
+            once = f"with schemes composed by +, such as {schemes.build(both).spec}"
+        except SpecError:  # one of them excludes the other, or is the other
+            once = "with the scheme that it is to have"
         raise ConversionError(
-            f"this model was already converted with {found.scheme!r}; take the unconverted model and "
-            f"convert it once, with schemes composed by +, such as {found.scheme}+{scheme.spec}"
+            f"this model was already converted with {found.scheme!r}; take the unconverted model and convert it once, "
+            f"{once}"
         )
 
 

@@ -57,8 +57,8 @@ class Cards:
         cards.sort(key=lambda each: each.memory_bytes)
         planner = self.made.planner(self.case, self.asked)
         planner.run()
-        planner.pursue([Goal(level, card.memory_bytes) for card in cards[1:] for _, level in levels], rounds=2)
-        planner.answer(cards[0].memory_bytes, [level for _, level in levels])  # or what needs least, if nothing fits
+        planner.pursue([Goal(level, card.step_bytes()) for card in cards[1:] for _, level in levels], rounds=2)
+        planner.answer(cards[0].step_bytes(), [level for _, level in levels])  # or what needs least, if nothing fits
         rows, without = list[OnCard](), dict[str, int]()
         for card in cards:
             found = list(self._on(card, planner, levels))
@@ -72,7 +72,7 @@ class Cards:
         chosen = {name: self._candidates(card, planner, level) for name, level in levels}
         if not any(chosen.values()):
             return
-        settings = {"device_profile": card.name, "memory_limit_bytes": card.memory_bytes}
+        settings = {"device_profile": card.name, "memory_limit_bytes": card.step_bytes()}
         exact = self.case.model_copy(update=settings)
         cases = {each.case.model_copy(update=settings): each.plan for found in chosen.values() for each in found}
         outcomes = dict(self.made.simulations(exact, self.asked)({exact: Plan(), **cases}))
@@ -92,7 +92,7 @@ class Cards:
         """Return the fastest simulated plans that a card has memory and types for."""
         fits = [
             each
-            for each in planner.reaching(Goal(level, card.memory_bytes))
+            for each in planner.reaching(Goal(level, card.step_bytes()))
             if card.has_tensor_float or not any(choice.needs_bfloat16 for choice in each.plan.choices)
         ]
         return fits[:_TRIED]
@@ -102,6 +102,6 @@ class Cards:
         record, seconds = self.made.store.find(case), step_seconds_of(outcome)
         if not isinstance(outcome, Measurement) or record is None or seconds is None:
             return None
-        if needed_bytes(outcome) > card.memory_bytes or seconds > self.asked.max_slowdown * exact_seconds:
+        if needed_bytes(outcome) > card.step_bytes() or seconds > self.asked.max_slowdown * exact_seconds:
             return None
         return Tried(record, outcome, seconds, exact_seconds)

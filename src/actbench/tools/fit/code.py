@@ -259,7 +259,7 @@ def _more_imports(code: str) -> list[str]:
 def _command(case: Case) -> str:
     words = ["actbench measure", shlex.quote(case.model), f"-s {shlex.quote(case.scheme)}", f"-b {case.batch_size}"]
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
-    limit = case.memory_limit_bytes or profile.memory_bytes
+    limit = profile.step_bytes(case.memory_limit_bytes)
     for flag, value, usual in (
         ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),
@@ -272,7 +272,7 @@ def _command(case: Case) -> str:
         ("optimizer", case.optimizer, optimizer_for(case.model)),
         ("weights", case.weights, "random"),
         ("seed", case.seed, 0),
-        ("memory-limit", f"{limit}B", f"{profile.memory_bytes}B"),
+        ("memory-limit", f"{limit}B", f"{profile.step_bytes()}B"),
         ("meter", _device(case), None),
     ):
         words += [f"--{flag} {value}"] if value not in (None, usual) else []

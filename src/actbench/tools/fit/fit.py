@@ -98,7 +98,7 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
         StoreError: The results file is in use, broken or cannot be written.
     """
     case, profile = checked(case)
-    limit = case.memory_limit_bytes or profile.memory_bytes
+    limit = profile.step_bytes(case.memory_limit_bytes)
     meter = ondevice.meter_of(profile) if measure else None
     progress = means.progress
     choices = choices_of(case, asked, profile, means.schemes)
@@ -156,8 +156,8 @@ def _found(records: Sequence[FitRecord]) -> Fitted:
 def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> Fit:
     found = _found(records)
     need, limit = found.least.need_bytes, found.limit_bytes
-    has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).memory_bytes
-    large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.memory_bytes >= need]
+    has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).step_bytes()
+    large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
     least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name
     is_over = any(run.over for run in made.runs)
     return Fit(

@@ -200,7 +200,7 @@ def checked(case: Case) -> tuple[Case, DeviceProfile]:
     settings: Mapping[str, object] = {
         "meter": "simulated",
         "device_profile": profile.name,
-        "memory_limit_bytes": case.memory_limit_bytes or profile.memory_bytes,
+        "memory_limit_bytes": profile.step_bytes(case.memory_limit_bytes),
         "find_largest_batch": False,
         "gradient_quality": False,
     }

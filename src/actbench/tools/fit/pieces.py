@@ -44,9 +44,9 @@ def _of_script(plan: Tried, script: Script) -> Iterator[tuple[str, str]]:
         used = [f"import {each}" for each in modules if f"{each}." in "".join(lines)]
         yield f"{plan.words}: in {script.target}", "\n".join([*used, *lines]) + "\n"
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
-    limit = case.memory_limit_bytes or profile.memory_bytes
+    limit = profile.step_bytes(case.memory_limit_bytes)
     words = [f"actbench run --device-profile {shlex.quote(case.device_profile or profile.name)}"]
-    words += [f"--memory-limit {limit}B"] if limit != profile.memory_bytes else []
+    words += [f"--memory-limit {limit}B"] if limit != profile.step_bytes() else []
     words += [f"--batch-size {script.batch_size}"] if script.batch_size else []
     words += [f"-s {shlex.quote(case.scheme)}"] if case.scheme != "exact" else []
     yield f"{plan.words}: simulated again, with what holds the memory", f"{' '.join(words)} {script.text}\n"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.report.advice import CONTEXT_BYTES
 from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
@@ -209,10 +209,7 @@ def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
             yield replace(table, curve=drawn)
 
 
-_CONTEXT: Final = (
-    f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB more, not counted here: --memory-limit leaves room for "
-    "it."
-)
+_CONTEXT: Final = f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB of a card beside the limit."
 
 
 def _notes(found: Fitted) -> list[str]:

@@ -161,6 +161,14 @@ class RealMemory:
         """Return the peak of the last step."""
         return self._allocations.peak_bytes
 
+    def free_bytes(self) -> int:
+        """Return the bytes of the memory that the script does not have."""
+        return max(self.total_bytes - self._allocations.live_bytes, 0)
+
+    def limit_to(self, fraction: float) -> str:
+        """Limit nothing: the CPU's allocator knows no limit."""
+        return "torch.cuda.set_per_process_memory_fraction limits no memory of a CPU"
+
     def reset_peak(self) -> None:
         """Do nothing: each step has its own peak."""
 

@@ -9,9 +9,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
+from actbench.errors import is_users
 from actbench.simulator.overrides import attribute
 
 Change = Callable[[ModuleType], AbstractContextManager[object]]
@@ -83,6 +85,20 @@ def _like(own: Any, make: Callable[[Any], Any]) -> Any:
     """Return what is made for ``own``, with its name and signature, which Lightning and others read."""
     made = make(own)
     return functools.update_wrapper(made, own) if inspect.isfunction(made) else made
+
+
+def is_users_import() -> bool:
+    """Return whether the import that runs now stands in a file of the user's, and not in a library."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_passing(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def _is_passing(file: str) -> bool:
+    """Return whether imports pass through a file on their way: it is Python's own, or ours."""
+    of_python = file.startswith("<frozen importlib") or file == importlib.__file__
+    return of_python or Path(file).is_relative_to(Path(__file__).parent)
 
 
 def _copies(function: Any) -> list[tuple[dict[str, Any], str]]:

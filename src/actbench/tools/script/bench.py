@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -10,7 +11,6 @@ import torch
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError
-from actbench.machine import available_memory_bytes
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
@@ -21,8 +21,8 @@ from actbench.tools.script.ondevice import CudaRun
 from actbench.tools.script.real import RealRun
 from actbench.tools.script.schemes import refused
 from actbench.tools.script.simulation import Simulation
-from actbench.tools.script.steps import Step
-from actbench.tools.script.suggestions import OF_ANY_SCRIPT
+from actbench.tools.script.steps import Ended, Step
+from actbench.tools.script.suggestions import suggestions
 from actbench.tools.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes
 
@@ -82,8 +82,9 @@ class Session:
         if isinstance(found, Failure):
             raise ScriptError(found)
         if self.case.find_largest_batch:
-            own = available_memory_bytes() if self.case.meter == "cpu" else self._profile.memory_bytes
-            searched = largest_batch(self._trial, found, self.case.memory_limit_bytes or own, self.tried)
+            limit = found.memory_limit_bytes  # the script may have set a smaller one
+            assert limit is not None
+            searched = largest_batch(self._trial, found, limit, self.tried)
         return found.model_copy(
             update={
                 "timeline": found.timeline if self._wants_timeline else None,
@@ -105,8 +106,11 @@ class Session:
         torch.manual_seed(self.case.seed)
         is_whole = False
         with self._opened(script, stepped, ended) as run:
-            launching.run(script)
-            is_whole = True  # not reached where the run was stopped inside the block
+            with suppress(Ended):
+                launching.run(script)
+                is_whole = True
+            if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
+                return self._about_script(run.measurement, run, is_stopped=not is_whole)
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
         return self._about_script(run.measurement, run, is_stopped=not is_whole)
@@ -117,9 +121,12 @@ class Session:
         """Return a measurement with where the script was stopped, and with the schemes that may help or are refused."""
         assert found.built is not None
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None}
-        if not self._scheme.changes and found.peak_parts is not None:
-            asked = dict.fromkeys((*OF_ANY_SCRIPT, *found.remedies))
-            more["refused"] = refused(asked, run.lines.roots, run.steps.optimizers)
+        if not self._scheme.changes and not self.reads_blocks:
+            asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
+            simulated = isinstance(run, Simulation)
+            no = refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
+            again = [each for each in asked if run.lines.runs_again and "recomputation" in schemes.build(each).changes]
+            more["refused"] = tuple(dict.fromkeys((*no, *again)))
         built = found.built.model_copy(update=more)
         helping = tuple(name for name in found.remedies if name not in built.refused)
         return found.model_copy(update={"built": built, "remedies": helping})

@@ -247,15 +247,18 @@ def _show(
 
 
 def _worth_trying(record: MeasuredRecord) -> list[str]:
-    from actbench.tools.script.suggestions import suggestions
+    from actbench.tools.script.suggestions import has_room, suggestions
 
     measured = record.outcome
-    found = suggestions(measured) if isinstance(measured, Measurement) else []
+    if isinstance(measured, Failure):
+        return []
+    if has_room(measured) and measured.largest_batch is None and measured.growth is None:
+        return _larger_batch(record.case, measured)
+    found = suggestions(measured)
     if not found:
         return []
     from actbench.tools.fit.paste import lines_for
 
-    assert not isinstance(measured, Failure)
     assert record.case.script is not None
     compared = with_options(sys.argv[1:], record.case.script, ("--scheme", "NAME"))
     lines = ["", f"Worth trying; to see what each saves and costs: {compared}"]
@@ -263,6 +266,15 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]
     return [*lines, *_planning(record.case, record.case.script, measured)]
+
+
+def _larger_batch(case: Case, measured: Measurement) -> list[str]:
+    """Return the command that finds the largest batch; none where a script has no loader whose batch can change."""
+    has_loader = measured.built is not None and measured.built.batch_size is not None
+    if case.script is None or case.meter == "cuda" or not has_loader:
+        return []
+    command = with_options(sys.argv[1:], case.script, ("--max-batch",))
+    return ["", f"Most of the memory is free; to see how large a batch fits: {command}"]
 
 
 def _planning(case: Case, script: Script, measured: Measurement) -> list[str]:

@@ -27,7 +27,8 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
 
     def set_fraction(fraction: float, device: int) -> None:
         fractions[device] = fraction
-        note("torch.cuda.set_per_process_memory_fraction: noted, but the simulated card has all its memory")
+        if device == 0:  # this is the first process
+            note(counters.limit_to(fraction))
 
     def record_history(*_: Any, **__: Any) -> None:
         note("torch.cuda.memory._record_memory_history: left out; use --timeline for what is allocated when")
@@ -89,7 +90,7 @@ def accelerator_functions(
 
     def memory_info(index: int) -> tuple[int, int]:
         selected.checked(index)
-        return max(counters.total_bytes - counters.reserved_bytes(), 0), counters.total_bytes
+        return counters.free_bytes(), counters.total_bytes
 
     return {
         "_get_accelerator": lambda *_: torch.device("cuda"),
@@ -129,7 +130,7 @@ class Runtime:
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802
         """Return free and total bytes of a card."""
         checked(device)
-        return max(self.counters.total_bytes - self.counters.reserved_bytes(), 0), self.counters.total_bytes
+        return self.counters.free_bytes(), self.counters.total_bytes
 
     def cudaGetErrorString(self, error: int) -> str:  # noqa: N802
         """Return the text of an error; there is none."""

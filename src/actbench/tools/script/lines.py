@@ -20,6 +20,7 @@ from actbench.errors import is_users
 from actbench.measuring.meters.stepevents import UNKNOWN, Origin
 from actbench.model.ledger import OUTSIDE
 from actbench.model.timeline import OPTIMIZER
+from actbench.tools.script.copies import Copies, Names
 
 _LONGEST_LINE = 60
 
@@ -37,6 +38,8 @@ class Lines:
         origins: The origin of each storage, by its name in the tracker's events.
         passes: The line that began the backward pass in which a storage was made, by the same name.
         roots: The modules that ran and were part of no other that did.
+        runs_again: Whether modules ran inside of a backward pass, as those do that are recomputed.
+        copies: What was copied outside of forward and backward passes.
         autocast: The types in which autocast computes where gradients are needed.
         fed: Told of the arguments of a module that is part of no other, where gradients are needed.
     """
@@ -53,7 +56,8 @@ class Lines:
         self.passes: dict[int, str] = {}
         self.roots: list[nn.Module] = []
         self.autocast: dict[str, None] = {}
-        self.is_on = False
+        self.copies = Copies()
+        self.is_on = self.runs_again = False
         self.is_updating: Callable[[], bool] = lambda: False
         self.fed: Callable[[Any], object] = lambda arguments: None
 
@@ -77,10 +81,17 @@ class Lines:
             self.origins[name] = Origin(module, operator, line)
         elif self.is_on or not (self._active or node is not None):
             line, module = self.line(), self._running()
+            if not (self._active or node is not None):
+                self.copies.made(name)
             if self._active and self._turns[-1][1:] != (module, line):
                 # the node of this operator has been made already
                 self._turns.append((torch._C._autograd._get_sequence_nr() - 1, module, line))
             self.origins[name] = Origin(module, operator, line)
+
+    def follow(self, given: Any, result: Any, names: Names) -> None:
+        """Note the arguments of an operator and its result, before :meth:`made` is told of this."""
+        if not self._active and torch._C._current_autograd_node() is None:
+            self.copies.follow(given, result, names)
 
     def begin_pass(self) -> None:
         """Note the line that runs now as that which begins a backward pass."""
@@ -125,7 +136,9 @@ class Lines:
         return OPTIMIZER if self.is_updating() else OUTSIDE
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if not self._active and torch._C._current_autograd_node() is None and id(module) not in self._paths:
+        if torch._C._current_autograd_node() is not None:
+            self.runs_again = True
+        elif not self._active and id(module) not in self._paths:
             self._add_root(module)
         self._active.append(module)
         if torch.is_grad_enabled():  # an evaluation may have an autocast of its own

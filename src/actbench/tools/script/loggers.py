@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from actbench.tools.script.arrivals import Change, Make, changed
+from actbench.tools.script.arrivals import Change, Make, changed, is_users_import
 
 Note = Callable[[str], None]
 
@@ -89,8 +89,13 @@ def stand_ins() -> dict[str, Make]:
 
 
 def told(note: Note) -> Callable[[str], None]:
-    """Return a function that notes a logger which a script imports."""
-    return lambda package: note(f"{package} is off: a simulated run logs nothing.")
+    """Return a function that notes a logger which the user's own files import; libraries import what they never use."""
+
+    def tell(package: str) -> None:
+        if is_users_import():
+            note(f"{package} is off: a simulated run logs nothing.")
+
+    return tell
 
 
 @contextmanager
@@ -182,7 +187,7 @@ def _unlogged(note: Note, loggers: str) -> Callable[[Any], Any]:
 
 def _wandb(note: Note) -> Change:
     def change(module: ModuleType) -> AbstractContextManager[object]:
-        note("wandb is off: a simulated run logs nothing.")
+        told(note)("wandb")
         return ExitStack()
 
     return change

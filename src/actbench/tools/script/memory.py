@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import os
+import re
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,11 @@ from actbench.simulator.tracker import StorageTracker
 from actbench.tools.script.places import CheckedTracker
 from actbench.units import format_bytes
 
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables with the settings of torch's allocator; torch reads the first that is set."""
+
+_FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*([0-9.]+)")
+
 
 class CardMemory:
     """Counts what a tracker has seen as torch's caching allocator does, in bytes.
@@ -23,24 +30,52 @@ class CardMemory:
 
     Attributes:
         name: Of the card; ``capability`` is its compute capability.
-        total_bytes: Its memory, or the smaller limit that a step was given.
+        total_bytes: Its memory, or the memory limit that a step was given.
+        limit_bytes: What of it the allocator may take: what a CUDA context leaves, or less if the script limits itself.
         devices: How many such cards there are.
     """
 
     def __init__(
-        self, profile: DeviceProfile, tracker: StorageTracker, total_bytes: int, devices: int, *, raise_oom: bool
+        self,
+        profile: DeviceProfile,
+        tracker: StorageTracker,
+        memory_limit_bytes: int | None,
+        devices: int,
+        *,
+        raise_oom: bool,
     ) -> None:
         self.name = profile.name
         self.capability = profile.compute_capability or (0, 0)
-        self.total_bytes, self.devices = total_bytes, devices
-        self._tracker = tracker
-        streams = tracker.communicated.streams
-        self._empty = partial(Pools, total_bytes, expandable=False, streams=streams, refuses=raise_oom)
+        self.total_bytes, self.devices = memory_limit_bytes or profile.memory_bytes, devices
+        self.limit_bytes = self._room = profile.step_bytes(memory_limit_bytes)
+        self._tracker, self._refuses = tracker, raise_oom
         self._pools = self._empty()
+        self._is_configured = not profile.is_cuda
+        self._limited = ""
         self._has_failed = False
         self._held: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
+
+    def _empty(self) -> Pools:
+        streams = self._tracker.communicated.streams
+        return Pools(self.limit_bytes, expandable=False, streams=streams, refuses=self._refuses)
+
+    def limit_to(self, fraction: float) -> str:
+        """Let the allocator take no more than a share of the card from now on; return what to say of it."""
+        self._play()
+        self._is_configured = True
+        return self._limit(fraction, "torch.cuda.set_per_process_memory_fraction")
+
+    def limited(self) -> Iterator[str]:
+        """Yield how the script limits itself, if it does."""
+        self._play()
+        if self._limited:
+            yield self._limited
+
+    def free_bytes(self) -> int:
+        """Return the bytes that nobody has of the card."""
+        return max(self._room - self.reserved_bytes(), 0)
 
     def allocated_bytes(self) -> int:
         """Return the bytes of the tensors that are alive."""
@@ -113,13 +148,16 @@ class CardMemory:
             self._pools.is_exceeded, self._has_failed = False, True
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Simulated: {self.name} has a total capacity of "
-                f"{format_bytes(self.total_bytes)}, and {format_bytes(self._live_bytes)} are asked for at once"
+                f"{format_bytes(self.total_bytes)}, of which a step may take {format_bytes(self.limit_bytes)}, and "
+                f"{format_bytes(self._live_bytes)} are asked for at once"
             )
 
     def _play(self) -> None:
         """Follow what was allocated and freed since the last call."""
         assert self._tracker.live_bytes >= 0  # counts what waits to be counted
         events = self._tracker.events
+        if events and not self._is_configured:
+            self._configure()
         for name, amount in events[self._played :]:
             self._live_bytes += amount - self._held.pop(name, 0)
             if amount:
@@ -131,3 +169,15 @@ class CardMemory:
                 self._pools.play(((name, amount),))
             self._most_reserved_bytes = max(self._most_reserved_bytes, self._pools.reserved_bytes)
         self._played = len(events)
+
+    def _configure(self) -> None:
+        """Read the settings of the allocator when it begins, as torch does: a script may set them before."""
+        self._is_configured = True
+        settings = next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
+        if found := _FRACTION.search(settings):
+            self._limit(float(found[1]), "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF")
+
+    def _limit(self, fraction: float, by: str) -> str:
+        self.limit_bytes = self._pools.limit_bytes = min(self._room, int(fraction * self.total_bytes))
+        self._limited = f"{by} lets the script take {fraction:g} of the card, {format_bytes(self.limit_bytes)}"
+        return self._limited

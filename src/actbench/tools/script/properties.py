@@ -34,6 +34,12 @@ class Counters(Protocol):
     def peak_reserved_bytes(self) -> int:
         """Return the largest :meth:`reserved_bytes` since the last :meth:`reset_peak`."""
 
+    def free_bytes(self) -> int:
+        """Return the bytes that nobody has of the card."""
+
+    def limit_to(self, fraction: float) -> str:
+        """Let the caching allocator take no more than a share of the card; return what to say of it."""
+
     def reset_peak(self) -> None:
         """Let both peaks start at the current bytes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Held:
     """What a script held on the card when a step ended: names of storages, and bytes.
 
     Attributes:
+        copies: Storages that are made of weights alone, such as their averages; they are no part of ``weights_bytes``.
+        copies_apart: Those that were made without gradients.
         owners: The origin of each storage of a parameter, a buffer, a gradient and optimizer state.
         dtype: Types of the parameters.
         autocast: The types in which autocast computes where gradients are needed; None without autocast.
@@ -51,6 +54,8 @@ class Held:
     weights_bytes: int
     state: set[int]
     state_bytes: int
+    copies: set[int]
+    copies_apart: set[int]
     owners: dict[int, Origin]
     dtype: str | None
     autocast: str | None
@@ -59,6 +64,11 @@ class Held:
     head: str | None
     tensor_parallel: int
 
+    @property
+    def of_model(self) -> Set[int]:
+        """Names of storages that belong to weights, gradients and optimizer state."""
+        return self.weights | self.copies | self.state | self.owners.keys()
+
 
 def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimizer]) -> Held:
     """Return what a script holds now."""
@@ -66,13 +76,18 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
     def on_card(tensors: Iterable[Tensor]) -> list[Tensor]:
         return [each for each in plain_tensors(*tensors) if not tracker.leaves_out(each)]
 
+    kept = on_card(others(lines.roots))
     weights = on_card(tensor for root in lines.roots for tensor in footprint.weights(root))
+    weights += [tensor for tensor in kept if tracker.names([tensor])]
     state = on_card(each for optimizer in optimizers for each in footprint.optimizer_state(optimizer))
+    names = tracker.names(weights)
     return Held(
-        weights=tracker.names(weights),
+        weights=names,
         weights_bytes=footprint.stored_bytes(weights),
         state=tracker.names(state),
         state_bytes=footprint.stored_bytes(state),
+        copies=(copies := lines.copies.of(names)),
+        copies_apart=copies & lines.copies.apart,
         owners=dict(_owners(tracker, lines, optimizers)),
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         autocast="+".join(lines.autocast) or None,
@@ -81,6 +96,17 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         head=head_of([root for root, _ in trained(lines.roots, optimizers)]),
         tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
+
+
+def others(roots: Sequence[nn.Module]) -> list[Tensor]:
+    """Return the parameters and buffers of all other modules: of frozen averages, and of models called in parts."""
+    own = {id(part) for root in roots for part in root.modules()}
+    alive = gc.get_objects()  # while this list lives nobody can make a tuple of a generator, such as one made of this
+    kinds = {kind for kind in set(map(type, alive)) if issubclass(kind, nn.Module)}
+    found = [each for each in alive if type(each) in kinds and id(each) not in own]
+    del alive
+    kept = [vars(each).get(name) or {} for each in found for name in ("_parameters", "_buffers")]
+    return [tensor for tensors in kept for tensor in tensors.values() if isinstance(tensor, Tensor)]
 
 
 def head_of(models: Sequence[nn.Module]) -> str | None:
@@ -172,8 +198,11 @@ def measurement(
         communicated=communicated,
     )
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
+    kinds |= {name: "weights" for name in found.copies if kinds.get(name) == "batch"}
+    kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}
     kinds.pop(workspace, None)  # was there before the step, and is no batch
     before = list(alive(events[: step.begun]).items())
+    copied = sum(amount for name, amount in before if name in found.copies and kinds.get(name) == "weights")
     shift = len(before) - step.begun
     passes = [(phase, at) for each in step.forwards for phase, at in zip(("forward", "backward"), each, strict=True)]
     spans = [(phase, at + shift) for phase, at in (*passes, ("optimizer", step.updating))]
@@ -190,7 +219,7 @@ def measurement(
     older = alive(events[:first]).keys() | moved | step.gradients
     made_bytes = sum(amount for name, amount in alive(events[:last]).items() if name not in older)
     read = MemoryReading(
-        weights_bytes=found.weights_bytes,
+        weights_bytes=found.weights_bytes + copied,
         gradients_bytes=step.gradients_bytes,
         optimizer_bytes=found.state_bytes,
         activation_bytes=made_bytes,

@@ -23,6 +23,7 @@ from actbench.tools.script.batches import Batches
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
+from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
@@ -106,6 +107,9 @@ class RealRun(TimedRun):
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
+        steady = self.steps.steady(self._began)
+        events = self._allocations.events[: steady[-1].ended]
+        found = with_growth(found, steady, events, self._allocations.origins, self._held.of_model)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 

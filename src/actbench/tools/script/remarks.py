@@ -41,8 +41,9 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False) -> Iterato
         )
 
 
-def about_outside(most_bytes: int, peak_bytes: int) -> Iterator[str]:
-    """Yield a remark on memory that is needed outside of the step with this peak: ``most_bytes`` over the whole run."""
+def about_outside(steps: Steps, last_bytes: int, peak_bytes: int) -> Iterator[str]:
+    """Yield a remark on memory that is needed outside of the step with this peak: before, or since the last step."""
+    most_bytes = max(last_bytes, *(each.peak_bytes for each in steps.done))
     if most_bytes > 1.01 * peak_bytes:
         yield (
             f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown: as it begins, or "

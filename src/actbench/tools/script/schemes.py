@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -26,22 +28,47 @@ def trained(
 
 
 def refused(
-    specs: Iterable[str], roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    specs: Iterable[str], roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer], *, are_fake: bool
 ) -> tuple[str, ...]:
-    """Return the schemes that refuse a model of a script, as far as they can tell without changing it."""
-    checks = [(spec, schemes.build(spec).facet(Needs)) for spec in specs]
+    """Return the schemes that cannot be applied to what a script trains.
+
+    Each is applied to fake models, in a process of its own, so that the script's models stay as they are. Those of real
+    models are asked whether they refuse them, as far as they can tell without changing anything.
+    """
+    can = _can_be_applied if are_fake else _is_wanted
+    return tuple(spec for spec in dict.fromkeys(specs) if not can(spec, roots, optimizers))
+
+
+def _is_wanted(spec: str, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> bool:
     models = [root for root, _ in trained(roots, optimizers)]
-    return tuple(
-        spec for spec, needs in checks if needs is not None and any(_refuses(needs, model) for model in models)
-    )
-
-
-def _refuses(needs: Needs, model: nn.Module) -> bool:
+    needs = schemes.build(spec).facet(Needs)
     try:
-        needs.check(model)
+        for model in models if needs else ():
+            needs.check(model)
     except ConversionError:
-        return True
-    return False
+        return False
+    return bool(models)
+
+
+_PATIENCE = 60
+"""Seconds after which a scheme that is tried has hung: a thread of the script may hold a lock for ever in a fork."""
+
+
+def _can_be_applied(spec: str, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> bool:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    status = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_PATIENCE)
+        with open(os.devnull, "w") as nowhere:
+            for stream in (1, 2):
+                os.dup2(nowhere.fileno(), stream)
+        Applied(schemes.build(spec)).apply(roots, optimizers)
+        status = 0
+    finally:
+        os._exit(status)  # nothing of the script's may run in it
 
 
 class Applied:

@@ -34,6 +34,7 @@ from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
+from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
@@ -62,7 +63,7 @@ class Simulation:
 
     Args:
         profile: The card.
-        memory_limit_bytes: Memory that may be used; None for all of the card's.
+        memory_limit_bytes: Memory that may be used; None for what a CUDA context leaves of the card.
         scheme: Is applied to the models when the first step has ended; None for none.
         batch_size: Rows of the batches of each DataLoader; None for its own.
         needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
@@ -94,7 +95,6 @@ class Simulation:
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.profile = profile
-        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self.notes: dict[str, None] = {}
         self.at_most: dict[str, None] = {}
         self.shared: dict[str, None] = {}
@@ -114,7 +114,7 @@ class Simulation:
             made=self.lines.made,
         )
         cards = groups.cards_of_machine(processes, profile)
-        self.memory = CardMemory(profile, self.tracker, self.memory_bytes, cards, raise_oom=raise_oom)
+        self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
@@ -162,9 +162,9 @@ class Simulation:
         if error is None:
             with suppress(Ended):
                 self.steps.finish()
+        elif not isinstance(error, Ended):
+            self._held = None
         self._stack.close()
-        if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
-            self._measured = self._read(self._held)
         return isinstance(error, Ended)
 
     @contextmanager
@@ -177,10 +177,9 @@ class Simulation:
     def measurement(self) -> Measurement:
         """What was read of the last step; a MeasurementError if no step ended."""
         if self._measured is None:
-            raise MeasurementError(
-                "no training step ended: no optimizer of torch has stepped; is the training loop inside the block, "
-                "and was it reached?"
-            )
+            if self._held is None:
+                raise MeasurementError("no training step ended: is the training loop in the block, and is it reached?")
+            self._measured = self._read(self._held)
         return self._measured
 
     @property
@@ -206,11 +205,9 @@ class Simulation:
         """
         self._batches.refuse_others()
         profile, estimated, step = self.profile, None, self.steps.largest(self._began)
-        outside = about_outside(
-            max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done)), step.peak_bytes
-        )
         about = about_steps(self.steps, self._began, has_state=self._has_state)
-        for text in (*about, *(outside if self._applied is None else ())):
+        outside = about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
+        for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
@@ -223,7 +220,7 @@ class Simulation:
             communicated=self.tracker.communicated,
             moved=self.moved,
             workspace=self.tracker.workspace,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(held.models, step, self.steps.peaks(self._began)),
             reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
@@ -233,6 +230,8 @@ class Simulation:
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
+        steady = self.steps.steady(self._began)
+        found = with_growth(found, steady, self.tracker.events[: steady[-1].ended], self.lines.origins, held.of_model)
         marks: dict[str, Any] = {
             "at_most": tuple(self.at_most),
             "approximate": (*self.shared, *self._unmodelled.reasons()),
@@ -271,6 +270,7 @@ class Simulation:
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
+        self.lines.follow((args, kwargs), result, self.tracker.names)
         if self.profile.is_cuda and is_mixed(func, args):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "

@@ -43,6 +43,10 @@ _ALIKE = 1e-4
 """The share of the bytes in which steps that are alike may differ."""
 
 
+_LITTLE = 1e-6
+"""The share of the bytes by which a step has to grow for anybody to care."""
+
+
 @dataclass
 class Step:
     """One step, by numbers of events of the tracker.
@@ -78,6 +82,10 @@ class Step:
         """
         pairs = ((self.peak_bytes, other.peak_bytes), (self.live_bytes, other.live_bytes))
         return all(abs(one - another) <= _ALIKE * max(one, another) for one, another in pairs)
+
+    def has_grown_from(self, other: Step) -> bool:
+        """Return whether it left a little more than another step: whether a third one does, too, is worth a step."""
+        return _LITTLE * self.live_bytes < self.live_bytes - other.live_bytes
 
 
 class Counting(Protocol):
@@ -203,7 +211,10 @@ class Steps:
             return count >= began - 1 + limit
         if self.turns.waiting(2):
             return count >= min(max(began, self.turns.newest) + _MOST, began + 2 * _MOST)
-        return count >= began + _MOST or (count > began + 1 and self.done[-1].is_like(self.done[-2]))
+        if count >= began + _MOST:
+            return True
+        is_settled = count > began + 1 and self.done[-1].is_like(self.done[-2])
+        return is_settled and (count > began + 2 or not self.done[-1].has_grown_from(self.done[-2]))
 
     def renew(self, began: int = 1) -> None:
         """Once state is made, let the next step make it anew, as only some steps do."""

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 from actbench.model.measured import Measurement, PeakParts
 from actbench.model.timeline import Holder
-
-OF_ANY_SCRIPT = ("checkpoint", "fewbit:3", "adam8bit", "lora:16", "qlora:16", "offload")
-"""All schemes that may be suggested, except ``chunked_loss``, whose values depend on the model."""
+from actbench.report.advice import needed_bytes
 
 MOST = 3
 """Most schemes that are suggested."""
 
 _WORTH = 0.1
 """Share of the peak that a scheme has to save, at best, to be suggested."""
+
+_ROOMY = 0.1
+"""Share of the memory up to which nobody has to save any."""
 
 _ADAMS = ("Adam", "AdamW")
 _LOGITS = re.compile(r"log_softmax|cross_entropy|nll_loss")
@@ -31,20 +32,26 @@ class Suggestion(NamedTuple):
     bytes_at_best: int
 
 
-def suggestions(measured: Measurement) -> list[Suggestion]:
-    """Return the schemes worth trying, that which may save most of the peak first; none without the peak's parts.
+def has_room(measured: Measurement) -> bool:
+    """Return whether a step needs so little of the memory that it could be many times larger."""
+    limit = measured.memory_limit_bytes
+    return limit is not None and needed_bytes(measured) <= _ROOMY * limit
 
-    A scheme that refuses the model is left out. Offloading is slow, and saves the same bytes as recomputation: it comes
-    last.
+
+def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggestion]:
+    """Return the schemes worth trying, that which may save most of the peak first, at most so many.
+
+    There are none without the peak's parts, and where there is room. A scheme that refuses the model is left out.
+    Offloading is slow, and saves the same bytes as recomputation: it comes last.
     """
     parts = measured.peak_parts
-    if parts is None or not measured.peak_bytes:
+    if parts is None or not measured.peak_bytes or has_room(measured):
         return []
     made = [rule(measured, parts) for rule in _RULES]
     refused = measured.built.refused if measured.built else ()
     possible = [each for each in made if each is not None and each.scheme not in refused]
     found = [each for each in possible if each.bytes_at_best >= _WORTH * measured.peak_bytes]
-    return sorted(found, key=lambda each: (each.scheme == "offload", -each.bytes_at_best))[:MOST]
+    return sorted(found, key=lambda each: (each.scheme == "offload", -each.bytes_at_best))[:most]
 
 
 def _percent(amount: int, measured: Measurement) -> str:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from actbench.model.advice import PHASES
+from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import differ
-from actbench.report.advice import CONTEXT_BYTES, needed_bytes
+from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
 from actbench.units import GIB, counted, format_bytes, format_seconds
 
 
 def verdict(record: MeasuredRecord) -> list[str]:
-    """Return whether a step fits and by how much, what the allocator adds, and what a CUDA context adds.
+    """Return whether memory runs out and by how much, what the allocator adds, and what is left to a CUDA context.
 
-    A failed record has no verdict.
+    The first line is the worst that is known. A failed record has no verdict.
     """
     measured = record.outcome
     if not isinstance(measured, Measurement):
         return []
-    lines = [_fits(record, measured), *_reserved(measured)]
+    fits = [_fits(record, measured), *_reserved(measured)]
+    lines = [*fits, *_grows(record, measured)] if not measured.fits else [*_grows(record, measured), *fits]
     if (seconds := step_time(measured.step_seconds)) is not None:
         lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
     if measured.largest_batch is not None:
         lines.append(f"The largest batch that fits is {measured.largest_batch}.")
-    if measured.simulated == "cuda" or record.case.meter == "cuda":
-        lines.append(_context(record, measured))
+    if measured.simulated == "cuda":
+        lines.append(_about_context(record))
     return lines
 
 
@@ -58,21 +60,22 @@ def device_of(record: MeasuredRecord) -> str:
 
 
 def _fits(record: MeasuredRecord, measured: Measurement) -> str:
-    limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, record.case.model
-    processes = record.case.script.processes if record.case.script else 1
-    what += f", on the first of {processes} cards," if processes > 1 else ""
+    limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, _what(record)
     peak = _peak(record, measured)
     if limit is None:
         return f"{what}: {peak}; how much memory {device_of(record)} has is not known."
-    room = f"the {format_bytes(limit)} of {device_of(record)}"
+    room = f"the {format_bytes(limit)} that {device_of(record)} has for it"
     if record.case.memory_limit_bytes is not None:
         room = f"the limit of {format_bytes(limit)}"
     if over is None:
         left = format_bytes(max(0, limit - needed_bytes(measured)))
-        fits = "barely fits" if _lacks_context(record, measured) else "fits"
-        return f"{what} {fits} into {room}, with {left} to spare: {peak}."
-    does_not = "may not fit" if measured.at_most else "does not fit"
-    return f"{what} {does_not} into {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
+        return f"{what} fits into {room}, with {left} to spare: {peak}."
+    does_not = "does not fit into"
+    if measured.at_most:
+        does_not = "may not fit into"
+    elif over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
+        does_not = "will probably not fit into"
+    return f"{what} {does_not} {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
 
 
 def _peak(record: MeasuredRecord, measured: Measurement) -> str:
@@ -88,6 +91,28 @@ def _peak(record: MeasuredRecord, measured: Measurement) -> str:
     return f"the peak of {step} is {peak}"
 
 
+def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
+    if measured.growth is None:
+        return []
+    rate, more, line = measured.growth.step_bytes, measured.growth.more_steps, measured.growth.line
+    full = ""
+    if more is not None and measured.fits:
+        before = measured.built.stopped_after if measured.built else None
+        full = f", and runs out of memory after some {_rounded(more + (before or 0))} steps"
+    made = f": it keeps what {line} makes" if line else ""
+    return [f"{_what(record)} grows by {format_bytes(rate)} a step{full}{made}."]
+
+
+def _rounded(count: int) -> str:
+    """Return a count to three digits."""
+    return f"{round(count, 3 - len(str(count))):,}"
+
+
+def _what(record: MeasuredRecord) -> str:
+    processes = record.case.script.processes if record.case.script else 1
+    return record.case.model + (f", on the first of {processes} cards," if processes > 1 else "")
+
+
 def _reserved(measured: Measurement) -> list[str]:
     reserved = measured.reserved_bytes
     if reserved is None:
@@ -97,17 +122,15 @@ def _reserved(measured: Measurement) -> list[str]:
     return [f"The step needs {taken}: its peak of {peak}, and {gaps} that torch's allocator loses in gaps."]
 
 
-def _context(record: MeasuredRecord, measured: Measurement) -> str:
-    told = f"The CUDA context of a process takes some {CONTEXT_BYTES / GIB:.1f} GiB more, not included here"
-    if _lacks_context(record, measured):
-        return f"{told}: the step and the context need more than the card has, so expect it to run out of memory."
-    return f"{told}."
+def _about_context(record: MeasuredRecord) -> str:
+    context = f"{CONTEXT_BYTES / GIB:.1f} GiB"
+    if _is_whole_card(record):
+        return f"Some {context} of the card are left to the CUDA context of the process."
+    return f"The CUDA context of a process takes some {context} more: the limit is taken as it was given."
 
 
-def _lacks_context(record: MeasuredRecord, measured: Measurement) -> bool:
-    """Return whether a step fits into a simulated card, and no CUDA context beside it."""
-    limit = measured.memory_limit_bytes
-    is_whole_card = record.case.memory_limit_bytes is None and record.case.meter == "simulated"
-    if limit is None or not (is_whole_card and measured.fits and measured.simulated == "cuda"):
-        return False
-    return needed_bytes(measured) + CONTEXT_BYTES > limit
+def _is_whole_card(record: MeasuredRecord) -> bool:
+    """Return whether the memory for a step is what a CUDA context leaves of a simulated card."""
+    measured = record.outcome
+    is_card = isinstance(measured, Measurement) and measured.simulated == "cuda"
+    return is_card and record.case.memory_limit_bytes is None

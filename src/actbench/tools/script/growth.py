@@ -1,0 +1,53 @@
+"""What each step of a script leaves on the card for good, by which its memory grows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+
+from actbench.measuring.meters.peak import Event, alive
+from actbench.measuring.meters.stepevents import Origin
+from actbench.model.growth import Growth
+from actbench.model.measured import Measurement
+from actbench.report.advice import needed_bytes
+from actbench.tools.script.steps import Step
+
+_FEWEST = 2
+"""Steps that must have left something: the first one may have filled a cache."""
+
+_NEVER = 1_000_000
+"""Steps after which no training goes on: what fills the card later is no growth."""
+
+
+def with_growth(
+    found: Measurement, steps: Sequence[Step], events: Sequence[Event], origins: Mapping[int, Origin], kept: Set[int]
+) -> Measurement:
+    """Return a measurement with what each of ``steps`` but the last left alive at the end, if each did.
+
+    Args:
+        found: The measurement of the largest step.
+        steps: The last steps, with optimizer state from their beginning.
+        events: All events up to the end of the last of them.
+        origins: Who made each storage.
+        kept: Names of weights, gradients and optimizer state, which a step may make anew.
+    """
+    born: dict[int, int] = {}
+    for place, (name, _) in enumerate(events):
+        born.setdefault(name, place)
+    left = {name: amount for name, amount in alive(events).items() if name not in kept}
+    amounts = [
+        sum(amount for name, amount in left.items() if step.begun <= born[name] < step.ended) for step in steps[:-1]
+    ]
+    if len(amounts) < _FEWEST or not min(amounts):
+        return found
+    lines: Counter[str] = Counter()
+    for name, amount in left.items():
+        if name in origins and steps[0].begun <= born[name] < steps[-1].begun:
+            lines[origins[name].line] += amount
+    lines.pop("", None)
+    rate, limit = sum(amounts) // len(amounts), found.memory_limit_bytes
+    more = None if limit is None else max(0, limit - needed_bytes(found)) // rate
+    if more is not None and more > _NEVER:
+        return found
+    line = max(lines, key=lines.__getitem__) if lines else None
+    return found.model_copy(update={"growth": Growth(step_bytes=rate, more_steps=more, line=line)})
