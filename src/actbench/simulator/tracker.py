@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +19,7 @@ from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 from actbench.simulator import untold
 from actbench.simulator.caching import round_up
+from actbench.simulator.inplace import InPlace
 from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.recalled import asks_device, tensors_of
 
@@ -80,7 +80,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_at = 0
         self.events: list[Event] = []
         self.host: list[HostEvent] = []
-        self._sum: weakref.ref[torch.UntypedStorage] | None = None
+        self._replacement: tuple[weakref.ref[torch.UntypedStorage], Any] | None = None
+        self._in_place = InPlace()
         self.rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
@@ -121,9 +122,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
-            self._sum = weakref.ref(result.untyped_storage())
+        if self._in_place.replaces(func, args):
+            self._replacement = weakref.ref(result.untyped_storage()), func
             return result
+        self._in_place.note(func, result)
         found = tensors_of(result)
         on_host = self.runs_on_host(args, kwargs or {}, found)
         if on_host:
@@ -153,15 +155,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hostmemory.mark(storage)
 
     def _settle(self) -> None:
-        """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.
-
-        Autograd adds in place into a gradient that only it refers to. Under a dispatch mode such as this one, it makes
-        a new tensor and frees the old one.
-        """
-        storage = None if self._sum is None else self._sum()
-        self._sum = None
-        if storage is not None:
-            self._enter(storage, torch.ops.aten.add.Tensor)
+        """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""
+        if self._replacement is None:
+            return
+        (storage, func), self._replacement = self._replacement, None
+        if (alive := storage()) is not None:
+            self._enter(alive, func)
             self._raise_peak()
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
@@ -291,10 +290,3 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
-
-
-def _can_be_added_to(gradient: Any) -> bool:
-    """Return whether autograd would add to a gradient in place; a view has a base, which refers to it too."""
-    if not isinstance(gradient, Tensor) or gradient._is_view():
-        return False
-    return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long
