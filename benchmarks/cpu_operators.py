@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import re
@@ -42,8 +43,9 @@ from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script.values import ScriptMode
 
 SAMPLES = 5
-LEAST_BYTES, MOST_BYTES = 64 * 1024, 2 * 1024 * 1024
+LEAST_BYTES, MOST_BYTES = 512 * 1024, 8 * 1024 * 1024
 TOLERANCE = 0.02
+MOST_RESULTS = 16
 SECONDS = 60
 """What an operator may take."""
 
@@ -114,8 +116,8 @@ def copied(sample: Sample) -> Sample:
     return tree_map(copy, sample)
 
 
-def enlarged(sample: Sample, by: int, dims: str) -> Sample:
-    """Return a sample whose dimensions are ``by`` times larger, but for those of size 1, with values of their kind.
+def enlarged(sample: Sample, times: int, dims: str) -> Sample:
+    """Return a sample whose dimensions are ``times`` larger, but for those of size 1 and with "rows" for others than the first of the first tensor, with values of their kind.
 
     No number is zero, which the gradients of products compute in another way.
     """
@@ -123,8 +125,9 @@ def enlarged(sample: Sample, by: int, dims: str) -> Sample:
     def enlarge(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.dim():
             return value
-        chosen = {"all": range(value.dim()), "first": (0,), "last": (value.dim() - 1,)}[dims]
-        factors = [by if at in chosen and size != 1 else 1 for at, size in enumerate(value.shape)]
+        by = times if dims != "rows" or value is sample[0] else 1
+        chosen = {"all": range(value.dim()), "first": (0,), "rows": (0,), "last": (value.dim() - 1,)}[dims]
+        factors = [by if at in chosen and (size != 1 or dims == "rows") else 1 for at, size in enumerate(value.shape)]
         twin = value.detach().repeat(factors) if max(factors) > 1 else copied_tensor(value)
         if twin.is_floating_point():
             twin *= 1 + 1e-3 * torch.rand_like(twin)
@@ -144,7 +147,7 @@ def copied_tensor(value: Tensor) -> Tensor:
 def passes(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> None:
     """Run an operator forward and backward."""
     given, args, kwargs = sample
-    made = [each for each in tensors(op(given, *args, **kwargs)) if each.requires_grad]
+    made = [each for each in tensors(op(given, *args, **kwargs)) if each.requires_grad][:MOST_RESULTS]
     if any(each.layout is not torch.strided for each in made):
         raise Left("its result is sparse")
     if not made:
@@ -220,7 +223,10 @@ def grown(op: Any, sample: Sample) -> Sample | None:
         if not free:
             return None
         of_all = next(by for by in itertools.count(2) if by**free >= ratio)
-        ways = [(of_all, "all"), (math.ceil(ratio), "first"), (math.ceil(ratio), "last"), (1, "all")]
+        line = math.ceil(ratio)
+        ways = [(line, "rows")] if isinstance(sample[0], Tensor) and len(tensors(sample)) > 1 else []
+        if "conv" not in op.name:  # no network has kernels that are so large
+            ways += [(of_all, "all"), (line, "first"), (line, "last"), (1, "all")]
     for by, dims in ways:
         made = enlarged(sample, by, dims)
         if input_bytes(made) <= MOST_BYTES and runs(op, made):
@@ -330,6 +336,7 @@ def compared(op: Any) -> Row:
 def _run(op: Any, pipe: Any) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.disable()
     pipe.send(asdict(compared(op)))
 
 

@@ -22,7 +22,8 @@ _MAKE = frozenset((aten.new_zeros.default, aten.zeros.default, aten.zeros_like.d
 _CHANGE = frozenset(
     (
         *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default),
-        *(aten.masked_scatter.default, aten.masked_fill.Scalar, aten.index_fill.int_Scalar, aten.put.default),
+        *(aten.index_put.default,),
+        *(aten.masked_scatter.default, aten.masked_fill.Scalar, aten.index_fill.int_Tensor, aten.put.default),
     )
 )
 
@@ -39,7 +40,7 @@ class InPlace:
         if torch._C._current_graph_task_id() < 0:
             return False
         if func is aten.add.Tensor:
-            return _can_be_added_to(args[0])
+            return _accumulates() and _can_be_added_to(args[0])
         if func not in _CHANGE or self._made is None or torch.is_grad_enabled():  # as while a block is recomputed
             return False
         return self._made() is args[0].untyped_storage() and self._node == _node()
@@ -54,6 +55,12 @@ def _node() -> int:
     """Return a number of the node of the graph whose formula runs."""
     node = torch._C._current_autograd_node()
     return -1 if node is None else node._sequence_nr()
+
+
+def _accumulates() -> bool:
+    """Return whether the engine adds two gradients, not the formula of a node."""
+    node = torch._C._current_autograd_node()
+    return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
 def _can_be_added_to(gradient: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import ctc, cudnn, onednn, recurrent
+from actbench.simulator import cpukernels, ctc, cudnn, onednn, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.products import copied_bytes
 from actbench.simulator.profiles import DeviceProfile
@@ -141,7 +141,8 @@ def _pool_backward(args: Any, result: Tensor) -> int:
 def _group_norm_backward(args: Any, result: Any) -> int:
     """Where the layouts of the output's gradient and the input differ, that gradient and the result are made twice."""
     grad, x = args[:2]
-    return 0 if grad.dim() != 4 or _has_layout(grad, _layout_of(x)) else 2 * _bytes(x)
+    sums = 2 * args[5] * args[6] * 4  # two for each channel of each image
+    return sums + (0 if grad.dim() != 4 or _has_layout(grad, _layout_of(x)) else 2 * _bytes(x))
 
 
 _SMALL_IMAGE = 128
@@ -234,21 +235,21 @@ def _uncontiguous(tensors: Any) -> int:
     return sum(_bytes(each) for each in tensors if not each.is_contiguous())
 
 
-def _roll(args: Any, result: Tensor) -> int:
-    """Dimensions are rolled one after the other."""
-    return _bytes(result) if len(args) > 2 and len(args[2]) > 1 else 0
-
-
 _BOTH: Mapping[Any, Formula] = {
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),
     aten._safe_softmax.default: _safe_softmax,
     aten._trilinear.default: _trilinear,
+    aten._cdist_forward.default: cpukernels.distances,
+    aten._cdist_backward.default: cpukernels.distances_backward,
+    aten.roll.default: cpukernels.rolled,
+    aten.soft_margin_loss_backward.default: cpukernels.soft_margins,
 }
 
 _CPU: Mapping[Any, Formula] = {
     **_BOTH,
+    **cpukernels.KERNELS,
     **dict.fromkeys((aten.mm.default, aten.addmm.default), copied_bytes),
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
@@ -257,7 +258,6 @@ _CPU: Mapping[Any, Formula] = {
     aten.max_pool2d_with_indices_backward.default: _pool_backward,
     aten.avg_pool2d_backward.default: _pool_backward,
     aten._adaptive_avg_pool2d_backward.default: _pool_backward,
-    aten.adaptive_max_pool2d_backward.default: _pool_backward,
     aten.upsample_nearest2d.default: _upsample,
     aten._upsample_nearest_exact2d.default: _upsample,
     aten.upsample_bilinear2d.default: _upsample,
@@ -271,7 +271,6 @@ _CUDA: Mapping[Any, Formula] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.roll.default: _roll,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
 }
