@@ -25,7 +25,7 @@ import time
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -239,7 +239,9 @@ def runs(op: Any, sample: Sample) -> bool:
     given, args, kwargs = copied(sample)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, (given, args, kwargs))
+            fake = tree_map(
+                lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, (given, args, kwargs)
+            )
             made = op(fake[0], *fake[1], **fake[2])
         if input_bytes(made) > 4 * MOST_BYTES:
             return False
@@ -375,7 +377,11 @@ def main(arguments: list[str] | None = None) -> None:
         found[name] = row = isolated(op)
         runs = [Run(**each) for each in row["runs"]]
         worst = max(runs, key=lambda run: abs(run.off_by), default=None)
-        text = "" if worst is None else f"{worst.off_by:+.1%} {worst.real:,} {worst.simulated:,} {worst.loss} {worst.operands[:100]}"
+        text = (
+            ""
+            if worst is None
+            else f"{worst.off_by:+.1%} {worst.real:,} {worst.simulated:,} {worst.loss} {worst.operands[:100]}"
+        )
         print(f"{name}: {len(runs)} runs, {text} {row['reason'][:200]} ({time.monotonic() - begun:.1f} s)", flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
 

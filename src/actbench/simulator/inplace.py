@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.autograd.function import BackwardCFunction
 
 aten = torch.ops.aten
 
@@ -33,17 +34,17 @@ class InPlace:
 
     def __init__(self) -> None:
         self._made: weakref.ref[torch.UntypedStorage] | None = None
-        self._node = -1
+        self._node: int | None = None
 
     def replaces(self, func: Any, args: Any) -> bool:
         """Return whether the first argument of an operator becomes its result in a real step."""
-        if torch._C._current_graph_task_id() < 0:
+        if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():  # as while a block is recomputed
             return False
         if func is aten.add.Tensor:
             return _accumulates() and _can_be_added_to(args[0])
-        if func not in _CHANGE or self._made is None or torch.is_grad_enabled():  # as while a block is recomputed
+        if func not in _CHANGE or self._made is None:
             return False
-        return self._made() is args[0].untyped_storage() and self._node == _node()
+        return self._made() is args[0].untyped_storage() and self._node is not None and self._node == _node()
 
     def note(self, func: Any, result: Any) -> None:
         """Note what an operator made."""
@@ -51,10 +52,10 @@ class InPlace:
             self._made, self._node = weakref.ref(result.untyped_storage()), _node()
 
 
-def _node() -> int:
-    """Return a number of the node of the graph whose formula runs."""
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()
+def _node() -> int | None:
+    """Return a number of the node whose formula runs; None if there is none, or if it is one of Python."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None or isinstance(node, BackwardCFunction) else node._sequence_nr()
 
 
 def _accumulates() -> bool:

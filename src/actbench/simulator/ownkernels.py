@@ -1,6 +1,7 @@
-"""What the CPU's own kernels allocate and free before they return, read from torch 2.15; without buffers of a few KiB.
+"""What torch's own kernels, those of no library, allocate and free before they return, as torch 2.15 does.
 
-Kernels that read dense tensors copy others first. Elementwise kernels compute in one dtype, and copy operands of others.
+Kernels that read dense tensors copy others first. On a CPU, elementwise kernels compute in one dtype, and copy operands
+of others; CUDA's convert each element.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
+
+Formula = Callable[[Any, Any], int]
+"""From an operator's arguments and its result to the bytes of its temporaries."""
 
 _INDEX_BYTES = 8
 
@@ -37,9 +41,37 @@ def uncontiguous(*tensors: Tensor) -> int:
     return sum(bytes_of(each) for each in tensors if not each.is_contiguous())
 
 
-def _copied(*places: int) -> Callable[[Any, Any], int]:
+_BLOCK = 60 * 60
+
+
+def _turned(x: Tensor) -> int:
+    """Return the bytes of the block by which a transposed matrix is copied into a contiguous one."""
+    is_transposed = x.dim() == 2 and x.mT.is_contiguous() and not x.is_contiguous() and x.numel() >= _BLOCK
+    return _BLOCK * x.element_size() if is_transposed else 0
+
+
+def _cloned(args: Any, result: Tensor) -> int:
+    return _turned(args[0]) if result.is_contiguous() else 0
+
+
+def _written(args: Any, result: Tensor) -> int:
+    return _turned(args[1]) if result.is_contiguous() and result.dtype == args[1].dtype else 0
+
+
+def _grouped(args: Any, result: Any) -> int:
+    """Images are read in their layout, other tensors as contiguous."""
+    x: Tensor = args[0]
+    return 0 if x.is_contiguous(memory_format=suggest_memory_format(x)) else bytes_of(x)
+
+
+def _copied(*places: int) -> Formula:
     """Return the formula of a kernel that reads the arguments at these places as contiguous."""
-    return lambda args, result: uncontiguous(*(args[at] for at in places if isinstance(args[at], Tensor)))
+
+    def formula(args: Any, result: Any) -> int:
+        read = [args[at] for at in places if isinstance(args[at], Tensor)]
+        return uncontiguous(*read) + sum(map(_turned, read))
+
+    return formula
 
 
 def _relaid(grad: Tensor, *others: Tensor) -> int:
@@ -48,7 +80,7 @@ def _relaid(grad: Tensor, *others: Tensor) -> int:
     return sum(bytes_of(each) for each in others if not each.is_contiguous(memory_format=layout))
 
 
-def promoted(args: Any, result: Any) -> int:
+def _promoted(args: Any, result: Any) -> int:
     """Copies of operands in the dtype that the kernel computes in; numbers and single elements are none."""
     tensors = [each for each in args[:2] if isinstance(each, Tensor)]
     if len({each.dtype for each in tensors}) == 1 and result.dtype in (tensors[0].dtype, torch.bool):
@@ -87,7 +119,7 @@ def _index_widened(args: Any, result: Any) -> int:
     return index.numel() * _INDEX_BYTES if index.dtype != torch.int64 else 0
 
 
-def rolled(args: Any, result: Tensor) -> int:
+def _rolled(args: Any, result: Tensor) -> int:
     """Dimensions are rolled one after the other, and each result waits until the last is done."""
     return bytes_of(result) * (len(args[2]) - 1) if len(args) > 2 and len(args[2]) > 1 else uncontiguous(args[0])
 
@@ -98,19 +130,19 @@ def _expanded(x: Tensor, batch: Any) -> int:
     return expanded.numel() * x.element_size() if not expanded.is_contiguous() else 0
 
 
-def distances(args: Any, result: Tensor) -> int:
+def _distances(args: Any, result: Tensor) -> int:
     """Matrices of points are copied where one stands for several of a batch; of ``_cdist_forward``."""
     x, y = args[:2]
     return sum(_expanded(each, result.shape[:-2]) for each in (x, y))
 
 
-def distances_backward(args: Any, result: Tensor) -> int:
-    """As :func:`distances`, of ``_cdist_backward``."""
+def _distances_backward(args: Any, result: Tensor) -> int:
+    """As :func:`_distances`, of ``_cdist_backward``."""
     _, x, y, _, found = args[:5]
     return sum(_expanded(each, found.shape[:-2]) for each in (x, y))
 
 
-def soft_margins(args: Any, result: Tensor) -> int:
+def _soft_margins(args: Any, result: Tensor) -> int:
     """The negative target, its product with the input and the exponential are alive before the result is made."""
     return 2 * bytes_of(args[1])
 
@@ -146,13 +178,25 @@ def _attention_backward(args: Any, result: Any) -> int:
 
 _INDEXED = (aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 
-KERNELS: Mapping[Any, Callable[[Any, Any], int]] = {
-    **dict.fromkeys(_PROMOTED, promoted),
+EVERYWHERE: Mapping[Any, Formula] = {
     **dict.fromkeys((aten.im2col.default, aten.col2im.default), _unfolded),
+    aten._cdist_forward.default: _distances,
+    aten._cdist_backward.default: _distances_backward,
+    aten.roll.default: _rolled,
+    aten.soft_margin_loss_backward.default: _soft_margins,
+}
+"""Formulas of every device by operator, from its arguments and its result to bytes."""
+
+ON_CPU: Mapping[Any, Formula] = {
+    **dict.fromkeys(_PROMOTED, _promoted),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _sorted),
     **dict.fromkeys((aten.median.default, aten.nanmedian.default), _whole),
     **dict.fromkeys(_INDEXED, _index_widened),
+    aten.clone.default: _cloned,
+    aten.copy_.default: _written,
+    aten.native_group_norm.default: _grouped,
     aten.kthvalue.default: _kth,
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _copied(0)),
     aten.native_layer_norm.default: _copied(0),
     aten.native_layer_norm_backward.default: _copied(0, 1),
     aten.log_sigmoid_forward.default: _copied(0),
@@ -171,4 +215,4 @@ KERNELS: Mapping[Any, Callable[[Any, Any], int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.normal.Tensor_float: _whole,
 }
-"""Formulas by operator, from its arguments and its result to bytes."""
+"""Formulas of a CPU."""
