@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from actbench.ops import hostmemory
-from actbench.simulator import ctc, oldsoftmax, recurrent
+from actbench.simulator import branches, ctc, oldsoftmax, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -143,7 +143,7 @@ def device_operators(profile: DeviceProfile) -> Iterator[None]:
         with cuda_operators(profile):
             yield
     else:
-        with hostmemory.as_the_device(), _replaced(_COMPOSITES):
+        with hostmemory.as_the_device(), _replaced(_COMPOSITES | _ON_CPU):
             yield
 
 
@@ -172,8 +172,10 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
             _operator(name)._dispatch_cache.clear()
 
 
-_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in ctc.composites().items()}
+_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in (ctc.composites() | branches.composites()).items()}
 """Kernels of all devices."""
+
+_ON_CPU = {(name, "AutogradCPU"): kernel for name, kernel in branches.composites_on_cpu().items()}
 
 _composites: ContextVar[Mapping[Any, Callable[..., Any]]] = ContextVar("_composites", default=MappingProxyType({}))
 

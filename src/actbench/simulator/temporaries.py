@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import ctc, cudnn, onednn, recurrent
+from actbench.simulator import ctc, cudnn, onednn, ownkernels, recurrent
 from actbench.simulator.caching import round_up
+from actbench.simulator.ownkernels import Formula, bytes_of, uncontiguous
 from actbench.simulator.products import copied_bytes
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reductions import Processors, buffer_bytes
@@ -31,7 +32,7 @@ def convolution(args: Any, result: Tensor) -> int:
         return _columns(result, weight, x) if transposed else _column_bytes(x, weight, result, stride)
     conv = _of_onednn(x, weight, result, stride, padding, dilation, groups, transposed)
     peak = onednn.image_peak(conv, transposed=True) if transposed else onednn.output_peak(conv)
-    return peak - _bytes(result) + _copied(x, weight)
+    return peak - bytes_of(result) + _copied(x, weight)
 
 
 def convolution_backward(args: Any, result: Any) -> int:
@@ -41,8 +42,8 @@ def convolution_backward(args: Any, result: Any) -> int:
     if not _uses_onednn(x, weight, stride, dilation, groups):
         return copied + (0 if transposed else _column_bytes(x, weight, grad, stride))
     conv = _of_onednn(x, weight, grad, stride, padding, dilation, groups, transposed)
-    x_grad = _bytes(x) if wanted[0] else 0
-    w_grad = _bytes(weight) if wanted[1] else 0
+    x_grad = bytes_of(x) if wanted[0] else 0
+    w_grad = bytes_of(weight) if wanted[1] else 0
     of_input = of_weight = 0
     if wanted[0]:
         of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
@@ -74,15 +75,11 @@ def _convolves_last(x: Tensor, weight: Tensor) -> bool:
 def _copied(x: Tensor, weight: Tensor, *others: Tensor) -> int:
     """Return the bytes of copies of operands that are not in the layout in which torch convolves."""
     layout = torch.channels_last if _convolves_last(x, weight) else torch.contiguous_format
-    return sum(_bytes(each) for each in (x, weight, *others) if not each.is_contiguous(memory_format=layout))
+    return sum(bytes_of(each) for each in (x, weight, *others) if not each.is_contiguous(memory_format=layout))
 
 
 def _has_layout(tensor: Tensor, layout: torch.memory_format) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=layout)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:
@@ -113,9 +110,6 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 aten = torch.ops.aten
 
-Formula = Callable[[Any, Any], int]
-"""From an operator's arguments and its result to the bytes of its temporaries."""
-
 
 def _layout_of(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if _is_channels_last(tensor) else torch.contiguous_format
@@ -126,7 +120,7 @@ def _batch_norm_backward(args: Any, result: Any) -> int:
     grad, x = args[:2]
     both = grad.is_contiguous() and x.is_contiguous()
     both |= _has_layout(grad, torch.channels_last) and _has_layout(x, torch.channels_last)
-    return _bytes(x) if both else 0
+    return bytes_of(x) if both else 0
 
 
 def _pool_backward(args: Any, result: Tensor) -> int:
@@ -135,13 +129,16 @@ def _pool_backward(args: Any, result: Tensor) -> int:
     layout = _layout_of(grad)
     indices = [each for each in others[1:] if isinstance(each, Tensor)]
     copied = [each for each in (result, *indices) if each.dim() == 4 and not _has_layout(each, layout)]
-    return sum(map(_bytes, copied)) + (0 if grad.dim() != 4 or _has_layout(grad, layout) else _bytes(grad))
+    return sum(map(bytes_of, copied)) + (0 if grad.dim() != 4 or _has_layout(grad, layout) else bytes_of(grad))
 
 
 def _group_norm_backward(args: Any, result: Any) -> int:
     """Where the layouts of the output's gradient and the input differ, that gradient and the result are made twice."""
     grad, x = args[:2]
-    return 0 if grad.dim() != 4 or _has_layout(grad, _layout_of(x)) else 2 * _bytes(x)
+    sums = 2 * args[5] * args[6] * 4  # two for each channel of each image
+    if grad.dim() != 4:
+        return sums + uncontiguous(grad, x)
+    return sums + (0 if _has_layout(grad, _layout_of(x)) else 2 * bytes_of(x))
 
 
 _SMALL_IMAGE = 128
@@ -152,7 +149,7 @@ def _upsample(args: Any, result: Tensor) -> int:
     """Small images are copied to channels last, and their results back."""
     x: Tensor = args[0]
     is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE
-    return _bytes(x) + _bytes(result) if is_small and not _has_layout(x, torch.channels_last) else 0
+    return bytes_of(x) + bytes_of(result) if is_small and not _has_layout(x, torch.channels_last) else 0
 
 
 def _trilinear(args: Any, result: Tensor) -> int:
@@ -199,7 +196,7 @@ def _flash_attention_backward(args: Any, result: Any) -> int:
     _, query, key = args[:3]
     batch, heads, rows, width = query.shape
     tiled: int = batch * heads * round_up(rows, 128)
-    shared: int = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
+    shared: int = 2 * bytes_of(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return tiled * round_up(width, 32) * 4 + tiled * 4 + shared
 
 
@@ -211,7 +208,7 @@ def _efficient_attention_backward(args: Any, result: Any) -> int:
 
 def _reduced(args: Any, result: Tensor) -> int:
     """A loss of one number is the sum or mean of one for each element."""
-    return 0 if result.dim() else max(_bytes(each) for each in args[:2])
+    return 0 if result.dim() else max(bytes_of(each) for each in args[:2])
 
 
 def _softmax_backward(args: Any, result: Tensor) -> int:
@@ -222,30 +219,21 @@ def _softmax_backward(args: Any, result: Tensor) -> int:
 
 
 def _input_copied(args: Any, result: Any) -> int:
-    return _uncontiguous(args[:1])
+    return uncontiguous(args[0])
 
 
 def _layer_norm_backward(args: Any, result: Any) -> int:
-    return _uncontiguous(args[:2])
-
-
-def _uncontiguous(tensors: Any) -> int:
-    """Return the bytes of copies of tensors that a kernel reads as contiguous."""
-    return sum(_bytes(each) for each in tensors if not each.is_contiguous())
-
-
-def _roll(args: Any, result: Tensor) -> int:
-    """Dimensions are rolled one after the other."""
-    return _bytes(result) if len(args) > 2 and len(args[2]) > 1 else 0
+    return uncontiguous(*args[:2])
 
 
 def _svd(args: Any, result: Any) -> int:
     """A decomposition overwrites a copy of its matrices, and tells in an integer of each whether it converged."""
     x: Tensor = args[0]
-    return _bytes(x) + 4 * math.prod(x.shape[:-2])
+    return bytes_of(x) + 4 * math.prod(x.shape[:-2])
 
 
 _BOTH: Mapping[Any, Formula] = {
+    **ownkernels.EVERYWHERE,
     aten._linalg_svd.default: _svd,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
@@ -256,6 +244,7 @@ _BOTH: Mapping[Any, Formula] = {
 
 _CPU: Mapping[Any, Formula] = {
     **_BOTH,
+    **ownkernels.ON_CPU,
     **dict.fromkeys((aten.mm.default, aten.addmm.default), copied_bytes),
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
@@ -264,7 +253,6 @@ _CPU: Mapping[Any, Formula] = {
     aten.max_pool2d_with_indices_backward.default: _pool_backward,
     aten.avg_pool2d_backward.default: _pool_backward,
     aten._adaptive_avg_pool2d_backward.default: _pool_backward,
-    aten.adaptive_max_pool2d_backward.default: _pool_backward,
     aten.upsample_nearest2d.default: _upsample,
     aten._upsample_nearest_exact2d.default: _upsample,
     aten.upsample_bilinear2d.default: _upsample,
@@ -278,7 +266,6 @@ _CUDA: Mapping[Any, Formula] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.roll.default: _roll,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
 }

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +20,7 @@ from actbench.ops.hostmemory import is_host
 from actbench.simulator import untold
 from actbench.simulator.caching import round_up
 from actbench.simulator.cublas import NONE, Workspaces
+from actbench.simulator.inplace import InPlace
 from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.recalled import asks_device, tensors_of
 
@@ -82,7 +82,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_at = 0
         self.events: list[Event] = []
         self.host: list[HostEvent] = []
-        self._sum: weakref.ref[torch.UntypedStorage] | None = None
+        self._replacement: tuple[weakref.ref[torch.UntypedStorage], Any] | None = None
+        self._in_place = InPlace()
         self.rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
@@ -128,9 +129,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in footprint.storages(found) if on_host else ():
             if id(storage) not in self._known:
                 hostmemory.mark(storage)
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
-            self._sum = weakref.ref(result.untyped_storage())
+        if self._in_place.replaces(func, args):
+            self._replacement = weakref.ref(result.untyped_storage()), func
             return result
+        self._in_place.note(func, result)
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)
@@ -152,15 +154,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.host_is_free and hostmemory.is_running()
 
     def _settle(self) -> None:
-        """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.
-
-        Autograd adds in place into a gradient that only it refers to. Under a dispatch mode such as this one, it makes
-        a new tensor and frees the old one.
-        """
-        storage = None if self._sum is None else self._sum()
-        self._sum = None
-        if storage is not None:
-            self._enter(storage, torch.ops.aten.add.Tensor)
+        """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""
+        if self._replacement is None:
+            return
+        (storage, func), self._replacement = self._replacement, None
+        if (alive := storage()) is not None:
+            self._enter(alive, func)
             self._raise_peak()
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
@@ -290,10 +289,3 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
-
-
-def _can_be_added_to(gradient: Any) -> bool:
-    """Return whether autograd would add to a gradient in place; a view has a base, which refers to it too."""
-    if not isinstance(gradient, Tensor) or gradient._is_view():
-        return False
-    return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long

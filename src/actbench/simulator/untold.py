@@ -17,9 +17,22 @@ LEAVE_MORE = frozenset((aten.mse_loss.default, aten.smooth_l1_loss.default, aten
 """Losses that torch computes for each element and resizes to one number; a storage does not shrink."""
 
 
+_UNFOLD = frozenset((aten.im2col.default, aten.col2im.default))
+"""Operators whose result begins with the size of the input, and is resized."""
+
+
 def leave(func: Any, args: Any, result: Any) -> None:
-    """Give the result of one of ``LEAVE_MORE``, if it is one number, the storage of one for each element."""
-    if func in LEAVE_MORE and not result.dim():
+    """Give a result the storage that torch leaves it.
+
+    A loss of ``LEAVE_MORE``, if it is one number, has that of one for each element; what is unfolded or folded, that of
+    the input, if it is larger; zeros of an undefined gradient have none.
+    """
+    if func in _UNFOLD:
+        if args[0].numel() > result.numel():
+            result.untyped_storage().resize_(args[0].numel() * result.element_size())
+    elif func is aten._efficientzerotensor.default:
+        result.untyped_storage().resize_(0)
+    elif func in LEAVE_MORE and not result.dim():
         elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
         result.untyped_storage().resize_(max(elements, 1) * result.element_size())
 

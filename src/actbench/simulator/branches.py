@@ -1,0 +1,109 @@
+"""Derivatives whose formulas look at values, by the branch of ordinary values: numbers that are neither zero nor NaN.
+
+torch's formulas take another, slower branch for tensors of other classes, such as fake ones, which must not be looked
+at. The derivatives here are the operators that torch runs for real tensors, whose factors hold no zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+aten = torch.ops.aten
+
+
+def composites() -> dict[str, Callable[..., Any]]:
+    """Return what replaces operators on every device, by their names."""
+    return {"cumprod_backward": _cumprod_backward, "prod": _prod, "prod.dim_int": _prod_of_dim}
+
+
+def composites_on_cpu() -> dict[str, Callable[..., Any]]:
+    """Return what replaces further operators on a CPU: of these formulas, CUDA's are those of fake tensors."""
+    return {name: _selecting(getattr(aten, name).default) for name in ("max", "min", "median", "nanmedian")}
+
+
+def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tensor:
+    if x.dim() == 0 or x.numel() == 0 or x.shape[dim] == 1:
+        return grad
+    weighted = output.conj() * grad
+    is_zero = x == 0
+    is_zero.any()
+    turned = weighted.flip(dim)
+    summed = turned.cumsum(dim)
+    return summed.flip(dim).div_(x.conj())
+
+
+def _below_autograd(operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        result: Tensor = operator(*args, **kwargs)
+    return result
+
+
+class _Prod(Function):
+    """A product over all dimensions, or over ``dim``, kept as one of size 1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return _below_autograd(aten.prod.default, x)
+        return _below_autograd(aten.prod.dim_int, x, dim, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        if ctx.dim is None:
+            return grad.clone() if x.dim() == 0 else grad * (result / x).conj(), None
+        is_zero = x == 0
+        counts = is_zero.sum(ctx.dim, True)
+        counts.sum()
+        return grad * (result / x).conj(), None
+
+
+def _prod(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    result: Tensor = _Prod.apply(_summable(x, dtype), None)
+    return result
+
+
+def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    result: Tensor = _Prod.apply(_summable(x, dtype), dim)
+    return result if keepdim or x.dim() == 0 else result.squeeze(dim)
+
+
+def _summable(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    asked = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+    return x.to(asked)
+
+
+def _selecting(operator: Any) -> Callable[[Tensor], Tensor]:
+    """Return an operator that selects one element, with the derivative of a CPU: equal elements share the gradient."""
+
+    class Selected(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return _below_autograd(operator, x)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+            ctx.save_for_backward(*inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            x, value = ctx.saved_tensors
+            chosen = x == value
+            shared = torch.zeros_like(x)
+            return shared.masked_fill_(chosen, grad / chosen.sum())
+
+    return Selected.apply
