@@ -132,6 +132,7 @@ class Simulation:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
             stack.enter_context(device_operators(self.profile))
+            stack.enter_context(self._draws.seeded())
             stack.enter_context(self._mode)
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
