@@ -32,6 +32,7 @@ from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
+from actbench.tools.script.interrupts import interrupts_wait
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
@@ -128,6 +129,15 @@ class Simulation:
         self.notes[text] = None
 
     def __enter__(self) -> Self:
+        try:
+            with interrupts_wait():
+                self._enter()
+            return self
+        except KeyboardInterrupt:
+            self._stack.close()
+            raise
+
+    def _enter(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
@@ -148,12 +158,16 @@ class Simulation:
             if self._applied is None:
                 self.memory.watch(self._restart)
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._stack.close()
+        try:
+            with interrupts_wait():
+                self._stack.close()
+        except KeyboardInterrupt:
+            self._stack.close()  # where it came before the block began
+            raise
         if self._measured is None and self._held is not None and (error is None or isinstance(error, Ended)):
             self._measured = self._read(self._held)
         return isinstance(error, Ended)
