@@ -165,7 +165,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
             stays_fake = asks_for_device(leaves) or any(map(self._has_no_place, results))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
-            stays_fake = False
+            found, stays_fake = None, False
         if stays_fake:
             return found
         value = known.value_of(found) if isinstance(found, FakeTensor) else None

@@ -43,7 +43,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "normal": lambda: torch.normal(0.0, 1.0, (4,)).tolist(),
     "after integers": lambda: (torch.randint(9, (3,)).tolist(), torch.randperm(4).tolist(), torch.rand(2).tolist()),
     "the state": lambda: (torch.randint(9, (3,)).tolist(), torch.get_rng_state().tolist()[:40]),
-    "numpy": lambda: (np.random.rand(2).tolist(), np.random.permutation(5).tolist()),  # noqa: NPY002
+    "numpy": lambda: (np.random.rand(2).tolist(), np.random.permutation(5).tolist()),
     "random": lambda: (random.random(), random.sample(range(10), 3)),
     "random_split": lambda: list(random_split(range(ROWS), [4, 8])[0]),  # type: ignore[arg-type]
     "RandomSampler": lambda: list(RandomSampler(range(ROWS))),
@@ -56,7 +56,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 def drawn(draw: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     random.seed(0)
     return draw()
 

@@ -94,9 +94,13 @@ def test_functions_of_torch_are_restored(line: str, turn: int) -> None:
 def test_interrupts_wait_for_the_end_of_a_block_and_then_are_those_of_before() -> None:
     reached = []
 
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
+    def press() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
 
     assert reached == ["the end"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

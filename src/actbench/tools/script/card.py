@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, UsageError
 from actbench.tools.script import answers, driver, streams
 from actbench.tools.script.autocast import believe_in_autocast
 from actbench.tools.script.generators import CardGenerator, Generator, card_generator
@@ -31,7 +31,15 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     Args:
         counters: The card, and what it counts.
         note: Is called with each thing that a script asks of the card and that is not simulated, once a thing.
+
+    Raises:
+        UsageError: There is such a card already.
     """
+    if isinstance(torch.cuda._cudart, driver.Runtime):
+        raise UsageError(
+            "a simulation inside of another: this process has a simulated card already; leave that block first, or, in "
+            "a script for 'actbench run', leave actbench.simulate out"
+        )
     noted: set[str] = set()
 
     def note_once(text: str) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from pydantic import Field, StrictBool, ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, UsageError
 from actbench.measuring.meters.stepevents import Origin
+from actbench.model.data import Data
 from actbench.model.measured import Measurement
 from actbench.model.timeline import Timeline
 from actbench.report.render import markdown
@@ -43,7 +45,8 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps, Tracked
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.values import ScriptMode
-from actbench.units import MIB
+from actbench.units import MIB, MOST_PROCESSES, Count
+from actbench.validation import explain
 
 KNOWN_BYTES = 64 * MIB
 """Storages of integers and booleans keep their values up to this size."""
@@ -288,6 +291,17 @@ class Simulation:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
 
 
+class _Asked(Data):
+    """What :func:`simulate` is asked for in numbers, as far as it is."""
+
+    device_profile: str
+    memory_limit_bytes: Count | None = None
+    batch_size: Count | None = None
+    steps: Count | None = None
+    raise_oom: StrictBool = False
+    processes: Annotated[Count, Field(le=MOST_PROCESSES)] = 1
+
+
 def simulate(device_profile: str, **options: Any) -> Simulation:
     """Return a context manager in which a training loop runs on a simulated card.
 
@@ -304,8 +318,13 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         options: Those of :class:`Simulation`.
 
     Raises:
-        UsageError: There is no such device.
+        UsageError: There is no such device, or an option has a value that cannot be used.
     """
+    asked = {"device_profile": device_profile, **options}
+    try:
+        _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})
+    except ValidationError as error:
+        raise UsageError(f"simulate: {'; '.join(explain(error, asked, {'': _Asked}))}") from None
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
