@@ -28,7 +28,7 @@ from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import groups, kernels, reading, sharing
+from actbench.tools.script import groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
@@ -150,6 +150,8 @@ class Simulation:
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            if self.profile.is_cuda:
+                stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
