@@ -15,6 +15,8 @@ from actbench.errors import UsageError
 
 COUNT_LIMIT: Final = 2**63
 """Every count, number of bytes and seed is smaller: torch counts in signed 64 bits."""
+MOST_PROCESSES: Final = 1 << 16
+"""Most processes that train together."""
 LONGEST_SECONDS: Final = 1e7
 """Longest time that a user may ask for: 115 days."""
 

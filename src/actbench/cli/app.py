@@ -233,9 +233,11 @@ def option(names: str, text: str, **details: Any) -> Any:
     return typer.Option(first, *others, help=text, rich_help_panel=panel_of(first), **details)
 
 
-def count_option(names: str, text: str, *, least: int = 1, metavar: str = "N", **details: Any) -> Any:
-    """Return an option for a whole number from ``least`` to the largest that a file may hold."""
-    return option(names, text, metavar=metavar, parser=lambda given: _number(given, int, least, LARGEST), **details)
+def count_option(
+    names: str, text: str, *, least: int = 1, most: int = LARGEST, metavar: str = "N", **details: Any
+) -> Any:
+    """Return an option for a whole number from ``least`` to ``most``, the largest that a file may hold."""
+    return option(names, text, metavar=metavar, parser=lambda given: _number(given, int, least, most), **details)
 
 
 def whole_number(text: str) -> int:

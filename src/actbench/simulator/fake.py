@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from actbench.errors import UntraceableError
 from actbench.ops import hostmemory
+from actbench.simulator import known
 from actbench.simulator.overrides import replaced
 from actbench.simulator.recalled import RecallingMode
 
@@ -164,9 +165,12 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
             stays_fake = asks_for_device(leaves) or any(map(self._has_no_place, results))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
-            stays_fake = False
+            found, stays_fake = None, False
         if stays_fake:
             return found
+        value = known.value_of(found) if isinstance(found, FakeTensor) else None
+        if value is not None:  # computed already: an operator that draws numbers would draw others now
+            return value
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 

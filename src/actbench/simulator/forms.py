@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import ScriptObject, Tensor
+from torch._C._distributed_c10d import FakeWork
 
 from actbench.simulator import ctc
 
 aten = torch.ops.aten
+_OF_SEVERAL = (
+    *("allreduce_coalesced_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+    "reduce_scatter_tensor_coalesced_",
+)
+"""Collectives of several tensors, of which torch's fake tensors have no form."""
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -43,6 +49,11 @@ def _like_input(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
+def _work(*_: Any, **__: Any) -> ScriptObject:
+    """Return the work of a collective that is done."""
+    return FakeWork().boxed()
+
+
 FORMS: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(ctc.LOSSES, ctc.lost),
     aten._log_softmax.default: _log_softmax,
@@ -52,5 +63,6 @@ FORMS: Mapping[Any, Callable[..., Any]] = {
     aten.batch_norm_elemt.default: _like_input,
     aten.batch_norm_backward_reduce.default: _reduced,
     aten.batch_norm_backward_elemt.default: lambda gradient, x, *_: torch.empty_like(x),
+    **{getattr(torch.ops.c10d, name).default: _work for name in _OF_SEVERAL},
 }
 """By operator, what makes its results from its arguments, inside a fake tensor mode."""

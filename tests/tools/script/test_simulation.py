@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,40 @@ def test_everything_is_as_before_afterwards() -> None:
 def test_there_is_no_such_card() -> None:
     with pytest.raises(UsageError, match="rtx-4090"):
         actbench.simulate("rtx-4091")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("memory_limit_bytes", value) for value in (-1, 0, "x", math.nan, 1.5, True, 2**63)),
+        *(("steps", value) for value in (-1, 0, 1.5, 10**30, "2")),
+        *(("batch_size", value) for value in (0, "8", 10**30)),
+        *(("processes", value) for value in (0, -1, 10**9, None)),
+        *(("raise_oom", value) for value in ("yes", 2)),
+        *(("device_profile", value) for value in (None, 3, ["rtx-4060"])),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        actbench.simulate(**{"device_profile": "rtx-4060", name: value})
+
+    assert str(refused.value).startswith(f"simulate: {name}: {value!r} must be ")
+
+
+def test_an_option_that_is_unknown_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="'memory_limit'"):
+        actbench.simulate("rtx-4060", memory_limit=2**30)
+
+
+def test_a_simulation_inside_of_another_is_refused_and_the_outer_one_goes_on() -> None:
+    with actbench.simulate("rtx-4090") as card:
+        with pytest.raises(UsageError, match="inside of another"), actbench.simulate("rtx-4060"):
+            pass
+        assert torch.cuda.get_device_name() == "rtx-4090"
+        train()
+
+    assert card.peak_bytes > 0
+    assert not torch.cuda.is_initialized()
 
 
 def test_errors_of_the_loop_pass() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import option
 from actbench.errors import UsageError
+from actbench.units import MOST_PROCESSES
 
 if TYPE_CHECKING:
     from actbench.model.records import Case
@@ -20,8 +21,8 @@ def _processes(text: str) -> int:
         found = int(text)
     except ValueError:
         found = 0
-    if not 2 <= found <= 1 << 16:
-        raise UsageError(f"--processes {text}: give a whole number from 2 to {1 << 16}")
+    if not 2 <= found <= MOST_PROCESSES:
+        raise UsageError(f"--processes {text}: give a whole number from 2 to {MOST_PROCESSES}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import torch
 
@@ -18,9 +19,9 @@ class _Autocast(threading.local):
     dtype = torch.float16
     host_dtype = torch.bfloat16
 
-    def __init__(self) -> None:
-        self.is_host_enabled, self.enable_host = torch._C.is_autocast_enabled, torch._C.set_autocast_enabled
-        self.host_dtype_of, self.set_host_dtype = torch._C.get_autocast_dtype, torch._C.set_autocast_dtype
+    def __init__(self, torchs: SimpleNamespace) -> None:  # runs again in each thread, where torch's are replaced
+        self.is_host_enabled, self.enable_host = torchs.is_autocast_enabled, torchs.set_autocast_enabled
+        self.host_dtype_of, self.set_host_dtype = torchs.get_autocast_dtype, torchs.set_autocast_dtype
 
     def is_enabled(self, device_type: str = "cuda") -> bool:
         return self.is_host_enabled("cpu" if device_type == "cuda" else device_type)
@@ -52,7 +53,7 @@ class _Autocast(threading.local):
 
 def believe_in_autocast(patches: Patches) -> None:
     """Let torch's functions about autocast on CUDA read and set the CPU's autocast."""
-    state = _Autocast()
+    state = _Autocast(SimpleNamespace(**vars(torch._C)))
     patches.callback(state.enable_host, "cpu", state.is_host_enabled("cpu"))
     patches.callback(state.set_host_dtype, "cpu", state.host_dtype_of("cpu"))
     for owner in (torch, torch._C):

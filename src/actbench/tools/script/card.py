@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, UsageError
 from actbench.tools.script import answers, driver, streams
 from actbench.tools.script.autocast import believe_in_autocast
 from actbench.tools.script.generators import CardGenerator, Generator, card_generator
 from actbench.tools.script.patches import Patches
 from actbench.tools.script.properties import Counters, DeviceProperties
+from actbench.tools.script.sensors import LOAD
 
 __all__ = ["Counters", "believed"]
 
@@ -31,7 +32,15 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     Args:
         counters: The card, and what it counts.
         note: Is called with each thing that a script asks of the card and that is not simulated, once a thing.
+
+    Raises:
+        UsageError: There is such a card already.
     """
+    if isinstance(torch.cuda._cudart, driver.Runtime):
+        raise UsageError(
+            "a simulation inside of another: this process has a simulated card already; leave that block first, or, in "
+            "a script for 'actbench run', leave actbench.simulate out"
+        )
     noted: set[str] = set()
 
     def note_once(text: str) -> None:
@@ -111,9 +120,11 @@ def _refused(name: str) -> type:
 
 
 def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:
-    """Replace what torch asks NVML, which needs a driver. A card under full load is plausible."""
+    """Replace what torch asks NVML, which needs a driver."""
 
-    def sensor(name: str, value: int, unit: str) -> Callable[..., int]:
+    def sensor(name: str, unit: str) -> Callable[..., int]:
+        value = LOAD[name]
+
         def read(device: Any = None) -> int:
             note(f"torch.cuda.{name}: a simulated card has no sensors, and reports {value} {unit}")
             return value
@@ -127,11 +138,11 @@ def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[st
 
     patches.replace(
         torch.cuda,
-        utilization=sensor("utilization", 100, "%"),
-        memory_usage=sensor("memory_usage", 100, "%"),
-        temperature=sensor("temperature", 70, "degrees Celsius"),
-        power_draw=sensor("power_draw", 300_000, "mW"),
-        clock_rate=sensor("clock_rate", 1500, "MHz"),
+        utilization=sensor("utilization", "%"),
+        memory_usage=sensor("memory_usage", "%"),
+        temperature=sensor("temperature", "degrees Celsius"),
+        power_draw=sensor("power_draw", "mW"),
+        clock_rate=sensor("clock_rate", "MHz"),
         device_memory_used=lambda device=None: counters.reserved_bytes(),
     )
     for module in (torch.cuda, torch.cuda.memory):

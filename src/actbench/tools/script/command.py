@@ -30,7 +30,7 @@ from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
 from actbench.tools.script.declared import BENCH, check_script, misplaced, with_options
-from actbench.units import parse_bytes
+from actbench.units import MOST_PROCESSES, parse_bytes
 
 Target = Annotated[
     str,
@@ -65,6 +65,7 @@ def run_script(
         count_option(
             "--gpus",
             "Simulate rank 0 of N processes, each with a card, as torchrun and accelerate start them.",
+            most=MOST_PROCESSES,
         ),
     ] = 1,
     steps: Annotated[

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+from actbench.tools.script.arrivals import rebound
 
 
 class Draws:
     """A stream of random numbers for loading data, apart from the one that initializes weights and drops activations.
 
     Tensors without values draw no numbers. So a shuffled data set would come in another order than in a real run, and
-    batches that are padded to their longest row would have other shapes.
+    batches that are padded to their longest row would have other shapes. The stream begins anew where a script seeds.
     """
 
     def __init__(self) -> None:
         self._state = _state()
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Inside the block, let ``torch.manual_seed`` seed this stream too."""
+
+        def seeding(own: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
+            def manual_seed(seed: Any) -> torch.Generator:
+                generator = own(seed)
+                self._state = _state()
+                return generator
+
+            return manual_seed
+
+        with rebound(torch, "manual_seed", seeding):
+            yield
 
     @contextmanager
     def own(self) -> Iterator[None]:

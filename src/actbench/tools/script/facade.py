@@ -194,7 +194,8 @@ class Facade:
         """Return what was made for the card as a fake tensor: small tensors are made real."""
         if isinstance(made, FakeTensor) or not isinstance(made, Tensor) or not self._is_apart:
             return made
-        return self.to_card(made.detach()).requires_grad_(made.requires_grad)
+        settled = self.to_card(made.detach())
+        return settled.requires_grad_() if made.requires_grad else settled  # vmap refuses to ask
 
     def _typed(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def typed(tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:

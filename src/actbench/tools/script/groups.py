@@ -7,6 +7,7 @@ process groups; they say that they are of the backend that the script asked for.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ _OTHER_GROUP = (
     "this process belongs to a process group ({}) already: simulate the script in a process of its own, or after "
     "torch.distributed.destroy_process_group()"
 )
+_CALLS = "it calls functions in other processes, and one process runs"
 _ENGINES = {"deepspeed": "DeepSpeed", "megatron": "Megatron"}
 _REFUSED = (
     "{} is not simulated: it trains by kernels, buffers and processes of its own; run the script with --meter cuda, or "
@@ -97,10 +99,19 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
         patches.callback(_leave)
         _let_backends_be_fake(patches)
         patches.set(c10d, "rendezvous", _meeting(processes, patches))
+        for owner in (distributed, c10d):
+            patches.set(owner, "init_process_group", _beginning(owner.init_process_group, processes, patches))
+            patches.set(owner, "TCPStore", _LonelyStore)
+        patches.set(c10d, "get_debug_level", lambda: distributed.DebugLevel.OFF)  # else groups check each other
         for name, change in collectives.CHANGES.items():
-            changed = change(getattr(c10d, name))
-            patches.set(c10d, name, changed)
-            patches.set(distributed, name, changed)
+            if hasattr(c10d, name):
+                changed = change(getattr(c10d, name))
+                patches.set(c10d, name, changed)
+                patches.set(distributed, name, changed)
+        patches.set(distributed.ProcessGroup, "monitored_barrier", lambda group, *_, **__: None)
+        for name in ("init_rpc", "rpc_async", "rpc_sync", "remote"):
+            own = getattr(distributed.rpc, name)
+            patches.set(distributed.rpc, name, collectives.refused(f"rpc.{name}", _CALLS)(own))
         patches.replace(
             distributed,
             Reducer=functools.partial(Reducer, note=note),
@@ -154,15 +165,42 @@ def refused_package(name: str | None) -> str | None:
     return None if engine is None else _REFUSED.format(engine)
 
 
+class _LonelyStore(distributed.TCPStore):
+    """A store that waits for no other process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args[:5], **{**options, "wait_for_workers": False})  # the sixth is whether it waits
+
+
+def _beginning(own: Callable[..., None], processes: int, patches: Patches) -> Callable[..., None]:
+    """Let a group begin over a store of the script's own as it does over one of torch's."""
+    signature = inspect.signature(own)
+
+    def init_process_group(*args: Any, **options: Any) -> None:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        if given.arguments["store"] is not None:
+            _refuse_others(given.arguments["world_size"], given.arguments["rank"], processes)
+            _let_shared_tensors_be_fake(patches)
+        own(*args, **options)
+
+    return functools.wraps(own)(init_process_group)
+
+
+def _refuse_others(world_size: int, rank: int, processes: int) -> None:
+    """Raise a MeasurementError if a script makes a group of another size, or is another process of it."""
+    if world_size not in (-1, processes):
+        raise MeasurementError(_OTHER_SIZE.format(world_size, processes))
+    if rank > 0:
+        raise MeasurementError(_OTHER_RANK.format(rank))
+
+
 def _meeting(processes: int, patches: Patches) -> Callable[..., Iterator[Any]]:
     """Return what lets a process meet the others: it waits for nobody."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
-        if world_size not in (-1, processes):
-            raise MeasurementError(_OTHER_SIZE.format(world_size, processes))
-        if rank > 0:
-            raise MeasurementError(_OTHER_RANK.format(rank))
+        _refuse_others(world_size, rank, processes)
         _let_shared_tensors_be_fake(patches)
         yield FakeStore(), 0, processes
 

@@ -79,7 +79,9 @@ class RealRun(TimedRun):
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes, settings=_SETTINGS))
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
-            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=Draws().own))
+            draws = Draws()
+            stack.enter_context(draws.seeded())
+            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())

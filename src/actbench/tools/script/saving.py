@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.storage import TypedStorage, UntypedStorage
 
+from actbench.ops.simulation import plain_tensors
 from actbench.tools.script.arrivals import Change, changed, rebound
 
 Note = Callable[[str], None]
@@ -27,7 +29,7 @@ def holds_fake(value: Any) -> bool:
 
 def _holds(value: Any, seen: set[int], depth: int) -> bool:
     if isinstance(value, torch.Tensor):
-        return isinstance(value, FakeTensor) or value.device.type == "meta"
+        return any(isinstance(each, FakeTensor) or each.device.type == "meta" for each in plain_tensors(value))
     if isinstance(value, UntypedStorage | TypedStorage):
         return value.device.type == "meta"
     if id(value) in seen or depth > _DEEPEST or isinstance(value, str | bytes | int | float | type(None) | type):
@@ -48,13 +50,16 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from getattr(value, "__dict__", {}).values()
 
 
-def left_out(note: Note, what: str, looks_at: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
+def left_out(
+    note: Note, what: str, looks_at: Callable[..., Any] | None = None, answer: Callable[[], Any] = lambda: None
+) -> Callable[[Any], Any]:
     """Return the change of a function that writes: it does nothing, and notes ``what``, if it would write fake tensors.
 
     Args:
         note: Receives the sentence.
         what: What is not done, such as "torch.save writes nothing".
         looks_at: From the arguments to what is looked at for fake tensors; None leaves out every call.
+        answer: Makes what the function returns then.
     """
 
     def change(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +67,7 @@ def left_out(note: Note, what: str, looks_at: Callable[..., Any] | None = None) 
             if looks_at is not None and not holds_fake(looks_at(*args, **kwargs)):
                 return own(*args, **kwargs)
             note(f"{what}: tensors of a simulated run have no values.")
-            return None
+            return answer()
 
         return write
 
@@ -74,7 +79,27 @@ def _first(*args: Any, **kwargs: Any) -> Any:
     return args[0] if args else list(kwargs.values())
 
 
-_FUNCTIONS = {"safetensors.torch": ("save_file", "save_model")}
+def _none() -> None: ...
+
+
+def _nothing_awaited() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+_SHARDED = "torch.distributed.checkpoint"
+_FUNCTIONS: dict[str, dict[str, tuple[str, Callable[[], Any]]]] = {
+    "safetensors.torch": dict.fromkeys(("save_file", "save_model"), ("safetensors.torch.{} writes nothing", _none)),
+    f"{_SHARDED}.state_dict_saver": {
+        **dict.fromkeys(("save", "save_state_dict"), (f"{_SHARDED}.{{}} writes nothing", _none)),
+        "async_save": (f"{_SHARDED}.{{}} writes nothing", _nothing_awaited),
+    },
+    f"{_SHARDED}.state_dict_loader": dict.fromkeys(
+        ("load", "load_state_dict"), (f"{_SHARDED}.{{}} reads nothing", _none)
+    ),
+}
+"""By module and name: functions that write or read tensors, what is not done, and what makes their result."""
 
 _METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "transformers.modeling_utils": (("PreTrainedModel", "save_pretrained"),),
@@ -104,20 +129,19 @@ _UPLOADED = "Nothing is uploaded to the Hugging Face hub"
 def changes(note: Note) -> dict[str, Change]:
     """Return the changes of the libraries that write models or send them away, by the names of their modules."""
     found: dict[str, Change] = {}
-    for module, names in _FUNCTIONS.items():
-        found[module] = _functions(note, module, names)
+    for module, functions in _FUNCTIONS.items():
+        found[module] = _functions(note, functions)
     for module, methods in _METHODS.items():
         found[module] = _methods(note, methods)
     found["huggingface_hub.hf_api"] = _hub(note)
     return found
 
 
-def _functions(note: Note, place: str, names: tuple[str, ...]) -> Change:
+def _functions(note: Note, functions: Mapping[str, tuple[str, Callable[[], Any]]]) -> Change:
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
-            for name in names:
-                what = f"{place}.{name} writes nothing"
-                stack.enter_context(rebound(module, name, left_out(note, what, _first)))
+            for name, (what, answer) in functions.items():
+                stack.enter_context(rebound(module, name, left_out(note, what.format(name), _first, answer)))
             return stack.pop_all()
 
     return change

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from pydantic import Field, StrictBool, ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, UsageError
 from actbench.measuring.meters.stepevents import Origin
+from actbench.model.data import Data
 from actbench.model.measured import Measurement
 from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
@@ -28,13 +30,14 @@ from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import groups, kernels, reading, sharing
+from actbench.tools.script import groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.growth import with_growth
+from actbench.tools.script.interrupts import interrupts_wait
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
@@ -45,7 +48,8 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps, Tracked
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.values import ScriptMode
-from actbench.units import MIB
+from actbench.units import MIB, MOST_PROCESSES, Count
+from actbench.validation import explain
 
 KNOWN_BYTES = 64 * MIB
 """Storages of integers and booleans keep their values up to this size."""
@@ -134,14 +138,26 @@ class Simulation:
         self.notes[text] = None
 
     def __enter__(self) -> Self:
+        try:
+            with interrupts_wait():
+                self._enter()
+            return self
+        except KeyboardInterrupt:
+            self._stack.close()
+            raise
+
+    def _enter(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
             stack.enter_context(device_operators(self.profile))
+            stack.enter_context(self._draws.seeded())
             stack.enter_context(self._mode)
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            if self.profile.is_cuda:
+                stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(self.facade.shown(self._note_moved))
             stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
@@ -154,7 +170,6 @@ class Simulation:
             if self._applied is None:
                 self.memory.watch(self._restart)
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,7 +179,12 @@ class Simulation:
                 self.steps.finish()
         elif not isinstance(error, Ended):
             self._held = None
-        self._stack.close()
+        try:
+            with interrupts_wait():
+                self._stack.close()
+        except KeyboardInterrupt:
+            self._stack.close()  # where it came before the block began
+            raise
         return isinstance(error, Ended)
 
     @contextmanager
@@ -293,6 +313,17 @@ class Simulation:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
 
 
+class _Asked(Data):
+    """What :func:`simulate` is asked for in numbers, as far as it is."""
+
+    device_profile: str
+    memory_limit_bytes: Count | None = None
+    batch_size: Count | None = None
+    steps: Count | None = None
+    raise_oom: StrictBool = False
+    processes: Annotated[Count, Field(le=MOST_PROCESSES)] = 1
+
+
 def simulate(device_profile: str, **options: Any) -> Simulation:
     """Return a context manager in which a training loop runs on a simulated card.
 
@@ -309,8 +340,13 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         options: Those of :class:`Simulation`.
 
     Raises:
-        UsageError: There is no such device.
+        UsageError: There is no such device, or an option has a value that cannot be used.
     """
+    asked = {"device_profile": device_profile, **options}
+    try:
+        _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})
+    except ValidationError as error:
+        raise UsageError(f"simulate: {'; '.join(explain(error, asked, {'': _Asked}))}") from None
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
