@@ -14,6 +14,7 @@ from actbench.scheme.base import Scheme
 from actbench.scheme.composed import parts_in
 from actbench.scheme.facets import LowPrecision
 from actbench.simulator import profiles
+from actbench.tools.fit.limits import usable_bytes
 from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
 from actbench.tools.fit.rounding import RATE, Remedy, remedy
@@ -259,7 +260,7 @@ def _more_imports(code: str) -> list[str]:
 def _command(case: Case) -> str:
     words = ["actbench measure", shlex.quote(case.model), f"-s {shlex.quote(case.scheme)}", f"-b {case.batch_size}"]
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
-    limit = case.memory_limit_bytes or profile.memory_bytes
+    limit = case.memory_limit_bytes or usable_bytes(profile)
     for flag, value, usual in (
         ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),

@@ -181,7 +181,7 @@ def fit(
         _planned(found.exact),
         found.limit_bytes,
         _planned(found.least),
-        result.is_over,
+        bool(result.cut_short),
         tuple(f"{case.scheme}: {failure.message}" for case, failure in result.crashed.items()),
         result.path,
         found,
