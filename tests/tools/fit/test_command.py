@@ -57,11 +57,11 @@ def test_the_answer_comes_first_and_its_plan_in_json_csv_and_markdown(cli, log, 
     fitting = [each for each in found if each.outcome.peak_bytes <= 6 * fake.GIB]
     fastest = min(fitting, key=lambda each: each.outcome.estimated.step_seconds).case.scheme
     assert fastest == "gact:L2,only=model.layers.0"  # the other block stays as it is
-    assert "Plan 1 needs 6.00 GiB of 6.00 GiB and 17 % more time (estimated)" in " ".join(ended.err.split())
+    assert "Plan 2 needs 6.00 GiB of 6.00 GiB and 17 % more time (estimated)" in " ".join(ended.err.split())
     assert "gradients: gact:L2 on block 0, adamw-fused." in " ".join(ended.err.split())
     rows = (tmp_path / "t").read_text().splitlines()
     assert rows[0].startswith("number,scheme,optimizer,plan,")
-    assert rows[1].startswith('1,"gact:L2,only=model.layers.0",adamw-fused,"gact:L2 block 0, adamw-fused",')
+    assert rows[1].startswith('2,"gact:L2,only=model.layers.0",adamw-fused,"gact:L2 block 0, adamw-fused",')
     assert set(found) == set(records_below(tmp_path))
     (table,) = tmp_path.rglob("*.fit.md")
     assert "gact:L2 on block 0" in table.read_text()
@@ -145,7 +145,7 @@ def test_above_the_exact_peak_the_answer_begins_with_the_exact_step(cli, log, tm
     first, second, *_ = ended.out.splitlines()
     assert first == "It fits unchanged: 9.50 GiB of 12.00 GiB."
     assert second.startswith(
-        "Plan 1 needs 9.50 GiB of 12.00 GiB and 2 % less time (estimated), and has exact gradients"
+        "Plan 1 needs 9.50 GiB of 12.00 GiB and 3 % less time (estimated), and has exact gradients"
     )
 
 

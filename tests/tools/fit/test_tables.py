@@ -91,7 +91,7 @@ def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titl
             200,
             [
                 "Nothing fits within twice the exact step's time.",
-                "Plan 1 needs 50.00 GiB of 100.00 GiB and 2.5 times the",
+                "Plan 1 needs 50.00 GiB of 100.00 GiB and 2.5 times ",
             ],
         ),
         (
@@ -99,7 +99,7 @@ def test_no_title_promises_what_its_rows_do_not_hold(plans: Sequence[Plan], titl
             200,
             [
                 "Nothing fits within twice the exact step's time.",
-                "Plan 1 needs 60.00 GiB of 100.00 GiB and 3 times the time ",
+                "Plan 1 needs 60.00 GiB of 100.00 GiB and 3 times ",
             ],
         ),
         ((OVER,), 200, ["No plan that was simulated fits in 100.00 GiB; gact:L2 needs least of them, 150.00 GiB."]),
