@@ -20,6 +20,7 @@ CORE = {
     "errors": set(),
     "units": {"errors"},
     "caches": {"errors"},
+    "keywords": {"errors"},
     "leftovers": set(),
     "longsteps": {"units"},
     "paths": {"errors", "units", "leftovers"},

@@ -10,6 +10,7 @@ Every public name is loaded at its first use, so ``import actbench`` imports nei
 from __future__ import annotations
 
 import importlib
+import types
 from typing import TYPE_CHECKING, Any
 
 from actbench import caches as _caches
@@ -119,6 +120,10 @@ def __getattr__(name: str) -> Any:
         value: Any = metadata.version("actbench")
     elif name in _HOMES:
         value = getattr(importlib.import_module(f"actbench.{_HOMES[name]}"), name)
+        if isinstance(value, types.FunctionType):
+            from actbench.keywords import checking
+
+            value = checking(value, f"actbench.{name}")
     else:
         raise AttributeError(f"module 'actbench' has no attribute {name!r}")
     globals()[name] = value

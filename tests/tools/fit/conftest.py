@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from fitcommand import HERE
 
 from actbench.run import local, runner
+from actbench.tools.fit import budgets
 
 
 @pytest.fixture
@@ -28,3 +30,35 @@ def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "log"
     monkeypatch.setenv("FAKEFIT_LOG", str(path))
     return path
+
+
+class Clock:
+    """A clock that only simulations move on, each as it begins.
+
+    Attributes:
+        seconds_each: How far.
+        left: How many simulations may begin before all time is over.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.seconds_each, self.left = 0.0, 0.0, math.inf
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock of budgets."""
+    clock, in_time = Clock(), budgets.Budget.may_begin
+
+    def may_begin(budget: budgets.Budget) -> bool:
+        clock.now += 0.0 if clock.left else 1e9
+        if not in_time(budget):
+            return False
+        clock.left, clock.now = clock.left - 1, clock.now + clock.seconds_each
+        return True
+
+    monkeypatch.setattr(budgets, "time", clock)
+    monkeypatch.setattr(budgets.Budget, "may_begin", may_begin)
+    return clock

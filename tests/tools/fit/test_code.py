@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +260,22 @@ def test_the_command_names_a_type_that_the_model_does_not_bring() -> None:
     case = Case(model="own.py:build", batch_size=4, dtype="float32", optimizer="adamw")
 
     assert "--dtype float32 --optimizer adamw" in code_for(case, CAUSAL).command
+
+
+@pytest.mark.parametrize(
+    ("scheme", "optimizer", "rate"),
+    [
+        ("checkpoint", None, "2e-5"),
+        ("lora:8+checkpoint", None, "2e-4"),
+        ("qlora:8", None, "2e-4"),
+        ("lora:8+adam8bit", None, "2e-4"),
+        ("lora:8+optimizer_offload", "adam", "2e-4"),
+        ("checkpoint", "sgd-momentum", "0.01"),
+    ],
+)
+def test_the_learning_rate_is_one_of_what_is_trained(scheme: str, optimizer: Any, rate: str) -> None:
+    code = code_for(Case(**LLAMA, optimizer=optimizer, scheme=scheme), CAUSAL)
+
+    assert code.trainer is not None
+    rates = re.findall(r"\b(?:lr|learning_rate)=([\d.e-]+)", code.loop + code.trainer)
+    assert set(rates) == {rate}

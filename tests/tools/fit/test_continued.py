@@ -14,9 +14,9 @@ import pytest
 from fitcommand import AMONG, DEEP, HERE, STEP, TRAINED_ALL, records_below
 
 from actbench.model.records import Case
-from actbench.tools.fit import simulations
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
+from actbench.tools.fit.usual import is_usual
 
 
 @pytest.mark.exhaustive
@@ -70,42 +70,95 @@ def test_a_later_fit_takes_no_plans_from_an_earlier_one(cli, log, fake, tmp_path
     assert {each.trained for each in plans(4, "lora:16").values()} == {"all"}
 
 
-def end_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the time be over once so many simulations have begun."""
-    begun = []
-
-    def ends(run: simulations.Simulations) -> bool:
-        begun.append(1)
-        run.over = len(begun) > count
-        return not run.over
-
-    monkeypatch.setattr(simulations.Simulations, "_in_time", ends)
-
-
 @pytest.mark.slow
-def test_an_answer_from_some_of_the_simulations_says_so_first(cli, log, tmp_path, monkeypatch) -> None:
-    end_after(3, monkeypatch)
+def test_an_answer_from_some_of_the_simulations_says_so_first(cli, log, tmp_path, clock) -> None:
+    clock.left = 3
 
     ended = cli(*STEP, "-j", "1", "--memory-limit", "20GiB", "-o", tmp_path)
 
     assert ended.status == 0
-    assert ended.out.startswith("The time of --budget ended before all plans were simulated")
+    assert unwrapped(ended.out).startswith("The search stopped after 120 s (--budget), before it had tried all usual ")
+    assert "run the same command again to continue. Faster plans may exist." in unwrapped(ended.out)
 
 
-@pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the survey"])
+@pytest.mark.parametrize("began", [1, 3], ids=["only the exact step", "a part of the stacks"])
 @pytest.mark.sampled(slow=1)
-def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, monkeypatch, began) -> None:
-    end_after(began, monkeypatch)
+def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, clock, began) -> None:
+    clock.left = began
     words = (*STEP, *TRAINED_ALL, "--scheme", "lora:16", "-j", "1", "--memory-limit", "512MiB", "-o", tmp_path)
 
     ended = cli(*words)
 
-    told = " ".join(ended.err.split())
+    said = (
+        "Nothing found yet within twice the exact step's time. The search stopped after 120 s (--budget), before it had"
+    )
     assert ended.status == 1
-    assert "the time of --budget ended before the plan that needs least was simulated: give a larger --budget" in told
-    assert "nothing fits" not in (told + ended.out).lower()
-    assert "smaller" not in told
-    assert "--device-profile" not in told
+    for told in (unwrapped(ended.out), unwrapped(ended.err)):
+        assert f"{said} had tried all usual stacks, single changes" in told
+        assert "nothing fits" not in told.lower()
+        assert "smaller" not in told
+        assert "--device-profile" not in told
+
+
+def test_on_a_slow_machine_the_first_answer_is_of_the_usual_stacks(cli, log, tmp_path, clock) -> None:
+    clock.seconds_each = 10.0
+
+    ended = cli(*STEP, "-j", "1", "--memory-limit", "2GiB", "-o", tmp_path)
+
+    schemes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert ended.status == 0, ended.err
+    assert schemes[0] == "exact"
+    assert [is_usual(scheme, "exact") for scheme in schemes[1:4]] == [True] * 3
+    assert not all(is_usual(scheme, "exact") for scheme in schemes[1:])  # single changes have some of the time
+    first, second, *_ = unwrapped(ended.out).split("Faster plans may exist. ")
+    assert first.startswith("The search stopped after 120 s (--budget), before it had tried all usual stacks")
+    assert second.startswith("Plan 1 needs ")
+    assert "trains adapters" in second.partition("What fits")[0]
+    table = ended.out.partition("Usual stacks: ")[2].partition("Frontier")[0]
+    assert all(name in table for name in ("exact", "lora:16, checkpoint", "chunked_loss:8"))
+
+
+@pytest.mark.slow
+def test_the_same_command_tries_the_rest(cli, log, tmp_path, clock) -> None:
+    clock.seconds_each = 14.0
+    words = (*STEP, *AMONG, "--scheme", "lora:16", "--memory-limit", "2GiB", "-j", "1", "-o", tmp_path)
+    first = cli(*words)
+    before = log.read_text()
+    clock.seconds_each = 0.0
+
+    second = cli(*words)
+
+    assert "The search stopped" in first.out
+    assert "The search stopped" not in second.out
+    assert log.read_text().startswith(before)
+    assert len(set(log.read_text().splitlines())) == len(log.read_text().splitlines())
+
+
+@pytest.mark.sampled(slow=1)
+@pytest.mark.parametrize(
+    ("question", "count", "told"),
+    [
+        (("--longest-sequence",), 12, "no time was left to try more"),
+        (("--longest-sequence",), 3, "Nothing found yet."),
+        (("--which-card",), 30, "Not all plans could be tried in time for "),
+    ],
+    ids=["a size", "no size", "some cards"],
+)
+def test_other_questions_say_first_that_the_time_ended_and_what_was_found(
+    cli, log, tmp_path, clock, question, count, told
+) -> None:
+    clock.left = count
+
+    ended = cli(*STEP, *AMONG, *question, "-j", "1", "-o", tmp_path)
+
+    assert ended.status == (told == "Nothing found yet."), ended.err
+    said = "The search stopped after 600 s (--budget), before it had tried all "
+    assert unwrapped(ended.out).removeprefix("Nothing found yet. ").startswith(said)
+    assert told in unwrapped(ended.out) + unwrapped(ended.err)
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
 
 
 PROGRAM = """

@@ -18,7 +18,7 @@ def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
 
     assert ended.status == 1
     told = " ".join(ended.err.split())
-    assert "nothing fits within --max-slowdown 1.2: checkpoint, adamw-fused fits and takes 1.26 times" in told
+    assert "Nothing fits within 1.2 times the exact step's time. Plan 1 needs 3.50 GiB of 6.00 GiB and 26 %" in told
 
 
 @pytest.mark.exhaustive
@@ -31,7 +31,7 @@ def test_the_last_request_decides_what_is_too_slow(cli, log, tmp_path) -> None:
 
     assert slow.status == 1
     assert "0 simulations of the whole model" in slow.err
-    assert "Nothing takes at most 1.2 times" in slow.out
+    assert "Fits only at more than 1.2 times" in slow.out
     assert "What fits" not in slow.out
     assert fast.status == 0
     assert "What fits" in fast.out
@@ -46,8 +46,8 @@ def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_p
     first, second = ended.out.index("What fits, with adapters: "), ended.out.index("No simulated plan fits; what needs")
     assert first < second
     assert "lora:16" in ended.out[:first]
-    assert "adapters trained in place of the model" in ended.out[:first]
-    assert "checkpoint on block 0, lora:16, adamw-fused: a loop of your own" in ended.out
+    assert "trains adapters" in ended.out[:first]
+    assert "Plan 1: a loop of your own" in ended.out
 
 
 def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fake, tmp_path) -> None:
@@ -57,9 +57,9 @@ def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fak
     least = fake.WEIGHTS + fake.HELD * 0.25 + fake.TOP * 0.5
     assert ended.status == 1
     plan = "chunked_loss:8, checkpoint, adamw-fused"
-    said = f"nothing fits in 2.00 GiB: the least that is possible, {plan}, needs {least / fake.GIB:.2f} GiB"
+    said = f"Nothing fits in 2.00 GiB: the least that is possible, {plan}, needs {least / fake.GIB:.2f} GiB"
     assert said in told
-    assert ended.out.startswith("nothing fits in 2.00 GiB: the least that is possible")
+    assert ended.out.startswith("Nothing fits in 2.00 GiB: the least that is possible")
     assert "take a smaller --batch-size or shorter samples, or a larger --memory-limit" in told
     assert "leave out --exact" in told
     assert "What fits" not in ended.out

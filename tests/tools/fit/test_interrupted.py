@@ -13,6 +13,7 @@ from actbench.machine import provenance
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure, FailureReason
 from actbench.run.executor import Told
+from actbench.tools.fit.budgets import Budget
 from actbench.tools.fit.choices import choices_for
 from actbench.tools.fit.fitting import Means, fitting
 from actbench.tools.fit.levels import EXACT, LEVELS
@@ -69,6 +70,7 @@ def after(count: int, seen: list[Case]) -> object:
 @pytest.mark.exhaustive
 def test_time_may_end_after_any_simulation() -> None:
     whole = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
+    whole.start()
     whole.begin()
     whole.answer(LIMIT, LEVELS)
     whole.look_further()
@@ -83,6 +85,7 @@ def test_time_may_end_after_any_simulation() -> None:
             with pytest.raises(MeasurementError, match="give a larger --budget"):
                 stopped.run()
             continue
+        stopped.start()
         stopped.begin()
         stopped.answer(1, LEVELS)  # nothing fits
         stopped.look_further()
@@ -95,7 +98,7 @@ def test_time_may_end_after_any_simulation() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def slowly(
         cases: Sequence[Case], may_begin: Callable[[], bool], _: Callable[[], bool]
@@ -109,7 +112,8 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
     with fitting("slow", slow.exact, slow.choices, Means(jobs=1, budget_seconds=5)) as made:
         made.simulates = slowly
         slow.simulate = made.simulations(slow.exact, Asked())
-        with made.runs[-1].within(share):
+        with made.budget.share("changes", share):
+            slow.start()
             slow.begin()
         assert clock[0] == int(share * 5) + 1
         slow.answer(round(0.8 * slow.exact_step.need), LEVELS)
@@ -120,7 +124,7 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
 @pytest.mark.slow
 def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("actbench.tools.fit.simulations.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def hangs(
         cases: Sequence[Case], may_begin: Callable[[], bool], may_go_on: Callable[[], bool]
@@ -135,10 +139,10 @@ def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
         made.simulates = hangs
         hung.simulate = made.simulations(hung.exact, Asked())
         with pytest.raises(MeasurementError, match="give a larger --budget"):
-            hung.begin()
+            hung.start()
 
     assert 80 < clock[0] <= 101
-    assert made.runs[-1].over
+    assert made.budget.cut_short == ["plans"]
 
 
 def failing(reason: FailureReason, failed: list[Case]) -> object:
@@ -219,3 +223,59 @@ def test_what_is_refused_only_beside_another_change_stays_possible() -> None:
     made.run()
 
     assert not [choice for choice in made.refused if choice.name == "msln"]
+
+
+@pytest.mark.parametrize("refused", ["", "chunked_loss"])
+def test_usual_stacks_are_tried_as_far_as_they_can_be(refused: str) -> None:
+    def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        for case, plan in plans.items():
+            if refused and refused in case.scheme:
+                yield case, Failure(reason="nothing-converted", message="made up")
+            else:
+                yield from SIMULATED({case: plan})
+
+    made = planner("tiny-llama@num_hidden_layers=2", simulates)
+    made.choices = choices_for(made.exact, {}, names=("checkpoint", "chunked_loss:8", "lora:16", "msln"))
+    made.start()
+
+    made.try_usual()
+
+    tried = [case.scheme for case in made.outcomes]
+    assert tried[:2] == ["exact", "lora:16+chunked_loss:8+checkpoint"]
+    assert set(tried[2:]) == {
+        "lora:16+checkpoint", "chunked_loss:8+checkpoint", "checkpoint", "lora:16",
+    }  # fmt: skip
+    assert all(each.plan.is_uniform for each in made.found)
+    assert [each.case.scheme for each in made.found] == [name for name in tried if not refused or refused not in name]
+
+
+def test_searches_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    budget = Budget(80)
+
+    with budget.share("stacks", 0.5):
+        clock[0] = 110
+        with budget.share("changes", 0.5):
+            assert budget.left_seconds == 15
+            clock[0] = 126
+            assert not budget.may_begin()
+            assert budget.may_go_on()  # for a quarter of all time
+        assert budget.may_begin()
+        assert budget.left_seconds == 14
+    assert budget.left_seconds == 54
+    clock[0] = 201
+    assert not budget.may_begin()
+    assert not budget.may_go_on()
+
+    assert budget.cut_short == ["changes", "plans"]
+    assert "after 80 s (--budget), before it had tried all changes and plans; run the same command" in budget.told
+
+
+def test_without_a_limit_no_search_is_cut_short() -> None:
+    budget = Budget(None)
+
+    with budget.share("stacks", 0.5):
+        assert budget.may_begin()
+
+    assert not budget.told

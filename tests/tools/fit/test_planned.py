@@ -118,7 +118,11 @@ def test_a_plan_of_blocks_alone_converts_a_model(own):
         ({"schemes": ["gact:L2,only=model.layers.0"]}, actbench.UsageError, "leave only= out"),
         ({"schemes": ["checkpoint,every=2"]}, actbench.UsageError, "leave every= out"),
         ({"schemes": ["checkpont"]}, actbench.SpecError, "checkpoint"),
-        ({"batch_sizes": 2}, ValueError, "batch_sizes"),
+        ({"batch_sizes": 2}, actbench.UsageError, "no keyword 'batch_sizes'; did you mean batch_size?"),
+        ({"budget": 20}, actbench.UsageError, "no keyword 'budget'; did you mean budget_seconds?"),
+        ({"sequence": 20}, actbench.UsageError, "no keyword 'sequence'; did you mean sequence_length?"),
+        ({"batch_size": 0}, actbench.UsageError, "actbench.fit: batch_size: 0 must be greater than 0"),
+        ({"max_slowdown": 0.5}, actbench.UsageError, "actbench.fit: max_slowdown: 0.5 must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, error, naming):

@@ -124,7 +124,7 @@ class Made(Fitting):
 def grown(limit: int) -> Largest:
     case = Case(model="x", batch_size=1, sequence_length=64, device_profile="rtx-4090", memory_limit_bytes=limit)
     made = Made(Means(schemes=["checkpoint"]), "x", "exact", store=cast("Any", None), simulates=cast("Any", None))
-    found = Grower(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").largest(EXACT)
+    (found,) = Grower(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").run([EXACT])
     assert found is not None
     return found
 

@@ -18,7 +18,8 @@ from actbench.tools.fit.records import Training
 from actbench.tools.fit.tables import fit_tables
 
 ROOT = Path(__file__).parents[3]
-CRASHED = "crashed, so plans may be missing: RuntimeError: gact met an operator"
+CRASHED = "crashed, a fault of actbench and not of your model, so plans may be missing: gact"
+WHY = "The first: RuntimeError: gact met an operator"
 
 
 @pytest.fixture
@@ -37,14 +38,17 @@ def test_an_answer_ends_with_what_crashed(cli, tmp_path) -> None:
     (file,) = (tmp_path / "out").rglob("*.fit.jsonl")
     count = file.read_text().count('"reason":"crash"')
     said = f"{count} simulation{'s' if count > 1 else ''} {CRASHED}"
+    told = unescaped(text).partition("| Plan")[0]
     assert ended.status == 0, ended.err
     assert count > 0
-    assert unwrapped(ended.out.partition("What fits")[0]).endswith(unwrapped(f"{said}; see {file}"))
+    assert unwrapped(said) in unwrapped(ended.out.partition("What fits")[0])
+    assert unwrapped(ended.out.partition("What fits")[0]).endswith(unwrapped(f"{WHY}; see {file}"))
     assert "of which pages follow" not in ended.out
-    assert f"{said}; see {file}" in unescaped(text).partition("| Plan")[0]
-    assert f"{said}; see {file}" in page.read_text()
+    assert said in told
+    assert f"{WHY}; see {file}" in told
+    assert f"{WHY}; see {file}" in page.read_text()
     assert "not for this model: gact" not in ended.err
-    assert f"{said}\n" in unescaped(file.with_suffix(".md"))
+    assert f"{WHY}\n" in unescaped(file.with_suffix(".md"))
 
 
 def unwrapped(text: str) -> str:
@@ -95,7 +99,7 @@ def test_tables_of_records_say_what_crashed() -> None:
 
     tables = fit_tables([record_of("exact", 100, 90), crashed])
 
-    assert tables[0].lead[-1] == "1 simulation crashed, so plans may be missing: killed"
+    assert tables[0].lead[-1] == f"1 simulation {CRASHED}. The first: killed"
 
 
 def test_what_fits_unchanged_is_said_first_and_has_nothing_to_paste() -> None:
@@ -103,24 +107,26 @@ def test_what_fits_unchanged_is_said_first_and_has_nothing_to_paste() -> None:
 
     assert answer(fitting) == ("It fits unchanged: 90.00 GiB of 100.00 GiB.",)  # no plan is faster
     assert fitting.shortlist() == [fitting.exact]
-    assert not pieces_of([fitting.exact], 1)
-    assert len(pieces_of(fitting.tried, 1)) == len(pieces_of(fitting.tried, 5)) > 0
+    assert not pieces_of([("Plan 1", fitting.exact)], 1)
+    named = [("Plan 1", plan) for plan in fitting.tried]
+    assert len(pieces_of(named, 1)) == len(pieces_of(named, 5)) > 0
 
 
 def test_faster_plans_follow_what_fits_unchanged() -> None:
     first, second = answer(found(("msln", 0.9, 50), exact=90))
 
     assert first == "It fits unchanged: 90.00 GiB of 100.00 GiB."
-    assert second.startswith("msln: 50.00 GiB of 100.00 GiB, 0.90 of ")
+    assert second.startswith("Plan 1 needs 50.00 GiB of 100.00 GiB and 10 % less time (estimated), and ")
 
 
 def test_the_code_is_that_of_the_answers_first_plan() -> None:
     fitting = found(("gact:L2", 0.9, 50, Training(gradient="unbiased")), ("checkpoint", 1.2, 60), exact=200)
     first, second = answer_first(fitting)  # that with exact gradients first, though it is slower
 
-    assert [line.partition(": ")[0] for line in answer(fitting)] == [first.words, second.words]
+    assert [line.rpartition(": ")[2] for line in answer(fitting)] == [f"{first.words}.", f"{second.words}."]
     assert (first.record.case.scheme, second.record.case.scheme) == ("checkpoint", "gact:L2")
-    assert pieces_of([first, second], 1) == pieces_of([first], 5)
+    assert pieces_of([("1", first), ("2", second)], 1) == pieces_of([("1", first)], 5)
+    assert [heading.partition(":")[0] for heading, _ in pieces_of([("1", first), ("2", second)], 2)[::3]] == ["1", "2"]
 
 
 def test_nothing_is_said_to_fit_unchanged_where_it_does_not() -> None:

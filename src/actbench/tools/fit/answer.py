@@ -14,12 +14,18 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
     If nothing does, the sentence is about what comes nearest.
     """
-    return (*_unchanged(found), *(_told(each, found) for each in _plans_of_answer(found))) or (_nearest(found),)
+    return (*_unchanged(found), *(_told(each, found) for each in _plans_of_answer(found))) or _nearest(found)
 
 
 def answer_first(found: Fitted) -> list[Tried]:
     """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
     return _each_once([*_plans_of_answer(found), *found.shortlist(), *found.shortlist(adapters=True)])
+
+
+def numbered(found: Fitted) -> list[Tried]:
+    """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
+    shown = _each_once([*(answer_first(found) or _fitting(found)), *found.listed(), *found.listed(adapters=True)])
+    return [each for each in shown if not each.is_unchanged]
 
 
 def _plans_of_answer(found: Fitted) -> list[Tried]:
@@ -52,57 +58,69 @@ def _each_once(plans: Iterable[Tried]) -> list[Tried]:
 
 def _told(tried: Tried, found: Fitted) -> str:
     training = tried.training
-    changes = [f"gradients {training.gradient}"]
-    changes += [f"{what} changed" for what in ("updates", "precision") if getattr(training, what) == "other"]
-    changes += ["adapters trained in place of the model"] if training.trained == "adapters" else []
-    of_time = f"{tried.slowdown:.2f} of the exact step's time (estimated)"
-    return f"{tried.words}: {_memory(tried, found)}, {of_time}, {', '.join(changes)}."
+    other = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
+    has = " and ".join([f"{training.gradient} gradients", *([f"other {' and '.join(other)}"] if other else [])])
+    trains = f"trains adapters with {has}" if training.trained == "adapters" else f"has {has}"
+    number = 1 + [id(each) for each in numbered(found)].index(id(tried))
+    return (
+        f"Plan {number} needs {_memory(tried, found)} and {_time(tried.slowdown)} (estimated), and {trains}: "
+        f"{tried.words}."
+    )
+
+
+def _time(ratio: float) -> str:
+    """Return a time in comparison with another: ``15 % more time``."""
+    percent = round(100 * (ratio - 1))
+    if ratio >= _MANY_TIMES:
+        return f"{times(ratio)} the time"
+    return f"{abs(percent)} % {'more' if percent > 0 else 'less'} time" if percent else "the same time"
+
+
+_MANY_TIMES = 2  # from which on a ratio is told as such, not in percent
+
+
+def times(ratio: float) -> str:
+    """Return a ratio in words: ``twice``, ``2.5 times``."""
+    return "twice" if ratio == _MANY_TIMES else f"{ratio:.3g} times"
 
 
 def _memory(tried: Tried, found: Fitted) -> str:
     return f"{format_bytes(tried.need_bytes)} of {format_bytes(found.limit_bytes)}"
 
 
-def _nearest(found: Fitted) -> str:
-    limit, fits = format_bytes(found.limit_bytes), [each for each in found.tried if found.fits(each)]
-    if fits:
-        first = fits[0]
-        return (
-            f"Nothing fits within {found.max_slowdown:g} times the exact step's time; {first.words} fits and takes "
-            f"{first.slowdown:.3g} times: {format_bytes(first.need_bytes)} of {limit}."
-        )
-    least = found.least
-    return (
-        f"No plan that was simulated fits in {limit}; {least.words} needs least of them, "
-        f"{format_bytes(least.need_bytes)}."
-    )
+def _fitting(found: Fitted) -> list[Tried]:
+    """Return the fastest plan that fits, however slow it is; none if none fits."""
+    return [each for each in found.tried if found.fits(each)][:1]
 
 
-def impossible(fitted: Fitted, *, knows_least: bool, least_profile: str | None, has_more: bool) -> str:
-    """Return the message for a fit without a result: the least need, and what to change.
+def _nearest(found: Fitted) -> tuple[str, ...]:
+    for fastest in _fitting(found):
+        return f"Nothing fits within {times(found.max_slowdown)} the exact step's time.", _told(fastest, found)
+    least, limit = found.least, format_bytes(found.limit_bytes)
+    needs = f"{least.words} needs least of them, {format_bytes(least.need_bytes)}"
+    return (f"No plan that was simulated fits in {limit}; {needs}.",)
+
+
+def impossible(
+    fitted: Fitted, *, cut_short: str, knows_least: bool, least_profile: str | None, has_more: bool
+) -> tuple[str, ...]:
+    """Return the sentences of a fit without a result: the least need, and what to change.
 
     The arguments are those of :class:`actbench.tools.fit.fit.Fit`.
     """
-    limit = fitted.limit_bytes
-    fits = [each for each in fitted.tried if fitted.fits(each)]
-    if fits:
-        fastest = fits[0]
-        return (
-            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}: {fastest.words} fits and takes "
-            f"{fastest.slowdown:.3g} times the exact step's time"
-        )
-    if not knows_least:
-        return "the time of --budget ended before the plan that needs least was simulated: give a larger --budget"
-    least = fitted.least
+    if cut_short:
+        *_, nearest = _nearest(fitted)
+        return f"Nothing found yet within {times(fitted.max_slowdown)} the exact step's time. {cut_short}", nearest
+    if not knows_least or _fitting(fitted):
+        return _nearest(fitted)
+    least, limit = fitted.least, fitted.limit_bytes
     remedies = [_smaller(least, limit)]
     card = f"--device-profile {least_profile}, the smallest card that would do"
     remedies += [card] if least_profile else []
     remedies += ["a larger --memory-limit"] if has_more else []
     remedies += ["leave out --exact"] if least.record.asked.exact else []
-    return (
-        f"nothing fits in {format_bytes(limit)}: the least that is possible, {least.words}, needs "
-        f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
-    )
+    needs = f"the least that is possible, {least.words}, needs {format_bytes(least.need_bytes)}"
+    return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
 def _smaller(least: Tried, limit: int) -> str:

@@ -62,6 +62,11 @@ class QuestionFlags:
         ),
     ] = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked but which plan is fastest."""
+        return self.longest_sequence or self.largest_batch or self.which_card or bool(self.processes)
+
     def check(self, device_profile: str | None) -> None:
         """Raise a UsageError if no card is named and none is looked for."""
         if device_profile is None and not self.which_card:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
@@ -17,6 +17,7 @@ from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.planner import Found, Goal, Planner
 from actbench.tools.fit.records import Asked, Tried, step_seconds_of
 
+_OF_CHANGES, _OF_PLANS = 0.3, 0.5  # shares of the time that is left; the rest is for the plans on each card
 _TRIED = 2  # plans of a way of training that are simulated for a card: another may be faster there
 
 
@@ -41,14 +42,18 @@ class Cards:
         made: What simulates.
         case: The case of the exact step, on the device that plans are made for.
         asked: What counts as an answer.
+        without: Cards on which nothing fits, each with the bytes of what needs least.
+        untried: Cards for which nothing was found before the time was over.
     """
 
     made: Fitting
     case: Case
     asked: Asked
+    without: dict[str, int] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
 
-    def run(self, levels: Sequence[tuple[str, Level]]) -> tuple[list[OnCard], Mapping[str, int]]:
-        """Return what fits, the smallest card first, and the bytes of what needs least for each card without it.
+    def run(self, levels: Sequence[tuple[str, Level]]) -> list[OnCard]:
+        """Return what fits, the smallest card first.
 
         Raises:
             MeasurementError: The exact step cannot be simulated.
@@ -56,16 +61,21 @@ class Cards:
         cards = [each for each in profiles.profiles() if each.rates is not None and each.is_cuda]
         cards.sort(key=lambda each: each.memory_bytes)
         planner = self.made.planner(self.case, self.asked)
-        planner.run()
-        planner.pursue([Goal(level, card.step_bytes()) for card in cards[1:] for _, level in levels], rounds=2)
-        planner.answer(cards[0].step_bytes(), [level for _, level in levels])  # or what needs least, if nothing fits
-        rows, without = list[OnCard](), dict[str, int]()
+        with self.made.searching("single changes", _OF_CHANGES):
+            planner.run()
+        with self.made.searching("plans", _OF_PLANS):
+            planner.pursue([Goal(level, card.step_bytes()) for card in cards[1:] for _, level in levels], rounds=2)
+            planner.answer(cards[0].step_bytes(), [level for _, level in levels])  # or what needs least, if none fits
+        rows = list[OnCard]()
         for card in cards:
-            found = list(self._on(card, planner, levels))
+            with self.made.searching("plans on each card"):
+                found = list(self._on(card, planner, levels))
             rows += found
-            if not found:
-                without[card.name] = min(each.need for each in planner.found)
-        return rows, without
+            if not found and self.made.budget.cut_short:
+                self.untried.append(card.name)
+            elif not found:
+                self.without[card.name] = min(each.need for each in planner.found)
+        return rows
 
     def _on(self, card: DeviceProfile, planner: Planner, levels: Sequence[tuple[str, Level]]) -> Iterator[OnCard]:
         """Yield the fastest plans on a card; one that trains further from the exact step has to be faster."""

@@ -18,7 +18,7 @@ from actbench.tools.fit.paste import literal
 from actbench.tools.fit.pasted import Pasted, pasted
 from actbench.tools.fit.rounding import RATE, Remedy, remedy
 from actbench.units import counted
-from actbench.workload.optimizers import TRAINERS, code_of
+from actbench.workload.optimizers import SGD_RATE, TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]
 
@@ -159,7 +159,20 @@ def _trained(parts: Iterable[Scheme]) -> str:
 
 
 def _optimizer(case: Case, trained: str) -> str:
-    return code_of(case.optimizer or OPTIMIZER, trained, RATE)
+    return code_of(case.optimizer or OPTIMIZER, trained, _rate(case))
+
+
+_ADAPTERS_RATE = "2e-4"
+"""Of adapters: LoRA's for GPT-2 and GPT-3 (arXiv 2106.09685, tables 11 and 12), QLoRA's for 7B and 13B (2305.14314)."""
+
+_SGD_RATE = f"{SGD_RATE:g}"
+
+
+def _rate(case: Case) -> str:
+    """Return the learning rate in code, which users replace by their own."""
+    if (case.optimizer or OPTIMIZER).startswith("sgd"):
+        return _SGD_RATE
+    return _ADAPTERS_RATE if any("parameters" in part.changes for part in _parts(case)) else RATE
 
 
 def _trainer(
@@ -182,7 +195,7 @@ def _trainer(
     if kept.scheme:
         by_chance = case.model_copy(update={"scheme": kept.scheme})
         other = _given_optimizer(by_chance, [pasted(each, case.batch_size) for each in _parts(by_chance)], own)
-    arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": RATE}
+    arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": _rate(case)}
     if not optimizer:
         arguments["optim"] = f'"{TRAINERS[case.optimizer or OPTIMIZER]}"'
     if case.autocast is not None:
@@ -222,7 +235,7 @@ def _given_optimizer(case: Case, found: Sequence[Pasted], own: str | None) -> st
     code = "make_optimizer(model)" if own else _optimizer(case, "trained")
     kind = "Adam" if case.optimizer == "adam" else "AdamW"
     for wrap in wraps:
-        code = wrap.replace("{rate}", RATE).replace("{kind}", kind).replace("{}", code)
+        code = wrap.replace("{rate}", _rate(case)).replace("{kind}", kind).replace("{}", code)
     return code
 
 

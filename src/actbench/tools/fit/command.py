@@ -24,7 +24,7 @@ from actbench.cli.printing import (
     show,
 )
 from actbench.tools.fit.asking import QuestionFlags
-from actbench.tools.fit.budgets import BUDGET_SECONDS, SCRIPT_BUDGET_SECONDS
+from actbench.tools.fit.budgets import BUDGET_SECONDS, LONG_BUDGET_SECONDS
 from actbench.tools.fit.stepflags import FitFlags
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def fit(
         seconds_option(
             "--budget",
             "Seconds, from the end of loading, after which no simulation starts; what is at work has a quarter more "
-            f"(default: {BUDGET_SECONDS:g}; {SCRIPT_BUDGET_SECONDS:g} with --script).",
+            f"(default: {BUDGET_SECONDS:g}; {LONG_BUDGET_SECONDS:g} with --script and for other questions).",
             least=1,
         ),
     ] = None,
@@ -149,7 +149,7 @@ def fit(
     checked_schemes([base], "--base")
     checked_schemes(among or [], "--scheme")
     case = flags.case(model, elsewhere=elsewhere is not None)
-    seconds = budget or (BUDGET_SECONDS if case.script is None else SCRIPT_BUDGET_SECONDS)
+    seconds = budget or (LONG_BUDGET_SECONDS if case.script is not None or questions.asks else BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
     from actbench.run.processes import ForkServer
@@ -178,20 +178,22 @@ def fit(
         _show_answer(answer, exports, show_code)
         return
     from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.answer import answer_first
+    from actbench.tools.fit.answer import numbered
     from actbench.tools.fit.pieces import pieces_of
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
-    verdict = "" if found.is_possible else _verdict(found)
+    verdict = () if found.is_possible else _verdict(found)
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
-    lead = (*_cut_short(found), *tables[0].lead, *found.about_crashed)
-    tables[0] = replace(tables[0], lead=lead, code=pieces_of(answer_first(found.found), show_code))
+    cut_short = (f"{found.cut_short} Faster plans may exist.",) if found.cut_short and found.is_possible else ()
+    plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(found.found), 1)]
+    code = pieces_of(plans, show_code if found.is_possible else 0)
+    tables[0] = replace(tables[0], lead=(*cut_short, *tables[0].lead, *found.about_crashed), code=code)
     show(*tables, beside=exports)
     export(exports, tables, lambda: json_lines(found.records))
     _print_code(tables[0].code, exports)
     _remarks(found, verbose=progress.verbose)
     if not found.is_possible:
-        remark(verdict)
+        remark(" ".join(verdict))
         raise Exit(1)
 
 
@@ -201,7 +203,7 @@ def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
 
     show(*answer.tables, beside=exports)
     export(exports, answer.tables, lambda: json_lines(answer.records))
-    _print_code(pieces_of(answer.chosen, show_code), exports)
+    _print_code(pieces_of(((plan.words, plan) for plan in answer.chosen), show_code), exports)
     for text in answer.remarks:
         remark(text)
     if not answer.is_possible:
@@ -213,17 +215,15 @@ def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None
         print(f"\n# {heading}\n{text}", file=readers(exports))
 
 
-def _cut_short(found: Fit) -> tuple[str, ...]:
-    """Return the sentence that stands before an answer from only some of the simulations."""
-    said = "The time of --budget ended before all plans were simulated, so faster ones may be missing; the same command"
-    return (f"{said} goes on from there.",) if found.is_over and found.is_possible else ()
-
-
-def _verdict(found: Fit) -> str:
+def _verdict(found: Fit) -> tuple[str, ...]:
     from actbench.tools.fit.answer import impossible
 
     return impossible(
-        found.found, knows_least=found.knows_least, least_profile=found.least_profile, has_more=found.has_more
+        found.found,
+        cut_short=found.cut_short,
+        knows_least=found.knows_least,
+        least_profile=found.least_profile,
+        has_more=found.has_more,
     )
 
 

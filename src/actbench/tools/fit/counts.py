@@ -1,4 +1,4 @@
-"""How many simulations a fit needed, and which of them crashed: what its output says of them."""
+"""How many simulations a fit needed, and which of them failed: what its output says of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeGuard
 from actbench.errors import shortened
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure
+from actbench.model.spec import parse_spec
 from actbench.units import counted
 
 
@@ -39,11 +40,23 @@ def is_crash(outcome: Outcome) -> TypeGuard[Failure]:
     return isinstance(outcome, Failure) and outcome.reason == "crash"
 
 
+def is_refusal(outcome: Outcome | None) -> bool:
+    """Return whether a case cannot be simulated; one that crashed or ran out of time may be, the next time."""
+    return isinstance(outcome, Failure) and outcome.reason not in ("timeout", "crash")
+
+
 def about_crashed(crashed: Mapping[Case, Failure], path: Path | None) -> tuple[str, ...]:
-    """Return the line that says how many simulations crashed, and why the first did; none if none crashed."""
+    """Return the line that says which simulations crashed, and why the first did; none if none crashed."""
     if not crashed:
         return ()
     why = next(iter(crashed.values())).message.strip().partition("\n")[0]  # what torch adds fills pages
     see = f"; see {path}" if path is not None else ""
-    count = counted(len(crashed), "simulation")
-    return (f"{count} crashed, so plans may be missing: {shortened(why).rstrip('.')}{see}",)
+    whose = "your script" if next(iter(crashed)).script is not None else "your model"
+    kinds = dict.fromkeys("+".join(part.name for part in parse_spec(case.scheme)) for case in crashed)
+    more = f" and {len(kinds) - _NAMED} more" if len(kinds) > _NAMED else ""
+    count, names = counted(len(crashed), "simulation"), ", ".join([*kinds][:_NAMED])
+    said = f"{count} crashed, a fault of actbench and not of {whose}, so plans may be missing: {names}{more}"
+    return (f"{said}. The first: {shortened(why).rstrip('.')}{see}",)
+
+
+_NAMED = 8  # schemes that crashed; more are counted

@@ -20,8 +20,8 @@ from actbench.tools.fit.records import Asked, FitRecord, Tried
 from actbench.tools.fit.scripts import name_of
 from actbench.tools.fit.shortlist import Fitted, fitted
 
-_OF_SINGLE_CHANGES = 0.6
-"""Share of the time after which plans are made from the changes that were simulated by then."""
+_OF_USUAL, _OF_SINGLE_CHANGES = 0.5, 0.5
+"""Shares of the time that is left, for the usual stacks and then for single changes; the rest is for plans."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fit:
         records: Their records, with failures.
         counts: How many simulations there were.
         crashed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
-        is_over: Whether the time ended before all plans were simulated.
+        cut_short: The sentence that says what the time was too short for; empty if nothing.
         knows_least: Whether the plan that needs least was simulated whole.
         refused: Names of the choices that the model or the device refused, with the reason.
         kept: What the model brings and no plan changed, each with why.
@@ -47,7 +47,7 @@ class Fit:
     records: tuple[FitRecord, ...]
     counts: Counts
     crashed: Mapping[Case, Failure]
-    is_over: bool
+    cut_short: str
     knows_least: bool
     refused: Mapping[str, Failure]
     kept: tuple[str, ...]
@@ -98,28 +98,30 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
         StoreError: The results file is in use, broken or cannot be written.
     """
     case, profile = checked(case)
-    limit = profile.step_bytes(case.memory_limit_bytes)
+    limit = case.memory_limit_bytes or 0
     meter = ondevice.meter_of(profile) if measure else None
     progress = means.progress
     choices = choices_of(case, asked, profile, means.schemes)
     levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices)
-        progress.doing("simulating the exact step and single changes")
-        with made.runs[-1].within(_OF_SINGLE_CHANGES):
+        with made.searching("usual stacks", _OF_USUAL):
+            planner.start()
+            planner.try_usual()
+        with made.searching("single changes", _OF_SINGLE_CHANGES):
             planner.begin()
         if asked.max_gradient_error is None:
-            progress.doing("simulating the fastest plans")
-            planner.answer(limit, levels)  # before the time may end
-        progress.doing("simulating other precisions, memory formats and adapters")
-        planner.look_further()
+            with made.searching("plans"):
+                planner.answer(limit, levels)  # before the time may end
+        with made.searching("other ways of computing"):
+            planner.look_further()
         if asked.max_gradient_error is not None:
             progress.doing("measuring errors of gradients on a small copy of the model")
             planner.limit_error(asked.max_gradient_error)
-        progress.doing("simulating the fastest plans")
-        planner.answer(limit, levels)
-        progress.doing("simulating the frontiers of memory and time")
-        planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
+        with made.searching("plans"):
+            planner.answer(limit, levels)
+        with made.searching("frontiers of memory and time"):
+            planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
         whole = [tried for tried in planner.outcomes if tried.model == case.model]
@@ -159,14 +161,13 @@ def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> 
     has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).step_bytes()
     large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
     least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name
-    is_over = any(run.over for run in made.runs)
     return Fit(
         found,
         records,
         made.count(),
         made.crashed,
-        is_over,
-        planner.knows_least and not is_over,
+        made.budget.told,
+        planner.knows_least and not made.budget.told,
         {
             choice.name: outcome
             for choice, outcome in planner.refused.items()

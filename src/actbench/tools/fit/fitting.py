@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from actbench.scheme.composed import parts_in
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit import scripts
-from actbench.tools.fit.budgets import BUDGET_SECONDS
+from actbench.tools.fit.budgets import BUDGET_SECONDS, Budget
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices, choices_for
 from actbench.tools.fit.copies import FromCopies
@@ -30,6 +31,7 @@ from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord
 from actbench.tools.fit.simulations import Origin, Simulations, Simulator, simulator
 from actbench.tools.fit.tables import FIT_TITLE, FITTED
+from actbench.units import format_seconds
 from actbench.workload.names import parse_model_name
 from actbench.workload.optimizers import same_updates
 
@@ -43,7 +45,7 @@ class Means:
         command: What the user can type to have the same, for the records.
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
         jobs: How many cases are simulated at a time on this machine; one a core of it unless given.
-        budget_seconds: Seconds after which one planner simulates nothing new; None sets no limit.
+        budget_seconds: Seconds after which no simulation starts; None sets no limit.
         timeout_seconds: Seconds that one simulation may take.
         progress: Receives what happens.
         machines: The machines that simulate, in place of this one.
@@ -76,6 +78,7 @@ class Fitting:
         simulates: What simulates cases.
         stored: Cases that the results file had when it was opened.
         runs: What the planners have simulated.
+        budget: The time that the planners share.
     """
 
     means: Means
@@ -85,6 +88,20 @@ class Fitting:
     simulates: Simulator
     stored: frozenset[Case] = frozenset()
     runs: list[Simulations] = field(default_factory=list)
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Let the time begin."""
+        self.budget = Budget(self.means.budget_seconds)
+
+    @contextmanager
+    def searching(self, what: str, share: float = 1.0) -> Iterator[None]:
+        """Give a search a share of the time that is left, and tell its name, in the plural, and its seconds."""
+        with self.budget.share(what, share):
+            left = self.budget.left_seconds
+            until = f", for at most {format_seconds(left)}" if math.isfinite(left) else ""
+            self.means.progress.doing(f"trying {what}{until}")
+            yield
 
     def planner(self, case: Case, asked: Asked, choices: Choices | None = None) -> Planner:
         """Return a planner of the case of an exact step, which has simulated nothing yet."""
@@ -110,7 +127,7 @@ class Fitting:
                 partial(self._record, case, asked),
                 self.means.progress,
                 jobs=self.means.jobs_here,
-                budget_seconds=self.means.budget_seconds,
+                budget=self.budget,
             )
         )
         return self.runs[-1]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
@@ -25,6 +26,7 @@ LARGEST = 1 << 22
 Simulated = tuple[Case, Outcome]
 
 _SURVEYS = 3  # of one level; a plan that needs least of short samples may not need least of long ones
+_OF_SURVEY = 0.4  # share of the time that is left; the rest is for sizes
 _STRIDE = 16  # times as large a size may be tried after one that fits
 _PATIENCE = 3  # guesses of a straight line; then the middle is tried
 _PRECISION = 0.002  # share of the least peak to which the least that is fast enough is found
@@ -87,25 +89,40 @@ class Grower:
         """Bytes that a step may use."""
         return self.case.memory_limit_bytes or 0
 
-    def largest(self, level: Level) -> Largest | None:
-        """Return the largest size for a level; None if there are no plans of it.
+    def run(self, levels: Sequence[Level]) -> list[Largest | None]:
+        """Return the largest size for each level; None if there are no plans of it, or no time was left for any.
+
+        Each level has its first search before any has a second one.
 
         Raises:
             MeasurementError: The exact step cannot be simulated.
         """
-        size, best = getattr(self.case, self.axis), None
+        self._surveyed(getattr(self.case, self.axis))
+        best = dict[Level, Largest | None].fromkeys(levels)
+        growing = list(levels)
         for _ in range(_SURVEYS):
-            planner = self._surveyed(size)
-            plan = self._least(planner, level)
-            if plan is None:
-                return best
-            grown = self._grown(level, plan, size)
-            if grown is None or (best is not None and grown.size <= best.size):
-                break
-            best, size = grown, grown.size
-            if size in (0, LARGEST):
-                break
-        return self._quickened(best) if best is not None and best.size else best
+            for level in list(growing):
+                with self.made.searching("sizes", 1 / len(growing)):
+                    found = self._larger(level, best[level])
+                if found is not None:
+                    best[level] = found
+                if found is None or found.size in (0, LARGEST):
+                    growing.remove(level)
+        return [self._quickened(each) if each is not None and each.size else each for each in best.values()]
+
+    def _larger(self, level: Level, best: Largest | None) -> Largest | None:
+        """Return what another survey, at the largest size so far, finds beyond it; None if nothing."""
+        size = getattr(self.case, self.axis) if best is None else best.size
+        if best is not None and not self.made.budget.left_seconds:
+            return None
+        try:
+            plan = self._least(self._surveyed(size), level)
+        except MeasurementError:  # of a larger size: there was no time for the exact step, or it cannot be
+            if best is None:
+                raise
+            return None
+        grown = self._grown(level, plan, size) if plan is not None else None
+        return grown if grown is not None and (best is None or grown.size > best.size) else None
 
     def _surveyed(self, size: int) -> Planner:
         if size not in self._planners:
@@ -114,7 +131,8 @@ class Grower:
             if self.axis == "batch_size":
                 choices = replace(choices, in_parts=())  # in micro-batches any batch fits of which one row does
             planner = self.made.planner(case, self.asked, choices)
-            planner.run()
+            with self.made.searching("single changes", _OF_SURVEY):
+                planner.run()
             self._planners[size] = planner
         return self._planners[size]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
+from actbench.errors import UsageError
+from actbench.keywords import check_keywords
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.gradient import Gradient
 from actbench.model.measured import Measurement
@@ -22,6 +26,7 @@ from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.records import Asked, Training, Tried
 from actbench.tools.fit.shortlist import Fitted
 from actbench.units import parse_bytes
+from actbench.validation import explain
 
 
 @dataclass(frozen=True)
@@ -159,21 +164,27 @@ def fit(
             ``scheme`` (what every plan has, such as ``"lora:16"``), ``seed`` and so on.
 
     Raises:
-        UsageError: The device profile does not exist or has no figures of time, or ``memory_limit`` is no amount.
+        UsageError: The device profile does not exist or has no figures of time, a keyword does not exist, or a value
+            cannot be.
         SpecError: A scheme does not exist.
         ModelError: The model does not exist.
         MeasurementError: Not even the exact step can be simulated.
         StoreError: The results file is in use, broken or cannot be written.
-        ValueError: A field of the case is wrong.
     """
+    own = [name for name in inspect.signature(fit).parameters if name != "case"]
+    check_keywords("actbench.fit", case, [*own, *Case.model_fields])
     check_device_profile(device_profile)
     check_model(model)
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     said = {"sequence_length": sequence_length, "memory_limit_bytes": limit, "optimizer": optimizer, **case}
     given = {name: value for name, value in said.items() if value is not None}
-    asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
+    try:
+        step = Case(model=model, device_profile=device_profile, batch_size=batch_size, **given)
+        asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
+    except ValidationError as error:
+        raise UsageError(f"actbench.fit: {'; '.join(explain(error, given, {'': Case}))}") from None
     means = Means(None if output is None else Path(output), schemes=schemes, jobs=jobs, budget_seconds=budget_seconds)
-    result = find(Case(model=model, device_profile=device_profile, batch_size=batch_size, **given), asked, means)
+    result = find(step, asked, means)
     found = result.found
     fitting = [*found.shortlist(), *found.shortlist(adapters=True)]
     return FitResult(
@@ -181,7 +192,7 @@ def fit(
         _planned(found.exact),
         found.limit_bytes,
         _planned(found.least),
-        result.is_over,
+        bool(result.cut_short),
         tuple(f"{case.scheme}: {failure.message}" for case, failure in result.crashed.items()),
         result.path,
         found,

@@ -11,12 +11,15 @@ import numpy as np
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
+from actbench.tools.fit.choice import Choice
+from actbench.tools.fit.counts import is_refusal
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import MARGIN, step_seconds_of, to_nine_digits
 from actbench.tools.fit.setting import Solved
-from actbench.tools.fit.survey import Survey, is_refusal
+from actbench.tools.fit.survey import Survey
+from actbench.tools.fit.usual import USUAL
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
 BUDGETS = 20
@@ -95,6 +98,19 @@ class Planner(Survey):
         meter = ErrorMeter(self.exact, exact.weights_bytes, self.space.blocks, self.simulate)
         self.space.know(meter.run(*self.space.inexact()))
         self.most_squared_error = (most / MARGIN) ** 2
+
+    def try_usual(self) -> None:
+        """Simulate the usual stacks of which all schemes may be chosen."""
+        known = {choice.name: choice for choice in self.choices.all}
+        plans = [
+            self._same_for_all_blocks(known[name] for name in stack) for stack in USUAL if known.keys() >= set(stack)
+        ]
+        self._measured({plan.case(self.exact, self.space.blocks.whole): plan for plan in plans})
+
+    def _same_for_all_blocks(self, choices: Iterable[Choice]) -> Plan:
+        chosen = frozenset(choices)
+        action = chosen.intersection(self.choices.of_blocks)
+        return Plan(chosen - action, (action,) * len(self.space.blocks.paths) if action else ())
 
     @property
     def exact_step(self) -> Found:

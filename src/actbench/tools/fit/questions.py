@@ -67,9 +67,9 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
     start = getattr(case, axis) or 128
     case = case.model_copy(update={axis: start})
     with fitting(f"{case.model}-{profile.name}", case, choices_of(case, asked, profile, means.schemes), means) as made:
-        means.progress.doing(f"searching for the {_WHAT[axis].lower()}")
-        grower = Grower(made, case, asked, axis)
-        found = [(name, grown) for name, level in levels_of(asked) if (grown := grower.largest(level)) is not None]
+        grower, levels = Grower(made, case, asked, axis), levels_of(asked)
+        grown_at = grower.run([level for _, level in levels])
+    found = [(name, grown) for (name, _), grown in zip(levels, grown_at, strict=True) if grown is not None]
     kept: list[tuple[str, Largest]] = []
     for name, grown in found:
         if not any(grown.size <= nearer.size and grown.level.furthest.trained == "all" for _, nearer in kept):
@@ -126,11 +126,11 @@ def _tried(made: Fitting, grown: Largest) -> Tried:
 
 
 def _answer(made: Fitting, tables: tuple[Table, ...], chosen: list[Tried], remarks: list[str]) -> Answer:
-    first = replace(tables[0], notes=(*tables[0].notes, *about_crashed(made.crashed, made.path)))
+    told_first = made.budget.told if chosen or not made.budget.told else f"Nothing found yet. {made.budget.told}"
+    lead = (told_first,) if told_first else ()
+    first = replace(tables[0], lead=lead, notes=(*tables[0].notes, *about_crashed(made.crashed, made.path)))
     told = made.count().said(made.path)
     told += [f"results: {made.path}"] if made.path else []
-    if any(run.over for run in made.runs):
-        told.append("the time of --budget ended before all was simulated; the same command goes on from there")
     records = tuple({each.record.case: each.record for each in chosen}.values())
     return Answer((first, *tables[1:]), records, tuple(chosen), (*remarks, *told), bool(chosen))
 
@@ -148,14 +148,17 @@ def which_card(case: Case, asked: Asked, means: Means) -> Answer:
     """
     case, profile = checked(case.model_copy(update={"device_profile": case.device_profile or largest_card()}))
     with fitting(f"{case.model}-cards", case, choices_of(case, asked, profile, means.schemes), means) as made:
-        means.progress.doing("simulating plans for each card")
-        rows, least = Cards(made, case, asked).run(levels_of(asked))
+        cards = Cards(made, case, asked)
+        rows = cards.run(levels_of(asked))
     title = f"Cards on which a step fits: {case.model}, batch {case.batch_size}"
     notes = [f"Plans were made for {profile.name}, and simulated for each card; times are estimated."]
-    if without := [f"{name} (the least needs {format_bytes(need)})" for name, need in least.items()]:
+    if without := [f"{name} (the least needs {format_bytes(need)})" for name, need in cards.without.items()]:
         notes.append(f"Nothing fits within {asked.max_slowdown:g} times the exact step's time on {', '.join(without)}.")
+    if cards.untried:
+        notes.append(f"Not all plans could be tried in time for {', '.join(cards.untried)}.")
     table = fill(title, _CARD_COLUMNS, rows, notes)
-    remarks = [f"the smallest card: {rows[0].profile.name}"] if rows else ["nothing fits on any card"]
+    nothing = [] if cards.untried else ["nothing fits on any card"]
+    remarks = [f"the smallest card: {rows[0].profile.name}"] if rows and not cards.untried else nothing
     return _answer(made, (table,), [each.tried for each in rows], remarks)
 
 
@@ -177,7 +180,6 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
         shardings = Shardings(made, case, asked)
         rows, few = list[Sharded](), list[int]()
         for count in sorted(set(counts)):
-            means.progress.doing(f"simulating ways to share the model out over {count} processes")
             rows = shardings.run(count, levels)
             if rows:
                 break
@@ -188,7 +190,7 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     numbers = ", ".join(map(str, few))
     nothing = f"nothing fits on {numbers} processes: {spec} needs {format_bytes(need)}, the least that was found"
     if not shardings.knows_least:
-        nothing = f"on {numbers} processes the time ended before the least need was known: give a larger --budget"
+        nothing = f"on {numbers} processes the time ended before the least need was known"
     remarks = [nothing] if few else []
     remarks += [f"cannot be: {way}: {why}" for way, why in shardings.refused.items()]
     if shardings.left_out:

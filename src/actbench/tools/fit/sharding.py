@@ -25,6 +25,7 @@ from actbench.tools.fit.planner import Goal
 from actbench.tools.fit.records import Asked, Tried, step_seconds_of
 from actbench.workload.names import with_blocks
 
+_OF_WAYS, _OF_CHANGES = 0.4, 0.6  # shares of the time that is left; the rest is for plans
 _PLANNED = 1  # ways with which plans are made, beside the fastest that trains exactly
 
 
@@ -118,17 +119,24 @@ class Shardings:
             MeasurementError: No way can be simulated.
         """
         links = profiles.get(self.case.device_profile or "").rates
-        found = [
-            estimate
-            for way in ways(processes, links.links.devices if links else processes)
-            if self._is_allowed(way) and (estimate := self._estimated(way)) is not None
-        ]
+        with self.made.searching(f"ways to share the model out over {processes} processes", _OF_WAYS):
+            found = [
+                estimate
+                for way in ways(processes, links.links.devices if links else processes)
+                if self._is_allowed(way) and (estimate := self._estimated(way)) is not None
+            ]
+        if not found and self.made.budget.cut_short:
+            self.knows_least = False
+            return []
         if not found:
             why = "; ".join(f"{way}: {reason}" for way, reason in self.refused.items())
             raise MeasurementError(f"no way to shard the model over {processes} processes can be simulated: {why}")
         chosen = self._chosen(found)
         self.left_out += [each.way for each in found if each not in chosen]
-        rows = [row for each in chosen for row in self._planned(each.way, processes, levels)]
+        rows = list[Sharded]()
+        for place, each in enumerate(chosen):
+            with self.made.searching(f"plans with {each.way}", 1 / (len(chosen) - place)):
+                rows += self._planned(each.way, processes, levels)
         return sorted(rows, key=lambda row: -row.samples_per_second)
 
     def _is_allowed(self, way: str) -> bool:
@@ -201,8 +209,14 @@ class Shardings:
         """Yield the fastest plan of each level with a way, unless one nearer to the exact step is as fast."""
         base = self._base(way)
         planner = self.made.planner(base, self.asked, self._choices(base))
-        planner.run()
-        planner.simulate = self.made.simulations(base, self.asked)  # plans have a time of their own
+        try:
+            with self.made.searching(f"single changes with {way}", _OF_CHANGES):
+                planner.run()
+        except MeasurementError:
+            if not self.made.budget.cut_short:
+                raise
+            self.knows_least = False  # there was no time for the exact step
+            return
         planner.answer(base.memory_limit_bytes or 0, levels)
         exact, limit = planner.exact_step, base.memory_limit_bytes or 0
         self.least = min(self.least, *((float(each.need), each.case.scheme) for each in planner.found))

@@ -11,6 +11,7 @@ from actbench.model.gradient import GRADIENTS
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.tools.fit.records import MARGIN, FitRecord, Tried, step_seconds_of, to_nine_digits
+from actbench.tools.fit.usual import is_usual
 
 _ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
 
@@ -82,6 +83,16 @@ class Fitted:
             if not any(other.training.is_as_near(each.training) and _is_as_fast(other, each) for other in kept):
                 kept.append(each)
         return [each for each in fitting if each in kept]
+
+    def listed(self, *, adapters: bool = False) -> list[Tried]:
+        """Return the rows of a table: a shortlist, or else what is nearest to one."""
+        return self.shortlist(adapters=adapters) or self.nearest(adapters=adapters)
+
+    def usual(self) -> list[Tried]:
+        """Return the usual stacks that were simulated, and the exact step, the fastest first."""
+        base = self.exact.record.asked.scheme
+        alike = (each for each in self.tried if each.record.case.optimizer == self.exact.record.case.optimizer)
+        return [each for each in alike if each is self.exact or is_usual(each.record.case.scheme, base)]
 
     def uniform(self, *, exact: bool) -> Tried | None:
         """Return the fastest plan that fits and does the same with all blocks, of exact or of any gradients."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from actbench.run.executor import Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
+from actbench.tools.fit.budgets import Budget
 from actbench.tools.fit.counts import is_crash
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import FitRecord
@@ -30,9 +30,6 @@ Simulator = Callable[[Sequence[Case], Callable[[], bool], Callable[[], bool]], G
 It leaves out cases that may not begin any more, as the first function says, or not go on, as the second says.
 """
 
-_GRACE, _LEAST_GRACE = 0.25, 10.0
-"""Share of the budget, and at least these seconds, that a running case may take after the budget's end."""
-
 
 class Simulations:
     """Gives outcomes of cases: from a results file, or from what simulates them.
@@ -42,7 +39,6 @@ class Simulations:
         copies: How many copies of the model were simulated or measured.
         taken: Cases that the results file had.
         crashed: Cases whose simulation crashed, with why.
-        over: Whether time ran out before all cases had begun.
     """
 
     def __init__(
@@ -53,17 +49,14 @@ class Simulations:
         progress: Progress,
         *,
         jobs: int,
-        budget_seconds: float | None,
+        budget: Budget,
     ) -> None:
         self._simulator, self._store, self._make_record = simulator, store, make_record
-        self._progress, self._jobs = progress, jobs
-        self._begun, self._budget_seconds = time.monotonic(), budget_seconds
-        self._share = 1.0  # of the budget, that may be spent now
+        self._progress, self._jobs, self._budget = progress, jobs, budget
         self._planned: list[Case] = []
         self.simulated = self.copies = 0
         self.taken: set[Case] = set()
         self.crashed: dict[Case, Failure] = {}
-        self.over = False
 
     def __call__(self, plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
         """Yield each case with its outcome; leave out cases that cannot begin before time runs out."""
@@ -84,7 +77,7 @@ class Simulations:
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs, more=True)
             self._planned += todo
-            with closing(self._simulator(todo, self._in_time, self._goes_on)) as told:
+            with closing(self._simulator(todo, self._budget.may_begin, self._budget.may_go_on)) as told:
                 for case, outcome, origin in told:
                     record = self._make_record(case, plans[case], outcome, origin).after(self._store.find(case))
                     self._store.append(record)
@@ -94,28 +87,6 @@ class Simulations:
                     if is_crash(outcome):
                         self.crashed[case] = outcome
                     yield case, outcome
-
-    @contextmanager
-    def within(self, share: float) -> Iterator[None]:
-        """Let no simulation begin once a share of the time is over: the rest is for what follows."""
-        self._share = share
-        try:
-            yield
-        finally:
-            self._share = 1.0
-
-    def _in_time(self) -> bool:
-        return self._is_within(0.0)
-
-    def _goes_on(self) -> bool:
-        """Whether cases at work may go on: one that hangs would hold up the answer until its own timeout."""
-        return self._is_within(max(_GRACE * (self._budget_seconds or 0.0), _LEAST_GRACE))
-
-    def _is_within(self, grace: float) -> bool:
-        budget = self._budget_seconds
-        is_within = budget is None or time.monotonic() <= self._begun + self._share * budget + grace
-        self.over |= not is_within
-        return is_within
 
 
 class _Refused(OutcomeData):

@@ -8,12 +8,13 @@ from functools import partial
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case, Failure
+from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.choices import Choices
 from actbench.tools.fit.costs import Costs
+from actbench.tools.fit.counts import is_refusal
 from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters, of_optimizers
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
@@ -23,11 +24,6 @@ from actbench.tools.fit.ways import is_beaten, other_ways
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
-
-
-def is_refusal(outcome: Outcome | None) -> bool:
-    """Return whether a case cannot be simulated; one that crashed or ran out of time may be, the next time."""
-    return isinstance(outcome, Failure) and outcome.reason not in ("timeout", "crash")
 
 
 @dataclass
@@ -51,12 +47,13 @@ class Survey:
     _in_parts: dict[Around, tuple[int, Costs]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
-        """Learn all by :meth:`begin`, then by :meth:`look_further`; errors are those of :meth:`begin`."""
+        """Learn all, by :meth:`start`, :meth:`begin` and :meth:`look_further`; errors are those of :meth:`start`."""
+        self.start()
         self.begin()
         self.look_further()
 
-    def begin(self) -> None:
-        """Simulate the exact step, and each change alone; then combinations that promise to save more for less.
+    def start(self) -> None:
+        """Simulate the exact step, and find its blocks.
 
         Raises:
             MeasurementError: The exact step cannot be simulated.
@@ -68,10 +65,13 @@ class Survey:
             raise MeasurementError(f"the exact step cannot be simulated: {why}")
         self.choices = self.choices.suited(self.exact, exact)
         self.space.blocks = Blocks.of(exact.blocks)
-        self._find_copy()
         if not self.space.blocks.paths:  # what is done with blocks is then done with the model
             choices = self.choices
             self.choices = replace(choices, around=[*choices.around, *choices.of_blocks], of_blocks=())
+
+    def begin(self) -> None:
+        """Simulate each change alone; then combinations that promise to save more for less."""
+        self._find_copy()
         first = self._way(frozenset())
         if first is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
-from actbench.tools.fit.answer import answer
+from actbench.tools.fit.answer import answer, numbered, times
 from actbench.tools.fit.counts import about_crashed, is_crash
 from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
 from actbench.tools.fit.shortlist import Fitted, fitted, without_limit
@@ -147,7 +147,7 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
     return (replace(first, lead=(*first.lead, *lost)), *others)
 
 
-def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]:
+def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[Table, ...]:
     """Return the tables of the plans that were simulated for one exact step.
 
     ``verdict`` stands above them in place of what they say themselves.
@@ -159,7 +159,10 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
     lists = (_shortlist(found, title, about, adapters=adapters) for adapters in in_order)
     tables = [table for table in lists if table.rows]
     notes = (*tables[0].notes, *_notes(found))
-    tables[0] = replace(tables[0], lead=(verdict,) if verdict else answer(found), notes=notes)
+    tables[0] = replace(tables[0], lead=tuple(verdict) or answer(found), notes=notes)
+    if len(usual := found.usual()) > 1:
+        columns = _columns_with_fits(found)
+        tables.append(fill(f"Usual stacks: {about}", columns, usual, _warnings(usual)))
     pairs = _pairs(found)
     if pairs:
         tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
@@ -168,25 +171,26 @@ def tables_of(found: Fitted, title: str, verdict: str = "") -> tuple[Table, ...]
 
 def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> Table:
     """Return a shortlist, or else what is nearest to one under a title that says so."""
-    rows = found.shortlist(adapters=adapters)
-    shown = rows or found.nearest(adapters=adapters)
-    if not rows:
+    shown = found.listed(adapters=adapters)
+    if not found.shortlist(adapters=adapters):
         title = "No simulated plan fits; what needs least"
         if any(map(found.fits, shown)):
-            title = f"Nothing takes at most {found.max_slowdown:g} times the exact step's time; what fits"
+            title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
     why = "These plans train other parameters than the exact step: low-rank matrices added to frozen weights."
     titled = f"{title}{', with adapters' if adapters else ''}: {about}"
-    notes = [*_specs(shown), *([why] if adapters else []), *_warnings(shown)]
-    return fill(titled, _COLUMNS, shown, notes)
+    numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
+    number = Column[Tried]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
+    notes = [*_options(shown, numbers), *([why] if adapters else []), *_warnings(shown)]
+    return fill(titled, (number, *_COLUMNS), shown, notes)
 
 
-_MOST_SPECS = 3
+_MOST_OPTIONS = 3
 
 
-def _specs(rows: Sequence[Tried]) -> list[str]:
-    """Return the specifications of the first plans whose names leave out where schemes act."""
-    written = [each for each in rows if ",only=" in each.record.case.scheme][:_MOST_SPECS]
-    return [f"{each.name} is {spec_of(each.record.case)}" for each in written]
+def _options(rows: Sequence[Tried], numbers: Mapping[int, int]) -> list[str]:
+    """Return the options of the first plans whose row leaves out where schemes act."""
+    written = [each for each in rows if ",only=" in each.record.case.scheme][:_MOST_OPTIONS]
+    return [f"Plan {numbers[id(each)]} as options: {spec_of(each.record.case)}" for each in written]
 
 
 def spec_of(case: Case) -> str:
@@ -195,11 +199,15 @@ def spec_of(case: Case) -> str:
     return f"-s {shlex.quote(case.scheme)}{optimizer}"
 
 
-def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
-    """Yield the frontier with exact gradients, and that with any if it is another."""
+def _columns_with_fits(found: Fitted) -> tuple[Column[Tried], ...]:
     fits = Column[Tried]("fits", "Fits", "flag", found.fits)
     place = [column.key for column in _COLUMNS].index("slowdown")
-    columns = (*_COLUMNS[:place], fits, *_COLUMNS[place:])
+    return (*_COLUMNS[:place], fits, *_COLUMNS[place:])
+
+
+def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
+    """Yield the frontier with exact gradients, and that with any if it is another."""
+    columns = _columns_with_fits(found)
     for exact, gradients in ((True, "exact"), (False, "any")):
         front = found.frontier(exact=exact)
         if len(front) > 1 and (exact or front != found.frontier(exact=True)):
@@ -223,10 +231,12 @@ def _notes(found: Fitted) -> list[str]:
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
     count = len(found.tried)
     plans = "1 plan was" if count == 1 else f"{count} plans were"
-    exact = f"needs {format_bytes(found.exact.need_bytes)} and takes {format_seconds(found.exact.seconds)}"
+    alone = "Unchanged" if base == "exact" else f"With {base} alone"
+    needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
+    fits = f" and takes {takes}" if found.fits(found.exact) else f": it does not fit (it would take {takes})"
     return [
         f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans} simulated whole.",
-        f"The exact step {exact}{'' if found.fits(found.exact) else ', so that it does not fit'}. Times are estimated.",
+        f"{alone}, a step needs {needs}{fits}. Times are estimated.",
         *([] if case.device_profile == "cpu" else [_CONTEXT]),
         *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
         *_about_uniform(found),
@@ -238,11 +248,8 @@ def _about_uniform(found: Fitted) -> Iterator[str]:
     exact, other = found.uniform(exact=True), found.uniform(exact=False)
     for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
         if uniform is not None and uniform is not found.exact:
-            yield (
-                f"With {gradients} gradients, the fastest plan that treats all blocks alike needs "
-                f"{format_bytes(uniform.need_bytes)} and takes {uniform.slowdown:.2f} of the exact step's time: "
-                f"{uniform.name}."
-            )
+            costs = f"{format_bytes(uniform.need_bytes)}, {uniform.slowdown:.2f}x the time"
+            yield f"The same for all blocks, {gradients} gradients: {costs}: {uniform.name}."
 
 
 FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)
