@@ -49,7 +49,7 @@ def run_script(
     context: Context,
     target: Target,
     arguments: Arguments = None,
-    module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.")] = False,
+    module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.", only_typed=True)] = False,
     scheme: SchemeOption = None,
     batch_size: Annotated[
         int | None,
@@ -82,7 +82,9 @@ def run_script(
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
     progress: ProgressFlags,
-    force: Annotated[bool, option("--force", "Run again the cases that the results file already holds.")] = False,
+    force: Annotated[
+        bool, option("--force", "Run again the cases that the results file already holds.", only_typed=True)
+    ] = False,
     retry_failed: Annotated[
         bool, option("--retry-failed", "Run again the cases that failed in the results file.")
     ] = False,
