@@ -191,17 +191,17 @@ def _name_of(path: Path) -> str:
     for name in _others():
         if path.name.endswith(_suffix(name)):
             return name
-    if path.suffix == ".jsonl" and _is_of(MEASURED, path):
+    first = lines.first_data(path)
+    if path.suffix == ".jsonl" and _is_of(MEASURED, first):
         return MEASURED.name
-    by_record = (kind.name for kind in usable() if _is_of(kind, path))
+    by_record = (kind.name for kind in usable() if _is_of(kind, first))
     return next(by_record, None) or _missing(path) or MEASURED.name
 
 
-def _is_of(kind: Kind[Any], path: Path) -> bool:
-    """Return whether the first record of a file is of a kind."""
+def _is_of(kind: Kind[Any], data: Any) -> bool:
+    """Return whether the JSON values of a record are one of a kind."""
     with suppress(StoreError):
-        _, first = next(lines.split(path).numbered(), (0, b""))
-        lines.parse_record(kind.record, first, path.name)
+        lines.record_of(kind.record, data, "")
         return True
     return False
 
@@ -212,9 +212,8 @@ _NAMED = re.compile(r".+\.([a-z][a-z0-9_-]*)\.jsonl")
 def _missing(path: Path) -> str | None:
     """Return the kind that a file has by its name, if it holds records that no installed plug-in reads."""
     found = _NAMED.fullmatch(path.name)
-    if found is None or found[1] in plugins.installed("kinds") or _is_of(MEASURED, path):
+    if found is None or found[1] in plugins.installed("kinds"):
         return None
-    with suppress(StoreError):
-        _, first = next(lines.split(path).numbered(), (0, b""))
-        return found[1] if lines.is_record(first) else None
-    return None
+    first = lines.first_data(path)
+    is_record = isinstance(first, dict) and next(iter(first), None) == "schema_version"
+    return found[1] if is_record and not _is_of(MEASURED, first) else None

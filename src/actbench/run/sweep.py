@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.machine import machine
 from actbench.measuring import meters
 from actbench.model.data import Data
 from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.modelspecs import is_function
 from actbench.model.records import Case
 from actbench.report import kinds, store
 from actbench.report.kinds import MEASURED
@@ -22,8 +25,14 @@ from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe, files_of
 from actbench.run.recipes.sections import Planned
+from actbench.run.tasks import Tasks
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
+from actbench.units import GIB
+from actbench.workload import lookup as workload_lookup
+
+_LOOKUP_BYTES: Final = 4 * GIB
+"""Memory that reading a config may take, with a batch of one sample."""
 
 
 class _WithTimelines:
@@ -41,10 +50,27 @@ class _WithTimelines:
         return self._opened.done(case) and not lacks_timeline
 
 
-def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
+def looked_up_by(server: ForkServer, timeout_seconds: float | None) -> Callable[[Case], object]:
+    """Return what looks up the model of a case in a process that a server forks, within limits of time and memory.
+
+    A config, or a file of Python, that others wrote is read there.
+    """
+    tasks = Tasks(workload_lookup.__name__, server=server)
+
+    def look_up(case: Case) -> None:
+        most = None if is_function(case.model) else _LOOKUP_BYTES
+        doing = f"reading the model {case.model!r}"
+        tasks.call("look_up", case.model_dump_json(), doing=doing, timeout_seconds=timeout_seconds, memory_bytes=most)
+
+    return look_up
+
+
+def plan(
+    recipe: Recipe, *, elsewhere: bool = False, look_up: Callable[[Case], object] = workloads.load_workload
+) -> tuple[Planned[Case], ...]:
     """Return the cases of a recipe with every scheme and model name checked and in canonical form.
 
-    Devices of meters are looked for unless other machines measure.
+    Devices of meters are looked for unless other machines measure. ``look_up`` raises where there is no such model.
 
     Raises:
         SpecError: A scheme does not exist or a value of it is wrong.
@@ -60,7 +86,7 @@ def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...
     planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
     check_distinct(recipe.name, written_cases, planned)
     for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
-        workloads.load_workload(case)
+        look_up(case)
     for case in {(entry.case.device_profile, entry.case.torch_era): entry.case for entry in planned}.values():
         if case.device_profile is not None:
             profiles.of_case(case)
@@ -99,8 +125,9 @@ def run_sweep(
         StoreError: The results file is in use, broken or cannot be written.
     """
     elsewhere = machines is not None and machines.elsewhere
-    planned = plan(recipe, elsewhere=elsewhere)
     progress = progress or Progress()
+    look_up = looked_up_by(server, timeout_seconds) if server else workloads.load_workload
+    planned = plan(recipe, elsewhere=elsewhere, look_up=look_up)
     if machines is None:
         has_gpus = any(entry.case.meter == "cuda" for entry in planned)
         machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,), server=server)

@@ -15,8 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
+
+from pydantic import TypeAdapter
 
 from actbench import errors, longsteps
 from actbench.machine import available_memory_bytes
@@ -159,14 +160,22 @@ class Bench(Protocol):
     failure_of: Callable[[BaseException], Failure]
 
 
-def work(frames: Frames, bench: Bench) -> None:
-    """Measure the case that comes, and answer until the other end closes the connection.
+def work(frames: Frames, bench: Any) -> None:
+    """Measure the case, by the :class:`Bench`, or do the task that comes."""
+    asked = REQUESTS.validate_json(frames.receive())
+    if isinstance(asked, TaskRequest):
+        _work_task(frames, asked)
+    else:
+        _work_case(frames, bench, asked)
+
+
+def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
+    """Measure a case, and answer until the other end closes the connection.
 
     A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` for each
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
-    asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
     if asked.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
@@ -233,14 +242,19 @@ class TaskRequest(Data):
     """A task.
 
     Attributes:
-        function: Of the server's module, from text to text.
+        module: Where the function is.
+        function: Its name; it is from text to text.
         text: Its argument.
         memory_bytes: Memory that it may take in addition to what its process has; None for all that is free.
     """
 
+    module: str
     function: str
     text: str
     memory_bytes: int | None = None
+
+
+REQUESTS: TypeAdapter[CaseRequest | TaskRequest] = TypeAdapter(CaseRequest | TaskRequest)
 
 
 class Raised(Data):
@@ -259,14 +273,14 @@ class Answer(Data):
     raised: Raised | None = None
 
 
-def work_task(frames: Frames, module: ModuleType) -> None:
-    """Do the task that comes, and answer; a SIGTERM raises in it, so that it cleans up."""
+def _work_task(frames: Frames, asked: TaskRequest) -> None:
+    """Do a task, and answer; a SIGTERM raises in it, so that it cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
-    asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
     limit_memory(asked.memory_bytes)
     try:
-        answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
+        function = getattr(importlib.import_module(asked.module), asked.function)
+        answer = Answer(text=function(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer
         answer = Answer(raised=_raised(error)).model_dump_json()
     frames.send(answer.encode())
