@@ -60,6 +60,18 @@ class Kind(Generic[RecordT]):
         """Write the tables beside a results file."""
         exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
 
+    def file(self, recipe: str, output: Path) -> Path:
+        """Return the results file of a recipe on this machine, for an ``output`` as of :meth:`opened`.
+
+        Raises:
+            UsageError: ``output`` has the name of another kind of file.
+        """
+        if output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
+            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
+        if output.suffix == ".jsonl":
+            return output
+        return results_path(output, recipe, machine().name).with_suffix(self.suffix)
+
     @contextmanager
     def opened(self, recipe: str, output: Path | None, *, of_any_machine: bool = False) -> Iterator[Store[RecordT]]:
         """Open and lock the results file of a recipe on this machine.
@@ -71,13 +83,9 @@ class Kind(Generic[RecordT]):
             UsageError: ``output`` has the name of another kind of file.
             StoreError: The file is in use or broken, or it or a table beside it cannot be written.
         """
-        if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
-            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
         here = machine()
         with temporary_folder() as folder:
-            file = folder / "kept.jsonl" if output is None else output
-            if file.suffix != ".jsonl":
-                file = results_path(file, recipe, here.name).with_suffix(self.suffix)
+            file = folder / "kept.jsonl" if output is None else self.file(recipe, output)
             for suffix in BESIDE:
                 exports.check_writable(file.with_suffix(suffix))
             with Store.opened(file, self.record, None if of_any_machine else here) as store:

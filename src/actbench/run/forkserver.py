@@ -27,7 +27,8 @@ from typing import NoReturn
 
 import psutil
 
-from actbench.run.worker import TOKEN_BYTES, Frames, work
+from actbench.run.frames import TOKEN_BYTES, Frames
+from actbench.run.worker import work
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -19,7 +19,7 @@ from typing import IO, Self
 
 from actbench.errors import MeasurementError
 from actbench.run.forkserver import FORK, READY, STOP
-from actbench.run.worker import TOKEN_BYTES, Frames, GarbledError
+from actbench.run.frames import TOKEN_BYTES, Frames, GarbledError
 from actbench.units import LONGEST_SECONDS
 
 _START = """

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.machine import machine
 from actbench.measuring import meters
-from actbench.model.data import Data
-from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import is_function
 from actbench.model.records import Case
 from actbench.report import kinds, store
@@ -25,6 +23,7 @@ from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe, files_of
 from actbench.run.recipes.sections import Planned
+from actbench.run.stored import WithTimelines, canonical
 from actbench.run.tasks import Tasks
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
@@ -33,21 +32,6 @@ from actbench.workload import lookup as workload_lookup
 
 _LOOKUP_BYTES: Final = 4 * GIB
 """Memory that reading a config may take, with a batch of one sample."""
-
-
-class _WithTimelines:
-    """A store in which a case is done once its measurement has a timeline."""
-
-    def __init__(self, opened: store.Store[MeasuredRecord]) -> None:
-        self._opened = opened
-        self.path = opened.path
-        self.find, self.failed, self.append = opened.find, opened.failed, opened.append
-
-    def done(self, case: Data) -> bool:
-        """Whether the case needs no measuring."""
-        found = self.find(case)
-        lacks_timeline = found is not None and isinstance(found.outcome, Measurement) and found.outcome.timeline is None
-        return self._opened.done(case) and not lacks_timeline
 
 
 def looked_up_by(server: ForkServer, timeout_seconds: float | None) -> Callable[[Case], object]:
@@ -83,7 +67,7 @@ def plan(
     for meter in () if elsewhere else dict.fromkeys(entry.case.meter for entry in written_cases):
         meters.check_meter(meter)
     spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
-    planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
+    planned = tuple(canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
     check_distinct(recipe.name, written_cases, planned)
     for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
         look_up(case)
@@ -135,7 +119,7 @@ def run_sweep(
     with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
         summary = runner.run_plan(
             planned,
-            _WithTimelines(opened) if timelines else opened,
+            WithTimelines(opened) if timelines else opened,
             recipe=recipe.name,
             command=command,
             jobs=jobs or machine().cores,
@@ -168,9 +152,3 @@ def render_again(folder: Path) -> list[Path]:
             kind.write_beside(file, store.read_results(file, kind.record).records, title)
         done += files
     return done
-
-
-def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:
-    """Return a case as records have it: the scheme in its canonical form, the simulated device named."""
-    profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
-    return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.machine import available_memory_bytes
+from actbench.run.frames import GarbledError
 from actbench.run.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.run.worker import Answer, GarbledError, Raised, TaskRequest
+from actbench.run.worker import Answer, Raised, TaskRequest
 from actbench.units import format_bytes, format_seconds
 
 
