@@ -16,7 +16,7 @@ from actbench.report.kinds import MEASURED
 from actbench.run import recipes
 from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe
-from actbench.run.stored import stored_sweep
+from actbench.run.stored import stored_results
 
 MakeRecord = Callable[..., MeasuredRecord]
 NOTHING_STARTED = """
@@ -63,7 +63,8 @@ def stored(folder: Path, make_record: MakeRecord, *, without: int = 0, failure: 
 
 
 def found(recipe: Recipe, folder: Path, *, retry_failed: bool = False, timelines: bool = False) -> int | None:
-    result = stored_sweep(recipe, folder, retry_failed=retry_failed, timelines=timelines, progress=Progress())
+    settled = {"retry_failed": retry_failed, "timelines": timelines, "progress": Progress()}
+    result = stored_results(recipe.name, recipe.title, recipe.cases, folder, **settled)
     return None if result is None else result.summary.skipped
 
 
@@ -103,3 +104,20 @@ def test_schemes_are_spelled_without_torch_as_records_have_them() -> None:
     for text, parts in known.items():
         if parts is not None:
             assert parts == tuple(sorted(schemes.build(text).spec.split("+"))), text
+
+
+@pytest.mark.slow
+def test_a_script_whose_rows_are_stored_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nm = torch.nn.Linear(8, 8).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(9):\n    m(torch.randn(2, 8, device='cuda')).sum().backward()\n    o.step()\n"
+    )
+    arguments = ["run", "-s", "adam8bit", "-o", "kept", "train.py"]
+    first = [sys.executable, "-P", "-m", "actbench", *arguments]
+    ended = [
+        subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        for command in (first, [sys.executable, "-c", NOTHING_STARTED, *arguments])
+    ]
+
+    assert [each.returncode for each in ended] == [0, 0], ended
+    assert "0 measured, 0 failed, 2 taken from the results file" in ended[1].stderr

@@ -57,9 +57,7 @@ def of_activation(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("load", [of_model, of_activation])
-def test_a_users_file_imports_its_neighbours_and_nobody_else_does(
-    folder: Path, load: Callable[[Path], object]
-) -> None:
+def test_a_users_file_imports_its_neighbours_and_nobody_else_does(folder: Path, load: Callable[[Path], object]) -> None:
     load(folder)
 
     assert sys.modules["beside_a"].WIDTH == 3

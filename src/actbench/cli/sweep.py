@@ -219,14 +219,16 @@ def _compare(
     from actbench.report.render.formats import json_lines
     from actbench.run.executor import PRELOAD, bench_of
     from actbench.run.processes import ForkServer
-    from actbench.run.stored import stored_sweep
+    from actbench.run.stored import stored_results
 
     columns = exports.chosen or recipe.columns
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
     with progress_shown(kept, flags) as progress, ExitStack() as held:
         settled = {"retry_failed": retry_failed, "timelines": timeline.wanted, "progress": progress}
-        comparison = stored_sweep(recipe, output, **settled) if machines is None and not force else None
+        comparison = None
+        if machines is None and not force:
+            comparison = stored_results(recipe.name, recipe.title, recipe.cases, output, **settled)
         if comparison is None:
             # its imports and those of this process take seconds each: they go on side by side
             server = None if machines else held.enter_context(ForkServer(bench_of(timelines=timeline.wanted), PRELOAD))

@@ -1,9 +1,9 @@
-"""What a sweep finds stored: where every case of a recipe has a row, nothing is started, and torch is not imported."""
+"""What is stored: where every case of a recipe has a row, nothing is started, and torch is not imported."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from actbench.report import store
 from actbench.report.kinds import MEASURED
 from actbench.run.experiment import ExperimentResult, Summary, finished, pending
 from actbench.run.progress import Progress
-from actbench.run.recipes import Recipe
 from actbench.run.recipes.sections import Planned
 
 
@@ -40,28 +39,44 @@ def canonical(entry: Planned[Case], scheme: str) -> Planned[Case]:
     return replace(entry, case=entry.case.model_copy(update={"scheme": scheme, "device_profile": profile}))
 
 
-def stored_sweep(
-    recipe: Recipe, output: Path | None, *, retry_failed: bool, timelines: bool, progress: Progress
+def stored_results(
+    name: str,
+    title: str,
+    written: Callable[[], Iterable[Planned[Case]]],
+    output: Path | None,
+    *,
+    retry_failed: bool,
+    progress: Progress,
+    timelines: bool = False,
 ) -> ExperimentResult[MeasuredRecord] | None:
-    """Return the result of a sweep whose cases all have rows that count; None where one may be left to measure.
+    """Return the result of a recipe whose cases all have rows that count; None where one may be left to measure.
 
-    The arguments are those of :func:`actbench.run.sweep.run_sweep`. A scheme whose canonical form is known to torch's
-    half of the package alone may be stored, and is left to the sweep itself.
+    A scheme whose canonical form is known to torch's half of the package alone may have a row, and is left to the loop
+    of the sweep.
+
+    Args:
+        name: Of the recipe.
+        title: Of its tables.
+        written: Returns its cases as their author wrote them.
+        output: As of :func:`actbench.run.sweep.run_sweep`, like the others.
+        retry_failed: Whether failed rows do not count.
+        progress: Told what is stored.
+        timelines: Whether rows without a timeline do not count.
 
     Raises:
         UsageError: ``output`` is no place for results.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    if output is None or not MEASURED.file(recipe.name, output).is_file():
+    if output is None or not MEASURED.file(name, output).is_file():
         return None
-    with MEASURED.opened(recipe.name, output) as opened:
-        plan = _found(recipe.cases(), (record.case for record in opened.records))
+    with MEASURED.opened(name, output) as opened:
+        plan = _found(written(), (record.case for record in opened.records))
         kept = WithTimelines(opened) if timelines else opened
         cases = [entry.case for entry in plan or ()]
         if not cases or not all(kept.done(case) and not (retry_failed and kept.failed(case)) for case in cases):
             return None
         pending(plan, kept, progress)
-        return finished(MEASURED, opened, plan, Summary(skipped=len(cases)), recipe.title, output)
+        return finished(MEASURED, opened, plan, Summary(skipped=len(cases)), title, output)
 
 
 def _found(written: Iterable[Planned[Case]], stored: Iterable[Case]) -> list[Planned[Case]]:
