@@ -18,6 +18,7 @@ BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "units", "valida
 CORE = {
     # no torch
     "errors": set(),
+    "interrupts": set(),
     "units": {"errors"},
     "caches": {"errors"},
     "keywords": {"errors"},

@@ -80,3 +80,18 @@ def test_every_number_is_written_shortly_and_reads_back(value: float) -> None:
 
     assert len(text) <= len("a:-1.2345678901234567e-308")
     assert (read, math.copysign(1, read)) == (value, math.copysign(1, value))
+
+
+@pytest.mark.parametrize("text", ["+".join(["fewbit:3"] * 4000), "fewbit:3,only=" + "a/" * 60_000 + "b"])
+def test_a_specification_has_a_bounded_length_and_its_error_too(text: str) -> None:
+    with pytest.raises(SpecError, match=r"it may have 100,000 and 100$") as refused:
+        parse_spec(text)
+
+    assert len(str(refused.value)) < 1000
+
+
+def test_every_error_has_a_message_of_bounded_length() -> None:
+    with pytest.raises(SpecError, match="does not begin with a name") as refused:
+        parse_spec("X" * 90_000)
+
+    assert len(str(refused.value)) < 2000

@@ -9,6 +9,9 @@ Every public name is loaded at its first use, so ``import actbench`` imports nei
 
 from __future__ import annotations
 
+import actbench.interrupts  # noqa: F401  (first, since Ctrl-C may come while the rest is imported)
+
+# isort: split
 import importlib
 import types
 from typing import TYPE_CHECKING, Any

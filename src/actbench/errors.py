@@ -41,7 +41,13 @@ _PACKAGES = {"site-packages", "dist-packages"}  # of any environment: a venv may
 
 
 class ActbenchError(Exception):
-    """Base of every error that actbench raises on purpose; shown to the user without a traceback."""
+    """Base of every error that actbench raises on purpose; shown to the user without a traceback.
+
+    Its message is :func:`shortened`: whatever it repeats may be of any length.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class UsageError(ActbenchError):

@@ -109,6 +109,11 @@ def _opened(path: str | Path) -> Iterator[BufferedReader]:
 MOST_BYTES = MIB
 """Largest file that a user writes by hand: a recipe, a device profile, a file of Python."""
 _DEEPEST = 50
+_MOST_PARTS = 20  # of a dotted key
+_TOML_TEXT = re.compile(
+    r"\"{3}(?:\\.|[^\\])*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|\"(?:\\.|[^\"\\\n])*+\"?|'[^'\n]*+'?|\#[^\n]*+", re.DOTALL
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 _MOST_BITS = 14_000  # Python writes no integer of more than 4,300 digits, and messages repeat what they refuse
 
 
@@ -120,7 +125,11 @@ def read_toml(path: Path, what: str, refused: type[ActbenchError]) -> dict[str, 
             deeper than any file of ours.
     """
     try:
-        data = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8-sig"))
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
+        if _LONG_KEY.search(_TOML_TEXT.sub(lambda found: "#" if found[0].startswith("#") else "x", text)):
+            # before it is parsed: the time and memory that this takes grow with the square of a key's length
+            raise refused(f"{what} is nested too deeply: a key has more than {_MOST_PARTS} parts")
+        data = tomllib.loads(text)
     except OSError as error:
         raise refused(f"{what} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from actbench.cli.app import app, verbs_of
+from actbench import plugins
+from actbench.cli.app import app, command, option, verbs_of
 from actbench.cli.beside import NEEDED, RULES
 from actbench.cli.defaults import put_before, read
 from actbench.errors import UsageError
@@ -155,6 +157,71 @@ def test_a_folder_of_someone_else_trusts_no_code_names_no_host_and_writes_no_fil
 
     with pytest.raises(UsageError, match=f"type --{line.split()[0]}"):
         put("sweep", "gpt2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'scheme = ["fewbit:3,functions=evil.py:f"]',
+        'scheme = ["checkpoint", "fewbit:3,functions=gelu/./down/evil.py:f+lora:8"]',
+        'gelu-bits = "3,functions=evil.py:f"',
+        'linear = "randomized:0.2+fewbit:3,functions=evil.py:f"',
+        'optimizer = "evil.PY:f"',
+        'device-profile = "evil.things:f"',
+    ],
+)
+def test_a_file_names_no_code_in_any_option(line: str) -> None:
+    Path("evil.py").write_text("def f(x): return x")
+    written(f"[tool.actbench]\n{line}")
+    name = line.split()[0]
+
+    with pytest.raises(
+        UsageError, match=rf"^pyproject.toml \[tool.actbench\]: {name} names code, .*evil.*: .*type --{name}"
+    ):
+        put("sweep", "gpt2")
+
+
+def test_a_file_may_name_the_code_that_the_command_line_names_too_and_variables_any() -> None:
+    Path("mine.py").write_text("def f(x): return x\ndef g(x): return x")
+    written('[tool.actbench]\nscheme = ["fewbit:3,functions=mine.py:f"]')
+    typed = ["measure", "mine.py:f", "-b", "1"]
+
+    assert put(*typed) == ["measure", "--scheme=fewbit:3,functions=mine.py:f", *typed[1:]]
+    with pytest.raises(UsageError, match=r"names code, mine\.py:f"):
+        put("measure", "mine.py:g")
+    written("")
+    own = "fewbit:3,functions=mine.py:f"
+    assert put("measure", "gpt2", ACTBENCH_SCHEME=own) == ["measure", f"--scheme={own}", "gpt2"]
+
+
+def test_specifications_of_schemes_and_encodings_name_no_code() -> None:
+    written(
+        "[tool.actbench]\nscheme = ['encode:fp8:e4m3', 'fsdp:8,mixed=bf16', 'gact:L1,widths=linear:4/norm:8']\n"
+        "[tool.actbench.encodings]\nencoding = ['fp8:e4m3']\n[tool.actbench.compare]\nfail-on = ['peak:>8GiB']"
+    )
+
+    assert not read({}).faults
+
+
+def test_a_plugin_declares_which_of_its_options_a_file_may_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    @command()
+    def brew(
+        hook: Annotated[str, option("--hook", "A module to import.", only_typed=True)] = "", cup: str = ""
+    ) -> None:
+        """Brew."""
+
+    theirs = EntryPoint("brew", "theirs:brew", "actbench.commands")
+    found = {**plugins.installed("commands"), "brew": _Theirs("brew", theirs)}
+    monkeypatch.setattr(plugins, "installed", lambda group: found if group == "commands" else {})
+    monkeypatch.setattr(plugins, "find_plugin", lambda group, name, of: brew if name == "brew" else None)
+
+    for line, why in (("hook = 'evil'", "type --hook"), ("cup = 'evil:f'", "cup names code, evil:f")):
+        written(f"[tool.actbench.brew]\n{line}")
+        assert why in read({}).faults[0]
+
+
+class _Theirs(plugins.Plugin):
+    package = "theirs 1.0"
 
 
 def test_another_project_has_no_defaults() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from actbench.cli.app import PANELS, WITHOUT_PANEL, app
+from actbench.cli.app import app
+from actbench.cli.panels import PANELS, WITHOUT_PANEL
 from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.cli import Tolerant
+from actbench.cli.running import Tolerant
 from actbench.report import store
 
 COMMAND = Path(sys.executable).with_name("actbench")

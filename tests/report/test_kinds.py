@@ -7,9 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pydantic_core import from_json
+
+from actbench.errors import StoreError
 from actbench.model.measured import FIRST_DIAGNOSTICS, Measurement
 from actbench.model.records import Failure
-from actbench.report import store
+from actbench.report import kinds, lines, store
 from actbench.tools.train.records import Trained, TrainingRun
 
 DATA = Path(__file__).parents[1] / "data"
@@ -58,3 +62,17 @@ def test_training_runs() -> None:
     assert isinstance(failed.outcome, Failure)
     for run, line in zip((trained, failed), file.read_text().splitlines(), strict=True):
         assert with_nothing_new(json.loads(line), json.loads(run.model_dump_json()))
+
+
+def test_the_kind_of_a_file_is_told_from_one_reading_of_its_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.strange.jsonl"  # of a kind that nobody reads
+    file.write_text('{"schema_version": 1, "x": 1}\n')
+    read = []
+    monkeypatch.setattr(lines, "from_json", lambda line, **how: read.append(line) or from_json(line, **how))
+
+    with pytest.raises(StoreError, match="holds records of the kind 'strange'"):
+        kinds.kind_in([file])
+
+    assert len(read) <= 2

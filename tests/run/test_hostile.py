@@ -9,13 +9,13 @@ import pytest
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.run import worker
+from actbench.run import frames
 from actbench.run.experiment import Summary
+from actbench.run.frames import Frames, GarbledError
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.run.recipes.sections import Planned
 from actbench.run.runner import run_plan
-from actbench.run.worker import Frames, GarbledError
 
 
 def cases(log, *schemes, meter="simulated"):
@@ -104,7 +104,7 @@ def both_ends():
     """Return what reads a socket, and the socket at its other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Frames(ours, b"t" * worker.TOKEN_BYTES), theirs
+        yield Frames(ours, b"t" * frames.TOKEN_BYTES), theirs
 
 
 def read_all(end):
@@ -115,11 +115,11 @@ def read_all(end):
 
 def test_a_message_that_comes_in_pieces_is_read_as_a_whole(both_ends):
     end, other = both_ends
-    Frames(other, b"t" * worker.TOKEN_BYTES).send(b"first")
+    Frames(other, b"t" * frames.TOKEN_BYTES).send(b"first")
     assert end.read() is None
     assert read_all(end) == b"first"
 
-    whole = b"t" * worker.TOKEN_BYTES + struct.pack("!Q", 6) + b"second"
+    whole = b"t" * frames.TOKEN_BYTES + struct.pack("!Q", 6) + b"second"
     for byte in whole[:-1]:
         other.send(bytes([byte]))
         assert end.read() is None
@@ -127,7 +127,7 @@ def test_a_message_that_comes_in_pieces_is_read_as_a_whole(both_ends):
     assert end.read() == b"second"
 
 
-@pytest.mark.parametrize("what", [b"x", b"t" * (worker.TOKEN_BYTES - 1) + b"x", b"\0" * 64])
+@pytest.mark.parametrize("what", [b"x", b"t" * (frames.TOKEN_BYTES - 1) + b"x", b"\0" * 64])
 def test_what_does_not_begin_as_a_message_is_recognised_at_once(both_ends, what):
     end, other = both_ends
     other.send(what)
@@ -138,9 +138,9 @@ def test_what_does_not_begin_as_a_message_is_recognised_at_once(both_ends, what)
 
 def test_a_message_without_measure_is_refused_before_it_is_read(both_ends):
     end, other = both_ends
-    other.send(b"t" * worker.TOKEN_BYTES + struct.pack("!Q", worker.MOST_BYTES + 1))
+    other.send(b"t" * frames.TOKEN_BYTES + struct.pack("!Q", frames.MOST_BYTES + 1))
 
-    with pytest.raises(GarbledError, match=f"{worker.MOST_BYTES + 1} bytes"):
+    with pytest.raises(GarbledError, match=f"{frames.MOST_BYTES + 1} bytes"):
         read_all(end)
 
 

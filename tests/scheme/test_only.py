@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 from actbench import Controller, scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.measuring import inspection
-from actbench.scheme.only import parts_of
+from actbench.scheme.only import compiled, parts_of
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert import model as conversion
 
@@ -259,3 +259,52 @@ def test_a_part_that_saves_nothing_is_no_error_where_others_of_the_scheme_act(x:
     assert "11.0" in packed
     seen = inspection.trace(setup, lambda: {"x": x.clone()})
     assert inspection.inspect(seen, seen, setup)[0]
+
+
+def test_neighbouring_stars_are_one() -> None:
+    assert compiled("*" * 40 + "x") == compiled("*x")
+    assert compiled("*" * 1000) == compiled("*")
+
+
+def test_the_stars_of_a_pattern_are_matched_without_going_back() -> None:
+    """Going back over each of 40 stars would never end."""
+    pattern = compiled("*a" * 40 + "b.x")
+
+    assert not pattern.fullmatch("a" * 200 + ".x")
+    assert pattern.fullmatch("a" * 200 + "b.x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*1*", "layer1", True),
+        ("*[1-12]*x", "layer12x", True),
+        ("*[10-12].*.q*", "layer11.attention.query", True),
+        ("*[10-12].*.q*", "layer1.attention.query", False),
+        ("a*b*c", "abxbc", True),
+        ("a*b*c", "ab.bc", False),
+        ("*.*", "a.b.c", False),
+    ],
+)
+def test_stars_match_any_text_in_one_name(pattern: str, path: str, matches: bool) -> None:
+    assert bool(compiled(pattern).fullmatch(path)) is matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("*a" * 51, "at most 50 stars and ranges, and this one 51"),
+        ("[0-9999]" * 2, "at most 10000 numbers in all, and these 20000"),
+        ("layer.[3-1]", "from a smaller to a larger number"),
+    ],
+)
+def test_a_pattern_has_no_more_than_any_path_needs(pattern: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        compiled(pattern)
+    with pytest.raises(SpecError, match="only"):
+        schemes.build(f"fewbit:3,only={pattern}")
+
+
+def test_patterns_are_bounded() -> None:
+    with pytest.raises(SpecError, match="has 2001 patterns and may have 2000"):
+        schemes.build(f"fewbit:3,only={'/'.join(['a'] * 2001)}")

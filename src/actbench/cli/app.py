@@ -1,4 +1,4 @@
-"""The typer application, functions that make options, and the panels that hold them in ``--help``.
+"""The typer application, and functions that make options.
 
 No other file imports typer.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,56 +18,9 @@ import typer.core
 from typer.main import get_command_from_info, get_group
 
 from actbench import plugins
+from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened, told
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
-
-PANELS = {
-    "What is trained": (
-        "--batch-size --sequence-length --target-length --packed --image-size --dtype --autocast --optimizer --task "
-        "--attention --weights --trust-remote-code --seed --module --script"
-    ),
-    "Which schemes": (
-        "--scheme --base --cumulative --no-exact --gelu-bits --activation-bits --linear --max-slowdown "
-        "--max-gradient-error --exact"
-    ),
-    "How it is measured": (
-        "--meter --device-profile --torch-era --no-workspaces --memory-limit --gpus --max-batch --longest-sequence "
-        "--largest-batch --which-card "
-        "--processes --require-fit --measure --device --steps --seconds --raise-oom --time-by --timeline "
-        "--ledger --top --all"
-    ),
-    "How it is run": (
-        "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
-        "--resources --checkpoint-seconds --trust-recipe --dry-run --probe --quiet --verbose"
-    ),
-    "What is written": (
-        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-latex "
-        "--export-curves --export-timeline --export-snapshot"
-    ),
-}
-"""The names of flags by the title of their panel, in the order of the help page."""
-
-WITHOUT_PANEL = (
-    "--help --version --debug --title --fail-on --format --export-junit --encoding --distribution --elements"
-)
-"""The other flags, of verbs with few, which write tables: no plug-in's export can have their names."""
-
-_PLACES = {
-    name: (panel, place) for panel, text in enumerate(PANELS.values()) for place, name in enumerate(text.split())
-}
-
-
-def panel_of(name: str) -> str | None:
-    """Return the title of a flag's panel, or None; flags without a panel are in verbs with few flags."""
-    panel, _ = place_of(name)
-    return list(PANELS)[panel] if panel < len(PANELS) else None
-
-
-def place_of(name: str) -> tuple[int, int]:
-    """Return the position of a flag in a help page: those without a panel are last."""
-    is_export = name.startswith("--export-")  # of a plug-in: behind the others
-    return _PLACES.get(name, (len(PANELS) - 1, len(_PLACES)) if is_export else (len(PANELS), 0))
-
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
 WrongUsage: Any = typer.BadParameter.__base__
@@ -227,10 +181,30 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
     return typer.Argument(metavar=metavar, help=text, show_default=False, parser=parser, **details)
 
 
-def option(names: str, text: str, **details: Any) -> Any:
-    """Return an option for an ``Annotated`` type; names are separated by blanks."""
+def option(names: str, text: str, *, only_typed: bool = False, **details: Any) -> Any:
+    """Return an option for an ``Annotated`` type.
+
+    Args:
+        names: Separated by blanks.
+        text: For ``--help``.
+        only_typed: Whether no settings file may set it: it names or trusts code or a host, or replaces what is stored.
+        details: As of ``typer.Option``.
+    """
     first, *others = names.split()
-    return typer.Option(first, *others, help=text, rich_help_panel=panel_of(first), **details)
+    made = typer.Option(first, *others, help=text, rich_help_panel=panel_of(first), **details)
+    if only_typed:
+        vars(made)[_ONLY_TYPED] = True
+    return made
+
+
+def only_typed(verb: Any) -> set[str]:
+    """Return the parameters of a verb, as a command of click, that no settings file may set."""
+    written = inspect.signature(verb.callback, eval_str=True).parameters.values()
+    declared = {each.name: getattr(each.annotation, "__metadata__", ()) for each in written}
+    return {name for name, details in declared.items() if any(_ONLY_TYPED in vars(each) for each in details)}
+
+
+_ONLY_TYPED = "actbench_only_typed"
 
 
 def count_option(
@@ -277,7 +251,9 @@ def _checked(path: Path | None) -> Path | None:
 
 def file_option(name: str, text: str) -> Any:
     """Return an option for a file to write, or standard output."""
-    return option(name, f"{text} - is standard output.", metavar="FILE", parser=path_named, callback=_checked)
+    return option(
+        name, f"{text} - is standard output.", only_typed=True, metavar="FILE", parser=path_named, callback=_checked
+    )
 
 
 def _show_version(asked: bool) -> None:

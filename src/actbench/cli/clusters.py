@@ -52,6 +52,7 @@ class ClusterFlags:
             "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT; or "
             "NAME://ADDRESS, for the executor of another package. Rows come back to this machine's results file; "
             "docs/cluster.md.",
+            only_typed=True,
             metavar="ADDRESS",
         ),
     ] = None

@@ -6,23 +6,22 @@ They are put before the options that a user types, which replace them; so the co
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from actbench.cli.app import WrongUsage, app, verbs_of
+from actbench import plugins
+from actbench.cli.app import WrongUsage, app, only_typed, verbs_of
 from actbench.cli.beside import refused_beside
 from actbench.errors import UsageError, encodable
+from actbench.model.namedcode import named_code
 from actbench.paths import MOST_BYTES, read_bytes, read_toml
-from actbench.plugins import TOLD_BY
 
 FILE: Final = Path("pyproject.toml")
 PREFIX: Final = "ACTBENCH_"
-_OF_OTHERS: Final = ("ACTBENCH_DATA", TOLD_BY)  # the folder of data sets, and what processes tell each other
+_OF_OTHERS: Final = ("ACTBENCH_DATA", plugins.TOLD_BY)  # the folder of data sets, and what processes tell each other
 _NEVER: Final = ("help", "version", "debug")
-_NOT_IN_FILES: Final = ("trust_recipe", "trust_remote_code", "cluster", "module", "script", "force")
-"""Options that a file may not set, nor any export: the file may have come with a folder of someone else."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,34 @@ class Defaults:
     """Variables that set no option; they may be another program's."""
 
 
-def read(variables: Mapping[str, str], file: Path = FILE) -> Defaults:
-    """Return the defaults of the environment and of a file, if it is there."""
+@dataclass(frozen=True)
+class _Known:
+    """An option, and what a file may set it to.
+
+    Attributes:
+        option: As click has it.
+        only_typed: Whether it was declared as one that only the user types.
+        is_ours: Whether the verb is actbench's own, and not that of another package.
+    """
+
+    option: Any
+    only_typed: bool
+    is_ours: bool
+
+
+def read(variables: Mapping[str, str], file: Path = FILE, typed: Sequence[str] = ()) -> Defaults:
+    """Return the defaults of the environment and of a file, if it is there.
+
+    The file may have come with a folder of someone else: it may name only such code as the command line, ``typed``,
+    names too. Variables are the user's own, as ``PYTHONPATH`` is, and may name any.
+    """
     defaults = Defaults()
     sections = _sections(file, defaults.faults)
     named = {name: value for name, value in variables.items() if name.startswith(PREFIX) and name not in _OF_OTHERS}
     if not (sections or named):
         return defaults
-    options = {verb: _options(made) for verb, made in verbs_of(app).items()}
+    options = {verb: _options(verb, made) for verb, made in verbs_of(app).items()}
+    trusted = {code for text in typed for code in named_code(text, is_ours=False)}
     for name, value in named.items():
         option = name.removeprefix(PREFIX).lower().replace("_", "-")
         verb = None if _is_of_any(option, options) else next(_verbs_before(option, options), None)
@@ -77,7 +96,7 @@ def read(variables: Mapping[str, str], file: Path = FILE) -> Defaults:
             continue
         known = _all(options) if verb is None else options[verb]
         for name, value in table.items():
-            if (why := _fault(name, value, known)) is None:
+            if (why := _fault(name, value, known, trusted)) is None:
                 defaults.found.append(Default(name, verb, value, f"{place} {name}", in_file=True))
             else:
                 defaults.faults.append(f"{place}: {why}")
@@ -109,10 +128,12 @@ def _sections(file: Path, faults: list[str]) -> list[tuple[str | None, str, Mapp
     return [(verb, place, inside) for verb, place, inside in found if inside]
 
 
-def _options(verb: Any) -> dict[str, Any]:
+def _options(name_of_verb: str, verb: Any) -> dict[str, _Known]:
     """Return the options of a verb by each of their long names, without dashes; none of a group of verbs."""
+    plugged, not_in_files = plugins.installed("commands").get(name_of_verb), only_typed(verb)
+    is_ours = plugged is None or plugged.is_ours
     return {
-        name.removeprefix("--"): each
+        name.removeprefix("--"): _Known(each, each.name in not_in_files, is_ours)
         for each in verb.params
         if each.param_type_name == "option" and each.name not in _NEVER
         for name in each.opts
@@ -120,15 +141,23 @@ def _options(verb: Any) -> dict[str, Any]:
     }
 
 
-def _all(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: each for of_verb in options.values() for name, each in of_verb.items()}
+def _all(options: Mapping[str, Mapping[str, _Known]]) -> dict[str, _Known]:
+    """Return the options of all verbs; of those with one name, the one that a file may set to the least."""
+    found: dict[str, _Known] = {}
+    for of_verb in options.values():
+        for name, each in of_verb.items():
+            other = found.get(name, each)
+            found[name] = replace(
+                other, only_typed=other.only_typed or each.only_typed, is_ours=other.is_ours and each.is_ours
+            )
+    return found
 
 
-def _is_of_any(option: str, options: Mapping[str, Mapping[str, Any]]) -> bool:
+def _is_of_any(option: str, options: Mapping[str, Mapping[str, _Known]]) -> bool:
     return any(option in of_verb for of_verb in options.values())
 
 
-def _verbs_before(option: str, options: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _verbs_before(option: str, options: Mapping[str, Mapping[str, _Known]]) -> Iterator[str]:
     return (verb for verb, own in options.items() if option.removeprefix(f"{verb}-") in own)
 
 
@@ -141,13 +170,20 @@ def _hint(name: str, known: Iterable[str], written: Any = str) -> str:
     return f"; did you mean {written(close[0])}?" if close else ""
 
 
-def _fault(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
+def _fault(name: str, value: Any, known: Mapping[str, _Known], trusted: Container[str]) -> str | None:
     """Return why a file may not have a default; None if it may."""
     if name not in known:
         return f"there is no option {name!r}{_hint(name, known)}"
-    option = known[name]
-    if option.name in _NOT_IN_FILES or option.name.startswith("export_"):
+    option = known[name].option
+    if known[name].only_typed:
         return f"{name!r} cannot be set by a file, which may be someone else's: type --{name}"
+    values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+    named = [code for text in values for code in named_code(text, is_ours=known[name].is_ours)]
+    if unknown := [code for code in named if code not in trusted]:
+        return (
+            f"{name} names code, {', '.join(unknown)}, and the file may be someone else's: read that code; if you "
+            f"trust it, type --{name} with that value"
+        )
     if option.name == "output" and not _is_inside(str(value)):
         return f"{name} {str(value)!r} is not below this folder: type --{name}"
     if not all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value])):
@@ -197,14 +233,14 @@ def _check(default: Default, verb: Any, option: Any) -> None:
         raise UsageError(f"{default.place}: {encodable(error.message)}") from None
 
 
-def _refused_by_all(default: Default, options: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _refused_by_all(default: Default, options: Mapping[str, Mapping[str, _Known]]) -> str | None:
     """Return why no verb takes a default; None if one does."""
     why = None
     made = verbs_of(app)
     for verb in [default.verb] if default.verb else options:
         if default.name in options[verb] and default.value != "":
             try:
-                _check(default, made[verb], options[verb][default.name])
+                _check(default, made[verb], options[verb][default.name].option)
             except UsageError as error:
                 why = str(error)
             else:
@@ -223,7 +259,7 @@ def put_before(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[
     at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     if arguments[at : at + 1] in ([], ["doctor"]):
         return list(arguments), []
-    defaults = read(variables)
+    defaults = read(variables, typed=arguments[at + 1 :])
     if defaults.faults and not {"-h", "--help"}.intersection(arguments):
         raise UsageError(defaults.faults[0])
     verb = verbs_of(app).get(arguments[at]) if defaults.found else None
@@ -241,7 +277,7 @@ def put_before(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[
 
 def _typed(found: Sequence[Default], verb: Any, parsed: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options that nobody typed, of each the strongest default, if the verb takes it beside what is typed."""
-    options = _options(verb)
+    options = {name: each.option for name, each in _options(verb.name, verb).items()}
     has_default = {options[each.name].name for each in found if each.name in options and each.verb in (None, verb.name)}
     done = {*parsed, *refused_beside(verb.name, parsed, has_default)}
     for default in found:

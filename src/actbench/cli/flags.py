@@ -18,13 +18,13 @@ from actbench.cli.app import (
     one_of,
     option,
     path_named,
-    place_of,
     seconds_option,
     whole_number,
 )
 from actbench.cli.beside import check_beside
 from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
+from actbench.cli.panels import place_of
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
 from actbench.model.imagesizes import image_size
@@ -75,12 +75,19 @@ TimeoutOption = Annotated[
     seconds_option("--timeout", "Seconds after which each case, and each trial of --max-batch, is stopped.", least=1),
 ]
 TrustRecipeOption = Annotated[
-    bool, option("--trust-recipe", "Run code that a recipe file names: file.py:function, or the code of hub models.")
+    bool,
+    option(
+        "--trust-recipe",
+        "Run code that a recipe file names: file.py:function, or the code of hub models.",
+        only_typed=True,
+    ),
 ]
 RequireFitOption = Annotated[
     bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
-ForceOption = Annotated[bool, option("--force", "Measure again the cases that the results file already holds.")]
+ForceOption = Annotated[
+    bool, option("--force", "Measure again the cases that the results file already holds.", only_typed=True)
+]
 RetryFailedOption = Annotated[
     bool, option("--retry-failed", "Measure again the cases that failed in the results file.")
 ]
@@ -208,7 +215,7 @@ class StepFlags:
         ),
     ] = None
     trust_remote_code: Annotated[
-        bool, option("--trust-remote-code", "Run the Python code that comes with a hub model.")
+        bool, option("--trust-remote-code", "Run the Python code that comes with a hub model.", only_typed=True)
     ] = False
     seed: Annotated[int | None, count_option("--seed", "Seed of weights, data and sketches.", least=0)] = None
 

@@ -15,6 +15,7 @@ from actbench.report.tables import Table
 if TYPE_CHECKING:
     from actbench.model.ledger import Ledger
     from actbench.run.recipes import Recipe
+    from actbench.run.tasks import Tasks
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,16 @@ def list_saved(
     """
     from actbench.report.ledgertables import LedgerLine, lines_table
     from actbench.report.tables.groups import told_settings, varying_settings
-    from actbench.run import sweep
+    from actbench.run.executor import PRELOAD
+    from actbench.run.tasks import Tasks
 
-    cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
-    doing = f"listing what {recipe.name!r} keeps for backward"
-    listed = list(zip(cases, _ledgers(cases, doing, timeout, progress), strict=True))
+    with Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
+        from actbench.run import sweep  # which imports torch, as the process of the tasks does meanwhile
+
+        planned = sweep.plan(recipe, look_up=sweep.looked_up_by(tasks.server, timeout))
+        cases = [entry.case for entry in planned if exact or entry.case.scheme != "exact"]
+        doing = f"listing what {recipe.name!r} keeps for backward"
+        listed = list(zip(cases, _ledgers(tasks, cases, doing, timeout, progress), strict=True))
     settings = map(told_settings, varying_settings(cases))
     tables = [
         table
@@ -68,16 +74,13 @@ def list_saved(
     show(*tables, beside=exports)
 
 
-def _ledgers(cases: Sequence[Case], doing: str, timeout: float, progress: ProgressFlags) -> list[Ledger]:
+def _ledgers(tasks: Tasks, cases: Sequence[Case], doing: str, timeout: float, progress: ProgressFlags) -> list[Ledger]:
     from pydantic import TypeAdapter
 
     from actbench.model.ledger import Ledger
-    from actbench.run.executor import PRELOAD
-    from actbench.run.tasks import Tasks
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
-    with Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
-        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout, flags=progress)
+    answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout, flags=progress)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench import plugins
-from actbench.cli.app import WITHOUT_PANEL, file_option, panel_of
+from actbench.cli.app import file_option
+from actbench.cli.panels import WITHOUT_PANEL, panel_of
 from actbench.errors import ActbenchError, StoreError, told
 from actbench.plugins import Plugin
 from actbench.report.exporting import Exported, ExportFormat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -219,28 +219,32 @@ def _compare(
     from actbench.report.render.formats import json_lines
     from actbench.run.executor import PRELOAD, bench_of
     from actbench.run.processes import ForkServer
+    from actbench.run.stored import stored_results
 
     columns = exports.chosen or recipe.shown_columns
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
-    # its imports and those of this process take seconds each: they go on side by side
-    server = ForkServer(bench_of(timelines=timeline.wanted), PRELOAD) if machines is None else None
-    with server or nullcontext(), progress_shown(kept, flags) as progress:
-        from actbench.run import sweep  # which imports torch
+    with progress_shown(kept, flags) as progress, ExitStack() as held:
+        settled = {"retry_failed": retry_failed, "timelines": timeline.wanted, "progress": progress}
+        comparison = None
+        if machines is None and not force:
+            comparison = stored_results(recipe.name, recipe.title, recipe.cases, output, **settled)
+        if comparison is None:
+            # its imports and those of this process take seconds each: they go on side by side
+            server = None if machines else held.enter_context(ForkServer(bench_of(timelines=timeline.wanted), PRELOAD))
+            from actbench.run import sweep  # which imports torch
 
-        comparison = sweep.run_sweep(
-            recipe,
-            output,
-            command=command_line(),
-            jobs=jobs,
-            timeout_seconds=timeout,
-            force=force,
-            retry_failed=retry_failed,
-            timelines=timeline.wanted,
-            progress=progress,
-            machines=machines,
-            server=server,
-        )
+            comparison = sweep.run_sweep(
+                recipe,
+                output,
+                command=command_line(),
+                jobs=jobs,
+                timeout_seconds=timeout,
+                force=force,
+                machines=machines,
+                server=server,
+                **settled,
+            )
     records = comparison.records
     shown = report_tables(records, recipe.title, columns, tuple(dict.fromkeys(each.case.scheme for each in records)))
     failed = why_none(records)

@@ -45,6 +45,7 @@ class CurveFlags:
         option(
             "--export-timeline",
             "Write the timelines as .png or .svg (by actbench[html]), .html or .json.",
+            only_typed=True,
             metavar="FILE",
             parser=path_named,
         ),
@@ -86,6 +87,7 @@ class TimelineFlags(CurveFlags):
             "--export-snapshot",
             "Run the step once more and write a file for PyTorch's memory visualiser (pytorch.org/memory_viz), such as "
             "FILE.pickle; each of several cases gets its own file, FILE-SCHEME.pickle.",
+            only_typed=True,
             metavar="FILE",
             parser=path_named,
         ),

@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_origin
+from typing import Any, Final, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -32,6 +32,9 @@ _SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
 _EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # a plus in an exponent joins no schemes
 
 SMALLEST, LARGEST = 1e-30, 1e30
+LONGEST: Final = 100_000
+"""Most characters of a specification of schemes; a plan that names each module of a large model has some thousands."""
+MOST_PARTS: Final = 100
 
 Found = TypeVar("Found")
 Built = TypeVar("Built", bound=BaseModel)
@@ -58,6 +61,9 @@ def parse_spec(text: str) -> tuple[SpecPart, ...]:
     """
     if not text.strip():
         raise SpecError("the scheme is empty: write a name such as exact or fewbit:3 (see 'actbench schemes')")
+    if len(text) > LONGEST or text.count("+") >= MOST_PARTS:
+        found = f"{len(text):,} characters and {text.count('+') + 1:,} parts"
+        raise SpecError(f"scheme {text!r} has {found}; it may have {LONGEST:,} and {MOST_PARTS}")
     parts = [part.strip() for part in _EXPONENT.sub(r"\1", text).split("+")]
     return tuple(parse_part(part, f"scheme {text!r}", f" in {part!r}") for part in parts)
 

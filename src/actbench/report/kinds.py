@@ -60,6 +60,18 @@ class Kind(Generic[RecordT]):
         """Write the tables beside a results file."""
         exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
 
+    def file(self, recipe: str, output: Path) -> Path:
+        """Return the results file of a recipe on this machine, for an ``output`` as of :meth:`opened`.
+
+        Raises:
+            UsageError: ``output`` has the name of another kind of file.
+        """
+        if output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
+            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
+        if output.suffix == ".jsonl":
+            return output
+        return results_path(output, recipe, machine().name).with_suffix(self.suffix)
+
     @contextmanager
     def opened(self, recipe: str, output: Path | None, *, of_any_machine: bool = False) -> Iterator[Store[RecordT]]:
         """Open and lock the results file of a recipe on this machine.
@@ -71,13 +83,9 @@ class Kind(Generic[RecordT]):
             UsageError: ``output`` has the name of another kind of file.
             StoreError: The file is in use or broken, or it or a table beside it cannot be written.
         """
-        if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
-            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
         here = machine()
         with temporary_folder() as folder:
-            file = folder / "kept.jsonl" if output is None else output
-            if file.suffix != ".jsonl":
-                file = results_path(file, recipe, here.name).with_suffix(self.suffix)
+            file = folder / "kept.jsonl" if output is None else self.file(recipe, output)
             for suffix in BESIDE:
                 exports.check_writable(file.with_suffix(suffix))
             with Store.opened(file, self.record, None if of_any_machine else here) as store:
@@ -191,17 +199,17 @@ def _name_of(path: Path) -> str:
     for name in _others():
         if path.name.endswith(_suffix(name)):
             return name
-    if path.suffix == ".jsonl" and _is_of(MEASURED, path):
+    first = lines.first_data(path)
+    if path.suffix == ".jsonl" and _is_of(MEASURED, first):
         return MEASURED.name
-    by_record = (kind.name for kind in usable() if _is_of(kind, path))
+    by_record = (kind.name for kind in usable() if _is_of(kind, first))
     return next(by_record, None) or _missing(path) or MEASURED.name
 
 
-def _is_of(kind: Kind[Any], path: Path) -> bool:
-    """Return whether the first record of a file is of a kind."""
+def _is_of(kind: Kind[Any], data: Any) -> bool:
+    """Return whether the JSON values of a record are one of a kind."""
     with suppress(StoreError):
-        _, first = next(lines.split(path).numbered(), (0, b""))
-        lines.parse_record(kind.record, first, path.name)
+        lines.record_of(kind.record, data, "")
         return True
     return False
 
@@ -212,9 +220,8 @@ _NAMED = re.compile(r".+\.([a-z][a-z0-9_-]*)\.jsonl")
 def _missing(path: Path) -> str | None:
     """Return the kind that a file has by its name, if it holds records that no installed plug-in reads."""
     found = _NAMED.fullmatch(path.name)
-    if found is None or found[1] in plugins.installed("kinds") or _is_of(MEASURED, path):
+    if found is None or found[1] in plugins.installed("kinds"):
         return None
-    with suppress(StoreError):
-        _, first = next(lines.split(path).numbered(), (0, b""))
-        return found[1] if lines.is_record(first) else None
-    return None
+    first = lines.first_data(path)
+    is_record = isinstance(first, dict) and next(iter(first), None) == "schema_version"
+    return found[1] if is_record and not _is_of(MEASURED, first) else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -17,12 +17,15 @@ from pydantic_core import from_json
 from actbench.errors import StoreError
 from actbench.model.records import SCHEMA_VERSION, Migrations, Record
 from actbench.report.linefile import torn_path
+from actbench.units import MIB, format_bytes
 from actbench.validation import dotted
 
 RecordT = TypeVar("RecordT", bound=Record[Any, Any])
 
 _BEGINNING = b'{"schema_version":'
 _BLOCK = 2**16  # bytes that are read at a time from the end of a file
+LONGEST: Final = 64 * MIB
+"""Most bytes of a line: a record with the sites and warnings of a model of 100,000 layers has less than half of it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def _last(path: Path) -> tuple[int, bytes]:
         start = file_bytes = os.fstat(file.fileno()).st_size
         last = b""
         while start and b"\n" not in last:
+            if len(last) > LONGEST:
+                raise _too_long(path)
             step = max(_BLOCK, len(last))
             start, end = max(0, start - step), start
             file.seek(start)
@@ -85,11 +90,21 @@ def _last(path: Path) -> tuple[int, bytes]:
 def _numbered(path: Path, length: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines in the first ``length`` bytes of a file, which another process may be extending."""
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if length <= 0:
-                break
-            yield number, line[:length].removesuffix(b"\n")
-            length -= len(line)
+        number = 0
+        while length > 0 and (line := file.readline(LONGEST + 1)):
+            number += 1
+            size = len(line)
+            if size > LONGEST:
+                raise _too_long(f"{path}:{number}")
+            whole = line[:length]
+            yield number, whole[:-1] if whole[-1:] == b"\n" else whole
+            length -= size
+
+
+def _too_long(place: Path | str) -> StoreError:
+    return StoreError(
+        f"{place}: a line has more than {format_bytes(LONGEST)}, and no record has; is it a results file?"
+    )
 
 
 def _place_after(lines: Lines) -> str:
@@ -114,12 +129,23 @@ def parse_record(kind: type[RecordT], line: bytes, place: str) -> RecordT:
     """
     with suppress(ValidationError):  # the code below finds the reason: an older version is no error
         return kind.model_validate_json(line)
-    if not _is_json(line):
-        if not line.lstrip().startswith(b"{"):
-            raise StoreError(f"{place}: this is not a record of actbench; is it a results file?")
-        raise StoreError(f"{place}: {_broken(line)}")
     try:
-        return kind.model_validate(_migrated(from_json(line), place, kind.migrations))
+        data = from_json(line)
+    except ValueError:
+        if not line.lstrip().startswith(b"{"):
+            raise StoreError(f"{place}: this is not a record of actbench; is it a results file?") from None
+        raise StoreError(f"{place}: {_broken(line)}") from None
+    return record_of(kind, data, place)
+
+
+def record_of(kind: type[RecordT], data: Any, place: str) -> RecordT:
+    """Return the record that JSON values make, migrating older schema versions; ``place`` is for messages.
+
+    Raises:
+        StoreError: They are no record of this kind, or one of a newer actbench.
+    """
+    try:
+        return kind.model_validate(_migrated(data, place, kind.migrations))
     except ValidationError as error:
         first = error.errors()[0]
         raise StoreError(
@@ -128,9 +154,12 @@ def parse_record(kind: type[RecordT], line: bytes, place: str) -> RecordT:
         ) from None
 
 
-def is_record(line: bytes) -> bool:
-    """Return whether a line is a record of actbench, of whatever kind."""
-    return line.startswith(_BEGINNING) and _is_json(line)
+def first_data(path: Path) -> Any:
+    """Return the first record of a results file, of whatever kind, as JSON values; None if it holds none."""
+    with suppress(StoreError, ValueError):
+        _, first = next(split(path).numbered(), (0, b""))
+        return from_json(first)
+    return None
 
 
 def _migrated(data: Any, place: str, migrations: Migrations) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from actbench.report import lines
 from actbench.report.interned import Interned
 from actbench.report.linefile import LineFile, locked
 from actbench.report.lines import RecordT
+from actbench.units import format_bytes
 
 Identity = tuple[Data, str, str | None]
 """The case, and the identity of the machine."""
@@ -107,7 +108,10 @@ class Store(Generic[RecordT]):
         """
         if files := self._contents.of(record.case):
             record = record.model_copy(update={"files": files})
-        self._file.append(record.model_dump_json().encode())
+        line = record.model_dump_json().encode()
+        if len(line) > lines.LONGEST:
+            raise StoreError(f"{self.path}: the record has {format_bytes(len(line))}, more than a line may have")
+        self._file.append(line)
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)
 

@@ -20,15 +20,15 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
-from actbench.run import worker
-from actbench.run.worker import TOKEN_BYTES, Frames
+from actbench.run.frames import TOKEN_BYTES, Frames
+from actbench.run.worker import work
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,17 +68,16 @@ READY = b"r"
 FORK = b"f"
 STOP = b"s"
 DESCRIPTORS = 3
-KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": worker.work_task}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
-    The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
-    ``KINDS``), the module that does it, and further modules to import before forking, where that is possible. A line
-    over the socket, a JSON list, names those that the parent learned of later.
+    The arguments are the descriptor of the control socket, the parent's process id, the module that
+    measures cases or does tasks, and further modules to import before forking, where that is possible. A line over the
+    socket, a JSON list, names those that the parent learned of later.
     """
-    descriptor, parent, kind, bench, *preload = arguments
+    descriptor, parent, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # or each process would search again, and copy, what was imported here
     control.sendall(READY)
-    _Server(control, KINDS[kind], bench).serve()
+    _Server(control, bench).serve()
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -100,9 +99,8 @@ def _import(modules: Iterable[str]) -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, work: Callable[[Frames, Any], None], bench: str) -> None:
+    def __init__(self, control: socket.socket, bench: str) -> None:
         self._control = control
-        self._work = work
         self._bench = bench
         self._pid = os.getpid()
         self._monitors: dict[int, socket.socket] = {}
@@ -182,7 +180,7 @@ class _Server:
                 held.close()
             _redirect(output)
             if not self._ending:  # else it was asked to end before it could hear that
-                self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
+                work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
                 code = 0
         except BaseException:
             traceback.print_exc()

@@ -13,9 +13,10 @@ from actbench.errors import MeasurementError
 from actbench.machine import memory_kills
 from actbench.model.data import Data
 from actbench.model.records import Failure
+from actbench.run.frames import GarbledError
 from actbench.run.processes import ForkServer, ProcessDiedError, describe
 from actbench.run.replies import NEWS, REPLIES, Reply
-from actbench.run.worker import CaseRequest, GarbledError
+from actbench.run.worker import CaseRequest
 
 _DOING: Final = {"measured": "its memory was read", "timed": "its steps were timed"}
 

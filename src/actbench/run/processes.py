@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import IO, Literal, Self
+from typing import IO, Self
 
 from actbench.errors import MeasurementError
 from actbench.run.forkserver import FORK, READY, STOP
-from actbench.run.worker import TOKEN_BYTES, Frames, GarbledError
+from actbench.run.frames import TOKEN_BYTES, Frames, GarbledError
 from actbench.units import LONGEST_SECONDS
 
 _START = """
@@ -175,15 +175,15 @@ class Process:
 class ForkServer:
     """A process that imports ``bench`` and ``preload``, and from which processes are forked.
 
-    They measure cases or do tasks (``kind``); see :mod:`actbench.run.worker`. The imports take seconds, in which this
+    Each measures a case or does a task; see :mod:`actbench.run.worker`. The imports take seconds, in which this
     process can do something else: the first :meth:`fork` waits for their end.
     """
 
-    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
+    def __init__(self, bench: str, preload: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder

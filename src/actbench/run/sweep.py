@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from actbench import scheme as schemes, workload as workloads
 from actbench.machine import machine
 from actbench.measuring import meters
-from actbench.model.data import Data
-from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.measured import MeasuredRecord
+from actbench.model.modelspecs import is_function
 from actbench.model.records import Case
 from actbench.report import kinds, store
 from actbench.report.kinds import MEASURED
@@ -22,29 +23,38 @@ from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe, files_of
 from actbench.run.recipes.sections import Planned
+from actbench.run.stored import WithTimelines, canonical
+from actbench.run.tasks import Tasks
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
+from actbench.units import GIB
+from actbench.workload import lookup as workload_lookup
+
+_LOOKUP_BYTES: Final = 4 * GIB
+"""Memory that reading a config may take, with a batch of one sample."""
 
 
-class _WithTimelines:
-    """A store in which a case is done once its measurement has a timeline."""
+def looked_up_by(server: ForkServer, timeout_seconds: float | None) -> Callable[[Case], object]:
+    """Return what looks up the model of a case in a process that a server forks, within limits of time and memory.
 
-    def __init__(self, opened: store.Store[MeasuredRecord]) -> None:
-        self._opened = opened
-        self.path = opened.path
-        self.find, self.failed, self.append = opened.find, opened.failed, opened.append
+    A config, or a file of Python, that others wrote is read there.
+    """
+    tasks = Tasks(workload_lookup.__name__, server=server)
 
-    def done(self, case: Data) -> bool:
-        """Whether the case needs no measuring."""
-        found = self.find(case)
-        lacks_timeline = found is not None and isinstance(found.outcome, Measurement) and found.outcome.timeline is None
-        return self._opened.done(case) and not lacks_timeline
+    def look_up(case: Case) -> None:
+        most = None if is_function(case.model) else _LOOKUP_BYTES
+        doing = f"reading the model {case.model!r}"
+        tasks.call("look_up", case.model_dump_json(), doing=doing, timeout_seconds=timeout_seconds, memory_bytes=most)
+
+    return look_up
 
 
-def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
+def plan(
+    recipe: Recipe, *, elsewhere: bool = False, look_up: Callable[[Case], object] = workloads.load_workload
+) -> tuple[Planned[Case], ...]:
     """Return the cases of a recipe with every scheme and model name checked and in canonical form.
 
-    Devices of meters are looked for unless other machines measure.
+    Devices of meters are looked for unless other machines measure. ``look_up`` raises where there is no such model.
 
     Raises:
         SpecError: A scheme does not exist or a value of it is wrong.
@@ -57,10 +67,10 @@ def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...
     for meter in () if elsewhere else dict.fromkeys(entry.case.meter for entry in written_cases):
         meters.check_meter(meter)
     spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
-    planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
+    planned = tuple(canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
     check_distinct(recipe.name, written_cases, planned)
     for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
-        workloads.load_workload(case)
+        look_up(case)
     for case in {(entry.case.device_profile, entry.case.torch_era): entry.case for entry in planned}.values():
         if case.device_profile is not None:
             profiles.of_case(case)
@@ -99,8 +109,9 @@ def run_sweep(
         StoreError: The results file is in use, broken or cannot be written.
     """
     elsewhere = machines is not None and machines.elsewhere
-    planned = plan(recipe, elsewhere=elsewhere)
     progress = progress or Progress()
+    look_up = looked_up_by(server, timeout_seconds) if server else workloads.load_workload
+    planned = plan(recipe, elsewhere=elsewhere, look_up=look_up)
     if machines is None:
         has_gpus = any(entry.case.meter == "cuda" for entry in planned)
         machines = ThisMachine(chosen_gpus(jobs, progress) if has_gpus else (None,), server=server)
@@ -108,7 +119,7 @@ def run_sweep(
     with MEASURED.opened(recipe.name, output, of_any_machine=elsewhere) as opened:
         summary = runner.run_plan(
             planned,
-            _WithTimelines(opened) if timelines else opened,
+            WithTimelines(opened) if timelines else opened,
             recipe=recipe.name,
             command=command,
             jobs=jobs or machine().cores,
@@ -141,9 +152,3 @@ def render_again(folder: Path) -> list[Path]:
             kind.write_beside(file, store.read_results(file, kind.record).records, title)
         done += files
     return done
-
-
-def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:
-    """Return a case as records have it: the scheme in its canonical form, the simulated device named."""
-    profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
-    return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))

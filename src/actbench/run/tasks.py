@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Self
 
 from pydantic import ValidationError
@@ -10,22 +11,24 @@ from pydantic import ValidationError
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.machine import available_memory_bytes
+from actbench.run.frames import GarbledError
 from actbench.run.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.run.worker import Answer, GarbledError, Raised, TaskRequest
+from actbench.run.worker import Answer, Raised, TaskRequest
 from actbench.units import format_bytes, format_seconds
 
 
 class Tasks:
     """Calls functions of a module, from text to text, each in a process of its own.
 
-    ``said`` is the end of what the last answered call printed.
+    ``said`` is the end of what the last answered call printed. A ``server`` that is given is not closed with it.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
     """
 
-    def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
-        self._server = ForkServer(module, preload, kind="task")
+    def __init__(self, module: str, preload: Sequence[str] = (), server: ForkServer | None = None) -> None:
+        self._module, self._held = module, ExitStack()
+        self.server = server or self._held.enter_context(ForkServer(module, preload))
         self.said = ""
 
     def call(
@@ -45,8 +48,8 @@ class Tasks:
         """
         free = available_memory_bytes()
         memory = free if memory_bytes is None else min(free, memory_bytes)
-        asked = TaskRequest(function=function, text=text, memory_bytes=memory)
-        process = self._server.fork()
+        asked = TaskRequest(module=self._module, function=function, text=text, memory_bytes=memory)
+        process = self.server.fork()
         try:
             answer = _answer(process, asked, doing, timeout_seconds)
         except BaseException:
@@ -62,7 +65,7 @@ class Tasks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        self._held.close()
 
 
 def _answer(process: Process, asked: TaskRequest, doing: str, timeout_seconds: float | None) -> Answer:

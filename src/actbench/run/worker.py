@@ -1,7 +1,4 @@
-"""What runs in a process of its own, a case or a task (one call of a function), and its messages.
-
-Foreign code may have got hold of the socket, so anything that is no message is recognised at its first byte.
-"""
+"""What runs in a process of its own: a case, or a task, which is one call of a function."""
 
 from __future__ import annotations
 
@@ -9,94 +6,22 @@ import importlib
 import os
 import resource
 import signal
-import socket
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
+
+from pydantic import TypeAdapter
 
 from actbench import errors, longsteps
 from actbench.machine import available_memory_bytes
 from actbench.model.data import Data
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
+from actbench.run.frames import Frames
 from actbench.run.printed import printing_to
 from actbench.run.replies import AnyReply, Lost, Said, Seconds, Tried
-
-TOKEN_BYTES = 16
-MOST_BYTES = 256 * 1024**2
-"""The longest message; the sites and warnings of a model of 100,000 layers take a tenth of it."""
-
-_HEADER = struct.Struct(f"!{TOKEN_BYTES}sQ")
-_CHUNK_BYTES = 1024**2
-
-
-class GarbledError(Exception):
-    """What came over the socket is no message; the argument tells the user what it is."""
-
-
-class Frames:
-    """Messages over a socket, each behind a token and its length.
-
-    The token is ``TOKEN_BYTES`` random bytes that both ends were given, and that nothing else writes.
-    """
-
-    def __init__(self, connection: socket.socket, token: bytes) -> None:
-        self.socket = connection
-        self._token = token
-        self._pending = bytearray()
-
-    def send(self, message: bytes, timeout_seconds: float | None = None) -> None:
-        """Send a message.
-
-        Raises:
-            TimeoutError: The other end did not read it in time.
-            OSError: The other end is gone.
-        """
-        self.socket.settimeout(timeout_seconds)
-        self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
-
-    def receive(self) -> bytes:
-        """Wait for the next message; an EOFError if the other end closed the socket."""
-        self.socket.settimeout(None)
-        while (message := self.read()) is None:
-            pass
-        return message
-
-    def read(self) -> bytes | None:
-        """Read what has come, and return the message once it is whole; waits only where nothing has come.
-
-        Raises:
-            EOFError: The other end closed the socket.
-            GarbledError: It is no message, or one longer than ``MOST_BYTES``.
-        """
-        chunk = self.socket.recv(min(self._missing_bytes(), _CHUNK_BYTES))
-        if not chunk:
-            raise EOFError
-        self._pending += chunk
-        begun = bytes(self._pending[:TOKEN_BYTES])
-        if not self._token.startswith(begun):
-            raise GarbledError(f"something else than an answer, which begins with {begun!r}")
-        if self._missing_bytes():
-            return None
-        message = bytes(self._pending[_HEADER.size :])
-        self._pending.clear()
-        return message
-
-    def _missing_bytes(self) -> int:
-        if len(self._pending) < _HEADER.size:
-            return _HEADER.size - len(self._pending)
-        _, length = _HEADER.unpack_from(self._pending)
-        if length > MOST_BYTES:
-            raise GarbledError(f"an answer of {length} bytes")
-        return _HEADER.size + int(length) - len(self._pending)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
 
 
 class Session(Protocol):
@@ -159,14 +84,22 @@ class Bench(Protocol):
     failure_of: Callable[[BaseException], Failure]
 
 
-def work(frames: Frames, bench: Bench) -> None:
-    """Measure the case that comes, and answer until the other end closes the connection.
+def work(frames: Frames, bench: Any) -> None:
+    """Measure the case, by the :class:`Bench`, or do the task that comes."""
+    asked = REQUESTS.validate_json(frames.receive())
+    if isinstance(asked, TaskRequest):
+        _work_task(frames, asked)
+    else:
+        _work_case(frames, bench, asked)
+
+
+def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
+    """Measure a case, and answer until the other end closes the connection.
 
     A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` for each
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
-    asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
     if asked.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
@@ -233,14 +166,19 @@ class TaskRequest(Data):
     """A task.
 
     Attributes:
-        function: Of the server's module, from text to text.
+        module: Where the function is.
+        function: Its name; it is from text to text.
         text: Its argument.
         memory_bytes: Memory that it may take in addition to what its process has; None for all that is free.
     """
 
+    module: str
     function: str
     text: str
     memory_bytes: int | None = None
+
+
+REQUESTS: TypeAdapter[CaseRequest | TaskRequest] = TypeAdapter(CaseRequest | TaskRequest)
 
 
 class Raised(Data):
@@ -259,14 +197,14 @@ class Answer(Data):
     raised: Raised | None = None
 
 
-def work_task(frames: Frames, module: ModuleType) -> None:
-    """Do the task that comes, and answer; a SIGTERM raises in it, so that it cleans up."""
+def _work_task(frames: Frames, asked: TaskRequest) -> None:
+    """Do a task, and answer; a SIGTERM raises in it, so that it cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
-    asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
     limit_memory(asked.memory_bytes)
     try:
-        answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
+        function = getattr(importlib.import_module(asked.module), asked.function)
+        answer = Answer(text=function(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer
         answer = Answer(raised=_raised(error)).model_dump_json()
     frames.send(answer.encode())

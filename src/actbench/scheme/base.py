@@ -18,7 +18,7 @@ from actbench.packing.wrapped import bind_entries
 from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet, LossyForward
-from actbench.scheme.only import compiled, parts_of, replace_part
+from actbench.scheme.only import MOST_PATTERNS, compiled, parts_of, replace_part
 from actbench.scheme.setup import TrainingSetup
 
 Change = Literal[
@@ -93,6 +93,8 @@ class Scheme(Data):
     @field_validator("only")
     @classmethod
     def _patterns(cls, only: tuple[str, ...]) -> tuple[str, ...]:
+        if len(only) > MOST_PATTERNS:
+            raise ValueError(f"it has {len(only)} patterns and may have {MOST_PATTERNS}: name larger parts")
         for pattern in only:
             compiled(pattern)
         return only

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from typing import Final
 
 from torch import nn
 
@@ -17,29 +18,48 @@ from actbench.errors import ConversionError, NothingToConvertError
 from actbench.packing.refusals import is_compiled
 
 _SYNTAX = re.compile(r"(?:[\w*-]|\[\d+-\d+\])+(?:\.(?:[\w*-]|\[\d+-\d+\])+)*")
-_SPECIAL = re.compile(r"(\*|\[\d+-\d+\])")
-_MOST_NUMBERS = 10_000
+_SPECIAL = re.compile(r"(\*+|\[\d+-\d+\])")
+_MOST_SPECIAL = 50  # stars and ranges of a pattern; no module's path has as many names
+_MOST_NUMBERS = 10_000  # of all ranges of a pattern, each of which is written out
+MOST_PATTERNS: Final = 2000
+"""Patterns of one ``only=``; each is compared with the path of every module."""
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
     """Return the regular expression that matches the paths of a pattern.
 
     Raises:
-        ValueError: The pattern is malformed, or has a range that is empty or too long.
+        ValueError: The pattern is malformed, or has more stars, ranges or numbers in them than any path needs.
     """
     if not _SYNTAX.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is no path of a module: write names and dots, * for any name, [0-5] for numbers")
-    return re.compile("".join(map(_expression, _SPECIAL.split(pattern))))
+    tokens = _SPECIAL.split(pattern)
+    if len(tokens) // 2 > _MOST_SPECIAL:
+        raise ValueError(f"a pattern has at most {_MOST_SPECIAL} stars and ranges, and this one {len(tokens) // 2}")
+    numbers = sum(map(_numbers, tokens[1::2]))
+    if numbers > _MOST_NUMBERS:
+        raise ValueError(f"the ranges of a pattern have at most {_MOST_NUMBERS} numbers in all, and these {numbers}")
+    first, *behind_stars = re.split(r"\0", "".join("\0" if "*" in token else _expression(token) for token in tokens))
+    # What stands between two stars is the first of its kind, for good: a search that went back would take a time that
+    # grows with each star as the length of a name does.
+    between = "".join(f"(?>[^.]*?{text})" for text in behind_stars[:-1])
+    return re.compile(first + between + "".join(f"[^.]*{text}" for text in behind_stars[-1:]))
+
+
+def _numbers(token: str) -> int:
+    """Return how many numbers a range has; 0 for stars."""
+    if token.startswith("*"):
+        return 0
+    first, last = map(int, token[1:-1].split("-"))
+    if last < first:
+        raise ValueError(f"{token} must be a range from a smaller to a larger number")
+    return last - first + 1
 
 
 def _expression(token: str) -> str:
-    if token == "*":
-        return r"[^.]*"
     if not token.startswith("["):
         return re.escape(token)
     first, last = map(int, token[1:-1].split("-"))
-    if not first <= last < first + _MOST_NUMBERS:
-        raise ValueError(f"{token} must be a range from a smaller to a larger number, of at most {_MOST_NUMBERS}")
     return f"(?:{'|'.join(map(str, range(first, last + 1)))})"
 
 

@@ -17,7 +17,7 @@ from actbench.errors import UsageError
 from actbench.machine import memory_bytes
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.data import Data
-from actbench.model.declared import unknown_device_profile
+from actbench.model.declared import DEFAULT_DEVICE, unknown_device_profile
 from actbench.model.records import Case
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
@@ -261,7 +261,7 @@ _PROFILES = {"cpu": DeviceProfile("cpu", memory_bytes(), None)} | {
     name: _profile(name, table) for name, table in shipped().items()
 }
 
-DEFAULT = "cuda-16gib"
+DEFAULT = DEFAULT_DEVICE
 
 
 def profiles() -> list[DeviceProfile]:

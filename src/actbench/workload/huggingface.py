@@ -26,6 +26,7 @@ from actbench.simulator.overrides import missing_kernels
 from actbench.workload import architectures, base, batches, folder, losses, narrow, sources, text
 from actbench.workload.base import construct, float_type
 from actbench.workload.batches import image_part
+from actbench.workload.counts import check_counts
 from actbench.workload.names import ModelName
 from actbench.workload.sources import Source
 
@@ -229,6 +230,7 @@ def _config(source: Source, trusted: bool) -> Any:
         code = "; it brings its own code: --trust-remote-code runs it" if "auto_map" in source.config else ""
         raise ModelError(f"{source.place}: transformers knows no model_type {kind!r}{hint}{code}")
     cls = cls or CONFIG_MAPPING[kind]
+    check_counts({**source.config, **source.changes}, source.place)
     with boundary(f"{source.place} is not a valid {kind} config", ModelError):
         plain = cls.from_dict(source.config)
         return cls.from_dict({**source.config, **source.renamed_changes(plain)}) if source.changes else plain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
 from actbench.model.declared.functions import no_file, no_function
+from actbench.model.neighbours import find_neighbours_of
 
 T = TypeVar("T")
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -39,9 +39,7 @@ class UserFile:
         assert module_spec is not None
         assert module_spec.loader is not None
         self._module = importlib.util.module_from_spec(module_spec)
-        beside = str(path.resolve().parent)
-        if beside not in sys.path:  # as for a script: the file can import its neighbours
-            sys.path.insert(0, beside)
+        find_neighbours_of(path)
         loader = module_spec.loader
         self.run(lambda: loader.exec_module(self._module))
 

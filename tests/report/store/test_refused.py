@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from actbench.errors import StoreError
 from actbench.model.measured import MeasuredRecord
-from actbench.report import store
+from actbench.report import lines, store
 from actbench.report.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -261,3 +262,35 @@ def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
 def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the results cannot be read: No such file"):
         store.read_results(tmp_path / "box.jsonl")
+
+
+def test_a_line_that_is_longer_than_any_record_is_refused_before_it_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 100_000)
+    beginning = b'{"schema_version":1,"x":"'
+    for name, content in {
+        "no newline": beginning + b"x" * 10**7,
+        "one line": beginning + b"x" * 10**7 + b'"}\n',
+        "behind others": b"\n" * 3 + beginning + b"x" * 10**7 + b'"}\n{}\n',
+    }.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(content)
+        tracemalloc.start()
+        try:
+            assert "a line has more than 97.66 KiB, and no record has" in fail_to_open(path)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 2 * 10**6
+
+
+def test_a_record_that_would_be_too_long_to_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_record: MakeRecord
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 100)
+    path = tmp_path / "mine.jsonl"
+
+    with Store.opened(path, MeasuredRecord) as opened, pytest.raises(StoreError, match="more than a line may have"):
+        opened.append(make_record("exact"))
+    assert not path.exists()

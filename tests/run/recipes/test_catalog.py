@@ -73,6 +73,7 @@ spec = "{scheme}"
 CODE = {
     "a model": ('"train.py:build"', "", "exact", "model train.py:build"),
     "a scheme": ('"tiny"', "", "fewbit:3,functions=act.py:mine", "scheme fewbit:3,functions=act.py:mine"),
+    "a module": ('"tiny"', "", "encode:fp8:e4m3,on=evil.things:f", "scheme encode:fp8:e4m3,on=evil.things:f"),
     "a hub model": ('["org/a", "b"]', "trust_remote_code = true", "exact", "trust_remote_code of org/a, trust_remote"),
 }
 

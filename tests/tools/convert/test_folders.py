@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from actbench import scheme as schemes
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
 from actbench.tools.convert.folders import load_converted, save_converted
 from actbench.tools.convert.model import conversion_of, convert
@@ -213,6 +214,20 @@ def test_code_that_a_folder_names_is_never_run(folder: Path, tmp_path: Path, kin
     edit(folder, kind=kind, model=f"{evil}:build")
     with pytest.raises(ModelError, match="model="):
         load_converted(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_injected_scheme_runs_no_code_even_if_its_class_imports_what_it_is_given(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(x): return x\n")
+    for scheme in (f"fewbit:3,functions={evil}:f", "fewbit:3,functions=evil.things:f"):
+        edit(folder, scheme=scheme)
+        with monkeypatch.context() as patched:
+            patched.setattr(schemes, "build", lambda text: pytest.fail("it is built before it is trusted"))
+            with pytest.raises(ModelError, match=r"evil.*trust_remote_code=True"):
+                load_converted(folder)
     assert not (tmp_path / "ran").exists()
 
 

@@ -10,7 +10,6 @@ import ast
 import copy
 import difflib
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from actbench.errors import ConversionError, UsageError, boundary
 from actbench.methods.fewbit import computed
 from actbench.methods.fewbit.activation import Activation, own_activation
+from actbench.model.neighbours import find_neighbours_of
 from actbench.paths import MOST_BYTES, from_home, read_bytes
 
 
@@ -79,8 +79,7 @@ class OwnFunction:
         if module_spec is None or module_spec.loader is None:
             raise UsageError(f"functions={spec}: {file} is not a Python file")
         module = importlib.util.module_from_spec(module_spec)
-        if str(path.parent) not in sys.path:  # as for a script, so that the file can import its neighbours
-            sys.path.insert(0, str(path.parent))
+        find_neighbours_of(path)
         with boundary(f"functions={spec}", UsageError):
             module_spec.loader.exec_module(module)
             found = getattr(module, name)

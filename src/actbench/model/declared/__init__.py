@@ -1,6 +1,7 @@
 """What is known of schemes, models and devices without torch: wrong names are refused before torch is imported."""
 
 from actbench.model.declared.names import (
+    DEFAULT_DEVICE,
     check_device_profile,
     check_model,
     device_names,
@@ -8,14 +9,16 @@ from actbench.model.declared.names import (
     unknown_device_profile,
     unknown_model,
 )
-from actbench.model.declared.schemes import check_scheme
+from actbench.model.declared.schemes import check_scheme, spelled
 
 __all__ = [
+    "DEFAULT_DEVICE",
     "check_device_profile",
     "check_model",
     "check_scheme",
     "device_names",
     "model_names",
+    "spelled",
     "unknown_device_profile",
     "unknown_model",
 ]

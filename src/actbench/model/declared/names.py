@@ -11,10 +11,14 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from actbench import plugins
 from actbench.errors import ModelError, UsageError
 from actbench.model.declared.functions import check_function
+
+DEFAULT_DEVICE: Final = "cuda-16gib"
+"""The device that is simulated where none is named."""
 
 _PACKAGE = Path(__file__).parents[2]
 _CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")

@@ -17,21 +17,25 @@ from typing import Any
 from pydantic import BaseModel, create_model
 
 from actbench import plugins
+from actbench.errors import SpecError
 from actbench.model import spec
 from actbench.plugins import Plugin
 
 _WITHOUT_TORCH = ("typing", "collections", "functools", "math", "re", "pydantic", "actbench.model", "actbench.units")
 _ROOT = "Data"  # the base of the first class, without fields
+_UNKNOWN = object()
 _ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 @dataclass
 class _Class:
-    """A class of a file: its bases, its texts such as ``name``, and the types of its fields."""
+    """A class of a file: its bases, its texts such as ``name``, and the types and defaults of its fields."""
 
     bases: list[str]
     texts: dict[str, str] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of fields whose default is known here."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class _Scheme:
 
     model: type[BaseModel] | None
     positional: str | None
+    is_whole: bool = False
+    """Whether the defaults of all fields are known."""
 
 
 def check_scheme(text: str) -> None:
@@ -65,6 +71,24 @@ def check_scheme(text: str) -> None:
     spec.check_apart([(part.name, "only" in part.options) for part in parts], text)
 
 
+def spelled(text: str) -> tuple[str, ...] | None:
+    """Return the parts of a specification as records have them, sorted; None if that is not known without torch.
+
+    Equal parts are equal schemes. Unequal parts may be, where a scheme changes what it is given.
+    """
+    found = []
+    for part in spec.parse_spec(text):
+        scheme = _schemes().get(part.name)
+        if scheme is None or scheme.model is None or not scheme.is_whole:
+            return None
+        try:
+            built = spec.build(scheme.model, scheme.positional, part, text)
+            found.append(spec.shortest(part.name, scheme.positional, built))
+        except (NameError, SpecError):
+            return None
+    return tuple(sorted(found))
+
+
 @functools.cache
 def _schemes() -> dict[str, _Scheme]:
     return {name: _declared(plugin) for name, plugin in plugins.installed("schemes").items()}
@@ -80,9 +104,12 @@ def _declared(plugin: Plugin) -> _Scheme:
     family = None if file is None else _family(file, plugin.entry.attr)
     if family is None:
         return _Scheme(None, None)
-    types: dict[str, Any] = {key: (kind, None) for each in family for key, kind in each.types.items()}
+    defaults = {key: value for each in family for key, value in each.defaults.items()}
+    types: dict[str, Any] = {key: (kind, defaults.get(key)) for each in family for key, kind in each.types.items()}
     texts = {key: text for each in family for key, text in each.texts.items()}
-    return _Scheme(create_model(plugin.name, **types), texts.get("positional"))
+    return _Scheme(
+        create_model(plugin.name, **types), texts.get("positional"), is_whole=types.keys() <= defaults.keys()
+    )
 
 
 def _family(file: Path, name: str) -> list[_Class] | None:
@@ -132,17 +159,21 @@ def _class_of(node: ast.ClassDef, names: dict[str, Any]) -> _Class:
             continue
         key, annotation = statement.target.id, ast.unparse(statement.annotation)
         if not annotation.startswith("ClassVar"):
-            found.types[key] = Any if key in converted else _type(annotation, names)
+            found.types[key] = Any if key in converted else _evaluated(annotation, names, Any)
+            value = ast.unparse(statement.value) if statement.value else "None"  # one must be given
+            if (default := _evaluated(value, names, _UNKNOWN)) is not _UNKNOWN:
+                found.defaults[key] = default
         elif isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
             found.texts[key] = statement.value.value
     return found
 
 
-def _type(annotation: str, names: dict[str, Any]) -> Any:
+def _evaluated(expression: str, names: dict[str, Any], otherwise: Any) -> Any:
+    """Return the value of an expression of a file; ``otherwise`` if it reads what was not imported."""
     try:
-        return eval(annotation, names)
+        return eval(expression, names)
     except (NameError, AttributeError):
-        return Any
+        return otherwise
 
 
 def _converted(function: ast.FunctionDef) -> set[str]:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
 from actbench.model.data import Data
+from actbench.model.namedcode import named_code
 from actbench.model.provenance import Published
 from actbench.paths import read_toml
 from actbench.run.recipes.sections import SchemeRow, as_tuple
@@ -165,8 +166,8 @@ class BaseRecipe(Data):
     @property
     def code(self) -> tuple[str, ...]:
         """The code that the recipe names, which measuring runs."""
-        named = [f"model {model}" for model in self.models if ".py:" in model]
-        return tuple(dict.fromkeys(named + [f"scheme {row.spec}" for row in self.scheme if ".py:" in row.spec]))
+        named = [f"model {model}" for model in self.models if named_code(model)]
+        return tuple(dict.fromkeys(named + [f"scheme {row.spec}" for row in self.scheme if named_code(row.spec)]))
 
     def rows(self, model: str) -> tuple[SchemeRow, ...]:
         """Return the schemes for a model, with ``exact`` first unless the author gave it."""

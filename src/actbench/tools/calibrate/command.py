@@ -32,7 +32,7 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, option("--force", "Replace an existing file.")] = False,
+    force: Annotated[bool, option("--force", "Replace an existing file.", only_typed=True)] = False,
     budget: Annotated[
         float, seconds_option("--budget", "Seconds after which no new measurement starts.", least=1)
     ] = 100.0,

@@ -27,7 +27,9 @@ def convert(
         bool,
         option("--probe", "Compare the gradient of one batch with the exact model's, on this machine's CPU."),
     ] = False,
-    force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
+    force: Annotated[
+        bool, option("--force", "Replace a folder that holds a converted model.", only_typed=True)
+    ] = False,
     batch_size: Annotated[int, count_option("--batch-size -b", "Batch size for which bytes are shown.")] = 8,
     timeout: Annotated[
         float, seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1)

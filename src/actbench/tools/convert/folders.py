@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from actbench import machine, scheme as schemes, workload as workloads
 from actbench.errors import ConversionError, ModelError, StoreError
+from actbench.model.namedcode import named_code
 from actbench.model.records import Case, FloatName, WorkloadSettings
 from actbench.scheme import Scheme
 from actbench.scheme.facets import RunsFiles
@@ -95,14 +97,12 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     """
     folder = Path(folder)
     saved = savedmodel.read(folder)
+    if not trust_remote_code:
+        _refuse_code(folder, saved, named_code(saved.scheme))  # before it is built: a plug-in's may import it then
     scheme = schemes.build(saved.scheme)
     refuse_other_parameters(scheme)
-    runs = scheme.facet(RunsFiles)
-    if runs and runs.paths and not trust_remote_code:
-        raise ModelError(
-            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(runs.paths)}; read that file, and allow it "
-            "with trust_remote_code=True"
-        )
+    if (runs := scheme.facet(RunsFiles)) and not trust_remote_code:
+        _refuse_code(folder, saved, runs.paths)
     files = weight_files(folder)
     if not files:
         raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
@@ -126,6 +126,15 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     if saved.sites:
         remark(converted, saved.sites, saved.unreached)
     return converted
+
+
+def _refuse_code(folder: Path, saved: SavedModel, named: Sequence[str]) -> None:
+    """Raise a ModelError if the scheme of an untrusted folder names code."""
+    if named:
+        raise ModelError(
+            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(named)}; read that file, and allow it "
+            "with trust_remote_code=True"
+        )
 
 
 def refuse_other_parameters(scheme: Scheme) -> None:

@@ -71,6 +71,7 @@ class FitFlags(StepFlags):
             "--script",
             "Plan for a training script, in place of MODEL: as python takes it, with its arguments, in quotes. Its own "
             "lines set batch, types and optimizer.",
+            only_typed=True,
             metavar='"FILE.py ARGS"',
             parser=named,
             show_default=False,

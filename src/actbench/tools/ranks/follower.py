@@ -13,9 +13,9 @@ from pydantic import Field, TypeAdapter
 
 from actbench.model.data import Data
 from actbench.run import replies
+from actbench.run.frames import Frames
 from actbench.run.member import LocalMember, Question, Report
 from actbench.run.processes import ForkServer
-from actbench.run.worker import Frames
 
 
 class Hello(Data):

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from actbench.errors import MeasurementError, first_line
 from actbench.measuring.rank import Rank
 from actbench.model.sources import sources
+from actbench.run.frames import TOKEN_BYTES, Frames, GarbledError
 from actbench.run.processes import deadline_after, left_until
-from actbench.run.worker import TOKEN_BYTES, Frames, GarbledError
 from actbench.tools.ranks.follower import Hello
 from actbench.tools.ranks.launch import Address
 from actbench.tools.ranks.team import JOINS, Link, Team

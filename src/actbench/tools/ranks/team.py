@@ -14,11 +14,12 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.measuring.rank import Rank
 from actbench.model.records import Case
 from actbench.run.executor import Work
+from actbench.run.frames import Frames, GarbledError
 from actbench.run.isolated import CaseSession
 from actbench.run.local import LocalExecutor
 from actbench.run.member import LocalMember, Member, Question, Report
 from actbench.run.processes import ForkServer, deadline_after, left_until
-from actbench.run.worker import CaseRequest, Frames, GarbledError, Joining
+from actbench.run.worker import CaseRequest, Joining
 from actbench.tools.ranks.follower import NEWS, ORDERS, Ask, Begin, End, Ended, Hello, News, Open, Order, Told
 from actbench.tools.ranks.launch import Address, Meeting
 

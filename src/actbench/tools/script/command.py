@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Literal
 
 from actbench.cli.app import Context, argument, command, count_option, named, option
@@ -29,7 +31,7 @@ from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
-from actbench.tools.script.declared import BENCH, check_script, misplaced, with_options
+from actbench.tools.script.declared import BENCH, check_script, misplaced, name_and_title, with_options, written
 from actbench.units import MOST_PROCESSES, parse_bytes
 
 Target = Annotated[
@@ -49,7 +51,7 @@ def run_script(
     context: Context,
     target: Target,
     arguments: Arguments = None,
-    module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.")] = False,
+    module: Annotated[bool, option("--module -m", "The script is a module, as of python -m.", only_typed=True)] = False,
     scheme: SchemeOption = None,
     batch_size: Annotated[
         int | None,
@@ -83,7 +85,9 @@ def run_script(
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
     progress: ProgressFlags,
-    force: Annotated[bool, option("--force", "Run again the cases that the results file already holds.")] = False,
+    force: Annotated[
+        bool, option("--force", "Run again the cases that the results file already holds.", only_typed=True)
+    ] = False,
     retry_failed: Annotated[
         bool, option("--retry-failed", "Run again the cases that failed in the results file.")
     ] = False,
@@ -142,25 +146,30 @@ def run_script(
         )
 
     from actbench.run.processes import ForkServer
+    from actbench.run.stored import stored_results
 
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     out = readers(exports)
-    # its imports and those of this process take seconds each: they go on side by side
-    with ForkServer(BENCH) as server, schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told:
-        from actbench.tools.script import experiment as scripts  # which imports torch
+    with schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told, ExitStack() as held:
+        settled = {"retry_failed": retry_failed, "progress": told}
+        named, found = name_and_title(case, specs), partial(written, case, specs)
+        comparison = None if force else stored_results(*named, found, output, **settled)
+        if comparison is None:
+            # its imports and those of this process take seconds each: they go on side by side
+            server = held.enter_context(ForkServer(BENCH))
+            from actbench.tools.script import experiment as scripts  # which imports torch
 
-        comparison = scripts.run(
-            case,
-            specs,
-            output,
-            command=command_line(),
-            timeout_seconds=timeout,
-            force=force,
-            retry_failed=retry_failed,
-            progress=told,
-            printed=None if progress.quiet else (out, sys.stderr),
-            server=server,
-        )
+            comparison = scripts.run(
+                case,
+                specs,
+                output,
+                command=command_line(),
+                timeout_seconds=timeout,
+                force=force,
+                printed=None if progress.quiet else (out, sys.stderr),
+                server=server,
+                **settled,
+            )
     _show(
         comparison.records, columns, curve, exports, is_quiet=progress.quiet, is_assumed=device.device_profile is None
     )

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from actbench.errors import UsageError
+from actbench.model.records import Case
 from actbench.model.scripts import Script, spec_of
 from actbench.paths import read_bytes
+from actbench.run.recipes.sections import Planned
 from actbench.units import MIB
 
 BENCH: Final = "actbench.tools.script.bench"
@@ -27,6 +29,19 @@ _AFTER_OPTIONS = (
     "after the options of actbench run comes the script, and then its own arguments: actbench run --device-profile "
     "rtx-4090 train.py --lr 3e-4"
 )
+
+
+def name_and_title(case: Case, specs: Sequence[str]) -> tuple[str, str]:
+    """Return what a script's results are stored as, whatever its arguments, and the title of its tables."""
+    script = case.script
+    name = case.model if script is None else script.target if script.is_module else Path(script.target).stem
+    return name, f"What does each scheme save on {case.model}?" if specs else case.model
+
+
+def written(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:
+    """Return the cases of a script: unchanged, and with each scheme as the user wrote it."""
+    asked = ["exact", *(spec for spec in specs if spec != "exact")]
+    return tuple(Planned(case.model_copy(update={"scheme": spec})) for spec in asked)
 
 
 def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:

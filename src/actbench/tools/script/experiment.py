@@ -24,7 +24,7 @@ from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
 from actbench.scheme.base import Change
 from actbench.simulator import profiles
-from actbench.tools.script.declared import BENCH
+from actbench.tools.script.declared import BENCH, name_and_title, written
 
 APPLIED: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters", "loss", "optimizer"))
 """What schemes may change in a script, whose own lines set everything else."""
@@ -44,10 +44,9 @@ def plan(case: Case, specs: Sequence[str]) -> tuple[Planned[Case], ...]:
         profile = case.device_profile or profiles.DEFAULT
         profiles.get(profile)
         case = case.model_copy(update={"device_profile": profile})
-    asked = ["exact", *(spec for spec in specs if spec != "exact")]
-    written = [Planned(case.model_copy(update={"scheme": spec})) for spec in asked]
-    found = tuple(replace(each, case=_canonical(each.case)) for each in written)
-    check_distinct(case.model, written, found)
+    asked = written(case, specs)
+    found = tuple(replace(each, case=_canonical(each.case)) for each in asked)
+    check_distinct(case.model, asked, found)
     return found
 
 
@@ -94,9 +93,7 @@ def run(
         StoreError: The results file is in use, broken or cannot be written.
     """
     planned = plan(case, specs)
-    title = f"What does each scheme save on {case.model}?" if specs else case.model
-    script = case.script  # results of a script lie in one folder, whatever its arguments
-    name = case.model if script is None else script.target if script.is_module else Path(script.target).stem
+    name, title = name_and_title(case, specs)
     with MEASURED.opened(name, output) as opened, passed_on(*printed) if printed else nullcontext() as folder:
         summary = runner.run_plan(
             planned,

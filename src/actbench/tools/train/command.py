@@ -30,10 +30,17 @@ StepsOption = Annotated[int | None, count_option("--steps", "Steps of a run, in 
 DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU if there is one.")]
 CurvesOption = Annotated[
     list[Path] | None,
-    option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE", parser=path_named),
+    option(
+        "--export-curves",
+        "Draw the curves into FILE.png or FILE.svg.",
+        only_typed=True,
+        metavar="FILE",
+        parser=path_named,
+    ),
 ]
 ForceOption = Annotated[
-    bool, option("--force", "Train again, from the beginning, the runs that the file already holds.")
+    bool,
+    option("--force", "Train again, from the beginning, the runs that the file already holds.", only_typed=True),
 ]
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
