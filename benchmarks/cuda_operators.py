@@ -28,6 +28,7 @@ from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.simulator import temporaries
 from actbench.simulator.caching import SMALLEST_BLOCK, round_up
+from actbench.simulator.cublas import Workspaces
 
 
 @dataclass
@@ -60,7 +61,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.step, self.temporaries = step, temporaries.cuda(profile_of_device())
+        profile = profile_of_device()
+        self.step, self.temporaries, self.workspaces = step, temporaries.cuda(profile), Workspaces(profile)
         self.seen: dict[tuple[str, str, str], Seen] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,8 +75,12 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self.seen.setdefault((str(func), operands, phase), Seen(str(func), operands, phase))
         seen.calls += 1
         if peak - after > seen.extra_bytes or seen.calls == 1:
-            counted = self.temporaries(func, args, result)
-            seen.extra_bytes, seen.counted_bytes = peak - after, round_up(counted, SMALLEST_BLOCK)
+            blocks = (
+                self.temporaries(func, args, result),
+                self.workspaces.product_bytes(func, args, kwargs or {}, result),
+            )
+            counted = sum(round_up(block, SMALLEST_BLOCK) for block in blocks)
+            seen.extra_bytes, seen.counted_bytes = peak - after, counted
         older = {storage.data_ptr() for storage in footprint.storages(_tensors((args, kwargs)))}
         new = [each for each in footprint.storages(_tensors(result)) if each.data_ptr() not in older]
         made = sum(round_up(each.nbytes(), SMALLEST_BLOCK) for each in new if each.device.type == "cuda")

@@ -65,8 +65,10 @@ class CaseFlags(ModelFlags, DeviceFlags):
         TorchEra | None,
         option(
             "--torch-era",
-            "Simulate a step of older torch, to compare with figures of its time: before 2.0 (1.13) zero_grad kept "
-            "gradients and optimizers looped; before 1.11 (1.10) softmax also saved its input.",
+            "Simulate a step of older torch, to compare with figures of its time: before 2.15 (2.14, 2.13, 2.11) "
+            "workspaces of cuBLAS stayed through the step, before 2.0 (1.13) zero_grad kept gradients and optimizers "
+            "looped, before 1.11 (1.10) softmax also saved its input. Default: the installed torch, with its variables "
+            "such as TORCH_CUBLAS_WORKSPACE_CACHE.",
             show_default=False,
         ),
     ] = None

@@ -119,19 +119,29 @@ def _first(outputs: tuple[Tensor, ...]) -> Tensor:
     return outputs[0]
 
 
-_IN_FLOAT32 = ("layer_norm", "group_norm", "nll_loss", "mse_loss", "norm.Scalar", "pow.Tensor_Scalar", "rsqrt", "exp")
+_IN_FLOAT32 = (
+    *("acos", "asin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
+    *("log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "softplus", "logsumexp"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "norm.Scalar", "frobenius_norm.dim"),
+    *("nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "dist", "pdist", "renorm"),
+    *("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "nll_loss", "mse_loss"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
+    *("upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
 """Operators that CUDA's autocast computes in float32, and the CPU's does not."""
 
-_INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
+_INTO_FLOAT32 = (
+    *("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod"),
+    *("linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord"),
+)
 """Such operators that themselves take half types and return float32."""
 
 _AS_THEY_ARE = (
-    "cross_entropy_loss",
-    "adaptive_avg_pool3d",
-    "avg_pool3d",
-    "max_pool3d",
-    "reflection_pad2d",
-    "replication_pad2d",
+    *("cross_entropy_loss", "adaptive_avg_pool3d", "avg_pool3d", "max_pool3d", "adaptive_max_pool3d"),
+    *("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d"),
+    *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
 )
 """Operators that the CPU's autocast computes in float32, from a copy, and CUDA's does not know."""
 
@@ -196,12 +206,17 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
         "log_softmax.int": functools.partial(_softmax, log_softmax),
         **recurrent.composites(),
     }
-    in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32}
+    in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32 if _is_cast_on_cuda(name)}
     into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
     cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
     cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
     of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
     return _COMPOSITES | {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
+
+
+def _is_cast_on_cuda(name: str) -> bool:
+    """Return whether the autocast of CUDA in the installed torch has a kernel of its own."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:

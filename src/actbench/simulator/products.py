@@ -15,7 +15,9 @@ _MAKING = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addm
 _ADDING = (_aten.addmm_, _aten.baddbmm_, _aten.addmv_)
 
 OF_MATRICES = frozenset(
-    getattr(packet, name) for packet in (*_MAKING, *_ADDING, _aten._scaled_mm) for name in packet.overloads()
+    getattr(packet, name)
+    for packet in (*_MAKING, *_ADDING, _aten._scaled_mm)
+    for name in packet.overloads()  # type: ignore[no-untyped-call]
 )
 """Operators that cuBLAS or cuBLASLt computes on a CUDA device."""
 

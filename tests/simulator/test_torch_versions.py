@@ -1,0 +1,220 @@
+"""The table of docs/torch-versions.md, and its facts as the installed torch has them.
+
+Facts that a GPU alone shows have no test here; the table says where they were measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _foreach_utils
+
+from actbench.methods.parallel import replicated
+from actbench.simulator import caching, operators, profiles, reductions
+from actbench.simulator.operators import cuda_operators
+from actbench.simulator.profiles import INSTALLED_TORCH, version_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "torch-versions.md").read_text()
+HEADERS = Path(torch.__file__).parent / "include"
+HALF = torch.bfloat16
+
+
+class Fact(NamedTuple):
+    """A row of the table."""
+
+    what: str
+    files: list[str]
+    versions: list[str]
+    checked: str
+
+
+def facts() -> Iterator[Fact]:
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[1].startswith("`"):
+            versions = re.findall(r"\d+\.\d+(?:\.\d+)?", cells[2])
+            yield Fact(cells[0], re.findall(r"`([^`]+)`", cells[1]), versions, cells[3])
+
+
+def header(name: str) -> str:
+    path = HEADERS / name
+    if not path.exists():
+        pytest.skip(f"this build of torch has no {name}")
+    return path.read_text()
+
+
+def constant(text: str, name: str) -> int:
+    """Return the number that a header gives a name first."""
+    found = re.search(rf"\b{name}(?: = |\{{)(\d+)", text)
+    assert found is not None, f"{name} is not there any more"
+    return int(found[1])
+
+
+def test_each_fact_has_its_place_and_names_the_versions_that_it_was_read_of() -> None:
+    found = list(facts())
+    tests = (ROOT / "tests" / "simulator").glob("test_*.py")
+    written = "".join(path.read_text() for path in tests)
+
+    assert len(found) >= 15
+    for fact in found:
+        assert fact.versions, fact.what
+        for file in fact.files:
+            assert (ROOT / "src" / "actbench" / file).exists(), file
+        named = re.findall(r"`(test_\w+)`", fact.checked)
+        assert named or fact.checked.startswith("no: "), fact.what
+        assert all(f"def {name}(" in written for name in named), named
+
+
+@pytest.mark.parametrize("fact", [fact for fact in facts() if "`test_" in fact.checked], ids=lambda fact: fact.what)
+def test_what_can_be_read_was_read_of_the_installed_torch_or_a_newer_one(fact: Fact) -> None:
+    """With a newer torch: run the fact's test; if it passes, the version belongs into the table."""
+    assert max(map(version_of, fact.versions)) >= INSTALLED_TORCH
+
+
+def test_sizes_of_the_allocator() -> None:
+    text = header("c10/core/AllocatorConfig.h")
+
+    assert constant(text, "kMinBlockSize") == caching.SMALLEST_BLOCK == profiles.CUDA_BLOCK_BYTES
+    assert constant(text, "kSmallSize") == caching._SMALL
+    assert constant(text, "kSmallBuffer") == caching._SMALL_SEGMENT
+    assert constant(text, "kMinLargeAlloc") == caching._OWN_SEGMENT
+    assert constant(text, "kRoundLarge") == caching._SEGMENT_STEP
+    name = "large_segment_size_" if "large_segment_size_{" in text else "kLargeBuffer"
+    assert constant(text, name) == caching._LARGE_SEGMENT
+
+
+def test_threads_and_values_of_reductions() -> None:
+    text = header("ATen/native/cuda/Reduce.cuh")
+    on_cuda = text[text.index("#ifdef USE_ROCM\n  constexpr int min_values_per_thread") :].partition("#else")[2]
+
+    assert constant(text, "MAX_NUM_THREADS") == reductions._MOST_THREADS
+    assert constant(on_cuda, "min_values_per_thread") == reductions._LEAST_VALUES
+    assert constant(on_cuda, "max_values_per_thread") == reductions._MOST_VALUES
+
+
+def cast_by(macro: str) -> list[str]:
+    """Return the operators in a list of autocast, as torch's dispatcher names them."""
+    lines = header("ATen/autocast_mode.h").partition(f"#define {macro}(_)")[2].splitlines()
+    ended = next(at for at, line in enumerate(lines) if at and not line.rstrip().endswith("\\"))
+    named = re.findall(r"_\((\w+)(?:, (\w+))?\)", "\n".join(lines[: ended + 1]))
+    return [f"{name}.{overload}" if overload else name for name, overload in named]
+
+
+def has_kernel(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+
+
+@pytest.mark.parametrize(
+    ("macro", "ours"),
+    [("AT_FORALL_FP32", operators._IN_FLOAT32), ("AT_FORALL_FP32_SET_OPT_DTYPE", operators._INTO_FLOAT32)],
+)
+def test_operators_that_autocast_computes_in_float32(macro: str, ours: tuple[str, ...]) -> None:
+    listed = cast_by(macro)
+
+    assert len(listed) > 8
+    assert {name for name in listed if not has_kernel(name, "AutocastCPU")} <= set(ours)
+    others = {"norm.Scalar"}  # has a macro of its own
+    assert {name for name in ours if has_kernel(name, "AutocastCUDA")} <= set(listed) | others
+
+
+@pytest.mark.parametrize("name", operators._AS_THEY_ARE)
+def test_operators_that_autocast_of_cuda_does_not_know(name: str) -> None:
+    assert has_kernel(name, "AutocastCPU")
+    assert not has_kernel(name, "AutocastCUDA")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (nn.functional.softplus, ()),
+        (torch.log1p, ()),
+        (torch.logsumexp, (1,)),
+        (nn.functional.interpolate, (8,)),
+        (torch.linalg.vector_norm, ()),
+        (torch.cumprod, (1,)),
+    ],
+)
+def test_a_simulated_autocast_returns_float32_where_cudas_does(function: Any, arguments: tuple[Any, ...]) -> None:
+    x = torch.rand(2, 3, 4, dtype=HALF)
+
+    with torch.autocast("cpu", HALF):
+        before = function(x, *arguments).dtype
+        with cuda_operators(profiles.get("a100-80gb")):
+            found = function(x, *arguments).dtype
+
+    assert (before, found) == (HALF, torch.float32)
+
+
+def test_optimizers_use_lists_on_cuda() -> None:
+    assert "cuda" in _foreach_utils._get_foreach_kernels_supported_devices()
+    assert "cpu" not in _foreach_utils._get_foreach_kernels_supported_devices()
+
+
+def test_zero_grad_frees_gradients() -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad()
+
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_saves_its_result_alone(function: Any) -> None:
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: saved.append(each.data_ptr()) or each, lambda each: each
+    ):
+        y = function(torch.randn(3, 5, requires_grad=True), -1)
+
+    assert saved == [y.data_ptr()]
+
+
+def test_counters_of_adam_stay_on_the_host() -> None:
+    parameter = nn.Parameter(torch.empty(4, device="meta"))
+    parameter.grad = torch.empty(4, device="meta")
+    optimizer = torch.optim.AdamW([parameter], foreach=False)
+    optimizer.step()
+
+    assert optimizer.state[parameter]["step"].device.type == "cpu"
+
+
+def test_a_fused_dropout_keeps_a_byte_for_each_element() -> None:
+    _, mask = torch.ops.aten.native_dropout.default(torch.empty(4, device="meta"), 0.5, True)
+
+    assert mask.dtype == torch.bool
+
+
+def test_flash_attention_keeps_a_float_for_each_row() -> None:
+    q = torch.empty(2, 3, 5, 8, device="meta", dtype=torch.float16)
+    kept = torch.ops.aten._scaled_dot_product_flash_attention.default(q, q, q)[1]
+
+    assert (kept.shape, kept.dtype) == ((2, 3, 5), torch.float32)
+
+
+def test_attention_is_tried_in_this_order() -> None:
+    backend = torch.nn.attention.SDPBackend
+    tried = [int(each) for each in torch._C._get_sdp_priority_order()]  # type: ignore[attr-defined]
+
+    order = [int(each.value) for each in (backend.FLASH_ATTENTION, backend.EFFICIENT_ATTENTION, backend.MATH)]
+    assert tried[:3] == order
+
+
+def test_buckets_of_distributed_data_parallel() -> None:
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = DistributedDataParallel(nn.Linear(2, 2))
+    finally:
+        distributed.destroy_process_group()
+
+    assert model.bucket_bytes_cap == replicated._BYTES
+    assert distributed._DEFAULT_FIRST_BUCKET_BYTES == replicated._FIRST_BYTES  # type: ignore[attr-defined]
