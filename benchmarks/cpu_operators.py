@@ -425,9 +425,11 @@ def page(rows: Sequence[Row]) -> str:
         "",
         f"Made by `benchmarks/cpu_operators.py results/{NAME}` with torch {torch.__version__}.",
         "",
-        f"Of {len(rows)} operators of torch's own tests with a backward pass, {len(compared_rows)} were compared, in "
-        + f"{count:,} runs. {close} of them are within {TOLERANCE:.0%} in every run. Bytes are the most that is alive at "
-        + "once in the forward and the backward pass, beyond the inputs; each row has the run that is off by most.",
+        (
+            f"Of {len(rows)} operators of torch's own tests with a backward pass, {len(compared_rows)} were compared, "
+            f"in {count:,} runs. {close} of them are within {TOLERANCE:.0%} in every run. Bytes are the most that is "
+            "alive at once in both passes, beyond the inputs; each row has the run that is off by most."
+        ),
         "",
         "| Operator | Runs | Real | Simulated | Off by | Reason | Run |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
