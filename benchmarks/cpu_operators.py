@@ -5,10 +5,10 @@ its samples, made larger where that is possible: other ranks, arguments, and lay
 forward and backward, once for the mean of its result, whose gradient is one expanded number, and once for the mean
 square. What counts is the most that is alive at once beyond the inputs, by the allocator's events and by a simulation::
 
-    .venv/bin/python benchmarks/cpu_operators.py results/cpu-operators               # some minutes on one core
+    .venv/bin/python benchmarks/cpu_operators.py results/cpu-operators                     # some 20 minutes on one core
     .venv/bin/python benchmarks/cpu_operators.py results/cpu-operators --only 'topk|unfold' --again
 
-Operators are kept as they end, and the same command goes on from there.
+Operators are kept as they end, and the same command goes on from there. Each has a process of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,97 +44,94 @@ from actbench.tools.script.values import ScriptMode
 
 SAMPLES = 5
 LEAST_BYTES, MOST_BYTES = 512 * 1024, 8 * 1024 * 1024
-TOLERANCE = 0.02
+"""Of the inputs of a sample."""
+
 MOST_RESULTS = 16
+"""Tensors of a result of which the loss is made; ``unbind`` returns thousands."""
+
+TOLERANCE = 0.02
 SECONDS = 60
 """What an operator may take."""
+
+NAME = "cpu-operators"
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(),
     "mean square": lambda x: x.square().mean(),
 }
 
+Sample = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""The first argument of an operator, and the others."""
+
+
+@dataclass
+class Run:
+    """A sample of an operator, and the bytes of its passes beyond its inputs.
+
+    Attributes:
+        at_most: Whether the simulation calls its bytes an upper bound, since a shape depends on values.
+        approximate: Whether the simulation marks its bytes as an estimate.
+    """
+
+    operands: str
+    loss: str
+    real_bytes: int
+    simulated_bytes: int
+    at_most: bool = False
+    approximate: bool = False
+
+    @property
+    def off_by(self) -> float:
+        """The share by which the simulation is off."""
+        return self.simulated_bytes / self.real_bytes - 1 if self.real_bytes else float(self.simulated_bytes > 0)
+
+
+@dataclass
+class Row:
+    """An operator, with its runs, and why others are missing."""
+
+    operator: str
+    runs: list[Run] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def worst(self) -> Run | None:
+        """The run that is off by most."""
+        return max(self.runs, key=lambda run: abs(run.off_by), default=None)
+
+
+class LeftOutError(Exception):
+    """Says why a sample is left out."""
+
 
 def operators() -> list[Any]:
-    """Return torch's descriptions of its operators with a backward pass; expecttest, which its tests need, need not be."""
+    """Return torch's descriptions of its operators with a backward pass, whose samples are larger than in its tests.
+
+    Their module imports expecttest for classes of tests, which are not needed here.
+    """
     if "expecttest" not in sys.modules:
         stand_in: Any = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
     from torch.testing._internal import common_methods_invocations as described
 
-    for name, module in list(sys.modules.items()):
-        if name.startswith(described.__name__.rpartition(".")[0]):
-            for size, value in {"S": 24, "M": 28, "L": 32}.items():
-                if hasattr(module, size) and isinstance(getattr(module, size), int):
-                    setattr(module, size, value)
+    package = described.__name__.rpartition(".")[0]
+    for module in [module for name, module in sys.modules.items() if name.startswith(package)]:
+        for size, value in {"S": 24, "M": 28, "L": 32}.items():
+            if isinstance(getattr(module, size, None), int):
+                setattr(module, size, value)
     return [op for op in described.op_db if op.supports_autograd and torch.float32 in op.dtypes]
 
 
-@dataclass
-class Run:
-    """A sample of an operator, and the bytes of its passes beyond its inputs."""
-
-    operands: str
-    loss: str
-    real: int
-    simulated: int
-    at_most: bool = False
-
-    @property
-    def off_by(self) -> float:
-        """The share by which the simulation is off."""
-        return self.simulated / self.real - 1 if self.real else float(self.simulated > 0)
-
-
-@dataclass
-class Row:
-    """An operator, with its runs, or why it has none."""
-
-    operator: str
-    runs: list[Run] = field(default_factory=list)
-    reason: str = ""
-
-
-Sample = tuple[Any, tuple[Any, ...], dict[str, Any]]
-
-
 def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors among nested values."""
     return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
-def input_bytes(sample: Sample) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors(sample) if each.layout is torch.strided)
-
-
-def copied(sample: Sample) -> Sample:
-    """Return the sample with new leaves, which have strides, values and need of a gradient of the old ones."""
-
-    def copy(value: Any) -> Any:
-        return copied_tensor(value).requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-    return tree_map(copy, sample)
-
-
-def enlarged(sample: Sample, times: int, dims: str) -> Sample:
-    """Return a sample whose dimensions are ``times`` larger, but for those of size 1 and with "rows" for others than the first of the first tensor, with values of their kind.
-
-    No number is zero, which the gradients of products compute in another way.
-    """
-
-    def enlarge(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim():
-            return value
-        by = times if dims != "rows" or value is sample[0] else 1
-        chosen = {"all": range(value.dim()), "first": (0,), "rows": (0,), "last": (value.dim() - 1,)}[dims]
-        factors = [by if at in chosen and (size != 1 or dims == "rows") else 1 for at, size in enumerate(value.shape)]
-        twin = value.detach().repeat(factors) if max(factors) > 1 else copied_tensor(value)
-        if twin.is_floating_point():
-            twin *= 1 + 1e-3 * torch.rand_like(twin)
-            twin[twin == 0] = 0.5
-        return twin.requires_grad_(value.requires_grad)
-
-    return tree_map(enlarge, sample)
+def input_bytes(sample: Any) -> int:
+    """Return the bytes of the elements of the dense tensors among nested values."""
+    dense = [each for each in tensors(sample) if each.layout is torch.strided]
+    return sum(each.numel() * each.element_size() for each in dense)
 
 
 def copied_tensor(value: Tensor) -> Tensor:
@@ -144,27 +141,64 @@ def copied_tensor(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
 
 
+def copied(sample: Sample) -> Sample:
+    """Return the sample with new leaves, which need gradients where the old ones do."""
+
+    def copy(value: Any) -> Any:
+        return copied_tensor(value).requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+    return tree_map(copy, sample)  # type: ignore[no-any-return]
+
+
+_WIDER: dict[str, Callable[[int], Sequence[int]]] = {
+    "all": range,
+    "first": lambda rank: (0,),
+    "rows": lambda rank: (0,),
+    "channels": lambda rank: range(min(2, rank)),
+    "last": lambda rank: (rank - 1,),
+}
+"""Dimensions that are made larger, by their number; "rows" are those of the first tensor alone."""
+
+
+def enlarged(sample: Sample, times: int, way: str) -> Sample:
+    """Return a sample with larger dimensions, by a way of :data:`_WIDER`, but for those of size 1.
+
+    Values are of the same kind. No number is zero, since the gradients of products with zeros are computed in
+    another way.
+    """
+
+    def enlarge(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        by = times if way != "rows" or value is sample[0] else 1
+        wider = _WIDER[way](value.dim())
+        factors = [by if at in wider and (size > 1 or way == "rows") else 1 for at, size in enumerate(value.shape)]
+        twin = value.detach().repeat(factors) if max(factors) > 1 else copied_tensor(value)
+        if twin.is_floating_point() and twin.layout is torch.strided:
+            twin *= 1 + 1e-3 * torch.rand_like(twin)
+            twin[twin == 0] = 0.5
+        return twin.requires_grad_(value.requires_grad)
+
+    return tree_map(enlarge, sample)  # type: ignore[no-any-return]
+
+
 def passes(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> None:
     """Run an operator forward and backward."""
     given, args, kwargs = sample
     made = [each for each in tensors(op(given, *args, **kwargs)) if each.requires_grad][:MOST_RESULTS]
-    if any(each.layout is not torch.strided for each in made):
-        raise Left("its result is sparse")
     if not made:
-        raise Left("its result needs no gradient")
+        raise LeftOutError("its result needs no gradient")
+    if any(each.layout is not torch.strided for each in made):
+        raise LeftOutError("its result is sparse")
     losses = [loss(torch.view_as_real(each) if each.is_complex() else each) for each in made if each.numel()]
     if not losses:
-        raise Left("its result is empty")
+        raise LeftOutError("its result is empty")
     del made
     total = losses[0]
     for each in losses[1:]:
         total = total + each
     del losses
-    total.backward()
-
-
-class Left(Exception):
-    """Why an operator or a sample is left out."""
+    total.backward()  # type: ignore[no-untyped-call]
 
 
 def real(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> int:
@@ -177,42 +211,41 @@ def real(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> int:
     return trace.peak_bytes("begin", "end") - trace.live_bytes("begin")
 
 
-def simulated(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> tuple[int, bool]:
-    """Return the most bytes that a simulation counts, and whether they are an upper bound."""
+def simulated(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> tuple[int, bool, bool]:
+    """Return the most bytes that a simulation counts, whether they are an upper bound, and whether an estimate."""
     profile = profiles.get("cpu")
     bounds: list[str] = []
-    mode = ScriptMode(bounds.append)
-    unmodelled = Unmodelled(profile)
-    tracker = StorageTracker(rounding=1, temporaries=unmodelled.temporaries)
-
-    def fake(value: Any) -> Any:
-        return mode.from_tensor(value) if isinstance(value, Tensor) else value
-
+    mode, unmodelled = ScriptMode(bounds.append), Unmodelled(profile)
+    tracker = StorageTracker(temporaries=unmodelled.temporaries)
     with device_operators(profile), mode:
-        given = tree_map(fake, copied(sample))
+        given = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, copied(sample))
         with tracker:
             tracker.add(tensors(given))
             before = tracker.live_bytes
             tracker.reset_peak()
             passes(op, given, loss)
-    return tracker.peak_bytes - before, bool(bounds)
-
-
-def operand(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return str(value) if not isinstance(value, list | tuple) else f"[{', '.join(map(operand, value))}]"
-    layout = "" if value.is_contiguous() else f" by {'x'.join(map(str, value.stride()))}"
-    return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}{layout}]"
+    return tracker.peak_bytes - before, bool(bounds), bool(unmodelled.reasons())
 
 
 def described(sample: Sample) -> str:
+    """Return a sample as one line."""
     given, args, kwargs = sample
-    named = [f"{name}={operand(value)}" for name, value in kwargs.items()]
-    return ", ".join([*map(operand, (given, *args)), *named])[:300]
+    named = [f"{name}={_operand(value)}" for name, value in kwargs.items()]
+    return ", ".join([*map(_operand, (given, *args)), *named])[:200]
+
+
+def _operand(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_operand, value))}]"
+    if not isinstance(value, Tensor):
+        return str(value)
+    is_plain = value.layout is not torch.strided or value.is_contiguous()
+    layout = "" if is_plain else f" by {'x'.join(map(str, value.stride()))}"
+    return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}{layout}]"
 
 
 def grown(op: Any, sample: Sample) -> Sample | None:
-    """Return a sample of some :data:`LEAST_BYTES` or more, of all ways to enlarge it the first that runs."""
+    """Return a sample of :data:`LEAST_BYTES` or more, if one runs, by the first way to enlarge it that works."""
     size = input_bytes(sample)
     if not size or size > MOST_BYTES:
         return None
@@ -222,34 +255,36 @@ def grown(op: Any, sample: Sample) -> Sample | None:
         free = max(sum(length != 1 for length in each.shape) for each in tensors(sample))
         if not free:
             return None
-        of_all = next(by for by in itertools.count(2) if by**free >= ratio)
         line = math.ceil(ratio)
-        ways = [(line, "rows")] if isinstance(sample[0], Tensor) and len(tensors(sample)) > 1 else []
-        if "conv" not in op.name:  # no network has kernels that are so large
-            ways += [(of_all, "all"), (line, "first"), (line, "last"), (1, "all")]
-    for by, dims in ways:
-        made = enlarged(sample, by, dims)
+        if "conv" in op.name:  # whose kernels stay small
+            ways = [(_root(ratio, 2), "channels"), (line, "rows")]
+        else:
+            ways = [(line, "rows")] if isinstance(sample[0], Tensor) and len(tensors(sample)) > 1 else []
+            ways += [(_root(ratio, free), "all"), (line, "first"), (line, "last"), (1, "all")]
+    for times, way in ways:
+        made = enlarged(sample, times, way)
         if input_bytes(made) <= MOST_BYTES and runs(op, made):
             return made
     return None
 
 
+def _root(ratio: float, power: int) -> int:
+    return next(times for times in itertools.count(2) if times**power >= ratio)
+
+
 def runs(op: Any, sample: Sample) -> bool:
     """Return whether an operator takes a sample, and its result is not too large."""
-    given, args, kwargs = copied(sample)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = tree_map(
-                lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, (given, args, kwargs)
-            )
+            fake = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, copied(sample))
             made = op(fake[0], *fake[1], **fake[2])
-        if input_bytes(made) > 4 * MOST_BYTES:
-            return False
+            if input_bytes(made) > 4 * MOST_BYTES or len(tensors(made)) > 64 * MOST_RESULTS:
+                return False
     except Exception:
-        pass
+        logging.debug("a result whose shape depends on values", exc_info=True)
     try:
-        passes(op, (given, args, kwargs), LOSSES["mean"])
-    except Exception:
+        passes(op, copied(sample), LOSSES["mean"])
+    except Exception:  # torch's samples fit each other, not every enlargement of them
         return False
     return True
 
@@ -267,17 +302,23 @@ def ranks(sample: Sample) -> Iterator[Sample]:
 def layouts(sample: Sample) -> Iterator[Sample]:
     """Yield the sample with its first tensor in another layout, if it has one."""
     given, args, kwargs = sample
-    if isinstance(given, Tensor) and given.dim() > 1 and given.is_contiguous():
-        last = given.detach().contiguous(memory_format=torch.channels_last) if given.dim() == 4 else None
-        twin = given.detach().transpose(0, -1).contiguous().transpose(0, -1) if last is None else last
+    if isinstance(given, Tensor) and given.layout is torch.strided and given.dim() > 1 and given.is_contiguous():
+        if given.dim() == 4:
+            twin = given.detach().contiguous(memory_format=torch.channels_last)
+        else:
+            twin = given.detach().transpose(0, -1).contiguous().transpose(0, -1)
         yield twin.requires_grad_(given.requires_grad), args, kwargs
 
 
 def form(sample: Sample) -> Any:
-    """What makes a sample unlike others: ranks, types, and names of arguments."""
-    given, args, kwargs = sample
-    kinds = tuple((each.dim(), str(each.dtype), each.is_contiguous()) for each in tensors(sample))
-    return kinds[:4], tuple(map(type, args)), tuple(kwargs)
+    """Return what makes a sample unlike others: ranks, types, and names of arguments."""
+    kinds = tuple((each.dim(), str(each.dtype), str(each.layout)) for each in tensors(sample))
+    return kinds[:4], tuple(map(type, sample[1])), tuple(sample[2])
+
+
+def is_large(sample: Sample) -> bool:
+    """Return whether the inputs of a sample are large enough that buffers of a few KiB do not matter."""
+    return input_bytes(sample) >= LEAST_BYTES
 
 
 def samples(op: Any) -> Iterator[Sample]:
@@ -299,91 +340,143 @@ def samples(op: Any) -> Iterator[Sample]:
         if sum(map(is_large, large)) >= SAMPLES or tried > 40 or time.monotonic() - begun > 20:
             break
     large = list(filter(is_large, large)) or large
-    others = (each for sample in large for each in (*layouts(sample), *ranks(sample)) if runs(op, each))
     few = large[: SAMPLES - 1]
     yield from few
     taken = set(map(described, few))
+    others = (each for sample in large for each in (*layouts(sample), *ranks(sample)) if runs(op, each))
     for each in itertools.chain(itertools.islice(others, 12), large[SAMPLES - 1 :]):
         if len(taken) < SAMPLES and described(each) not in taken:
             taken.add(described(each))
             yield each
 
 
-def is_large(sample: Sample) -> bool:
-    return input_bytes(sample) >= LEAST_BYTES
-
-
 def compared(op: Any) -> Row:
     """Return an operator with its runs."""
-    row = Row(op.formatted_name)
-    reasons = []
+    row, missing = Row(op.formatted_name), []
     for sample in samples(op):
         for name, loss in LOSSES.items():
             try:
-                real(op, sample, loss)
+                real(op, sample, loss)  # what libraries keep from their first call is no part of a step
                 true = real(op, sample, loss)
-                counted, at_most = simulated(op, sample, loss)
-                row.runs.append(Run(described(sample), name, true, counted, at_most))
-            except Left as left:
-                reasons.append(str(left))
-            except Exception as error:
-                reasons.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}")
-    if reasons:
-        row.reason = "; ".join(dict.fromkeys(reasons))
-    elif not row.runs:
-        row.reason = "no sample of it runs"
+                row.runs.append(Run(described(sample), name, true, *simulated(op, sample, loss)))
+            except LeftOutError as left:
+                missing.append(str(left))
+            except Exception as error:  # the other samples are of interest, too
+                missing.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
+    if not row.runs and not missing:
+        missing.append("no sample runs")
+    row.missing = "; ".join(dict.fromkeys(missing))
     return row
 
 
-def _run(op: Any, pipe: Any) -> None:
-    torch.set_num_threads(1)
+def _send(op: Any, pipe: Any) -> None:
+    torch.set_num_threads(1)  # each thread of an operator has buffers of its own
     warnings.simplefilter("ignore")
     logging.disable()
-    pipe.send(asdict(compared(op)))
+    pipe.send(compared(op))
 
 
-def isolated(op: Any) -> dict[str, Any]:
+def isolated(op: Any) -> Row:
     """Compare an operator in a process of its own, which may crash or hang."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(op, theirs))
+    process = context.Process(target=_send, args=(op, theirs))
     process.start()
     theirs.close()
     try:
         if not ours.poll(SECONDS):
-            return asdict(Row(op.formatted_name, reason=f"takes more than {SECONDS} s"))
-        return ours.recv()
+            return Row(op.formatted_name, missing=f"takes more than {SECONDS} s")
+        row: Row = ours.recv()
+        return row
     except EOFError:
-        return asdict(Row(op.formatted_name, reason="its process ended"))
+        return Row(op.formatted_name, missing="the process crashed in torch's kernel")
     finally:
         process.kill()
         process.join()
 
 
+def reason(row: Row) -> str:
+    """Return why an operator is off, or why it was not compared."""
+    if row.worst is None:
+        return row.missing
+    found = next((text for names, text in REASONS.items() if re.fullmatch(names, row.operator)), "")
+    if not found and row.worst.at_most:
+        return "a shape depends on values: marked as an upper bound"
+    return found
+
+
+REASONS: dict[str, str] = {}
+"""Why simulations of operators are off, by patterns of their names."""
+
+
+def is_off(row: Row) -> bool:
+    """Return whether a run of an operator is off by more than the tolerance."""
+    return row.worst is not None and abs(row.worst.off_by) > TOLERANCE
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the table of all operators as Markdown."""
+    compared_rows = [row for row in rows if row.runs]
+    off = [row for row in compared_rows if is_off(row)]
+    close = len(compared_rows) - len(off)
+    count = sum(len(row.runs) for row in rows)
+    lines = [
+        "# Operators on a CPU, simulated and real",
+        "",
+        f"Made by `benchmarks/cpu_operators.py results/{NAME}` with torch {torch.__version__}.",
+        "",
+        (
+            f"Of {len(rows)} operators of torch's own tests with a backward pass, {len(compared_rows)} were compared, "
+            f"in {count:,} runs. {close} of them are within {TOLERANCE:.0%} in every run. Bytes are the most that is "
+            "alive at once in both passes, beyond the inputs; each row has the run that is off by most."
+        ),
+        "",
+        "| Operator | Runs | Real | Simulated | Off by | Reason | Run |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: (not is_off(row), bool(row.runs), row.operator)):
+        run = row.worst
+        if run is None:
+            lines.append(f"| `{row.operator}` | 0 |  |  |  | not compared: {reason(row)} |  |")
+            continue
+        why = reason(row) if is_off(row) else ""
+        bytes_ = f"{run.real_bytes:,} | {run.simulated_bytes:,} | {run.off_by:+.1%}"
+        operands = run.operands.replace("|", "\\|")
+        lines.append(f"| `{row.operator}` | {len(row.runs)} | {bytes_} | {why} | {run.loss} of {operands} |")
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> dict[str, Row]:
+    """Return the stored operators by name."""
+    if not path.exists():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {name: Row(name, [Run(**run) for run in row["runs"]], row["missing"]) for name, row in stored.items()}
+
+
 def main(arguments: list[str] | None = None) -> None:
+    """Compare the operators, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--again", action="store_true")
+    parser.add_argument("output", type=Path, metavar="FOLDER", help="where the table and its JSON are")
+    parser.add_argument("--only", default="", help="a regular expression of names")
+    parser.add_argument("--again", action="store_true", help="compare operators again that are stored")
     asked = parser.parse_args(arguments)
-    path = asked.output / "cpu-operators.json"
     asked.output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    path = asked.output / f"{NAME}.json"
+    found = read(path)
     for op in operators():
         name = op.formatted_name
-        if not re.search(asked.only, name) or (name in found and not asked.again):
+        if not re.fullmatch(asked.only or ".*", name) or (name in found and not asked.again):
             continue
-        begun = time.monotonic()
         found[name] = row = isolated(op)
-        runs = [Run(**each) for each in row["runs"]]
-        worst = max(runs, key=lambda run: abs(run.off_by), default=None)
-        text = (
-            ""
-            if worst is None
-            else f"{worst.off_by:+.1%} {worst.real:,} {worst.simulated:,} {worst.loss} {worst.operands[:100]}"
-        )
-        print(f"{name}: {len(runs)} runs, {text} {row['reason'][:200]} ({time.monotonic() - begun:.1f} s)", flush=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        run = row.worst
+        text = f"{run.off_by:+.1%} ({run.real_bytes:,} bytes, {run.loss} of {run.operands})" if run else ""
+        print(f"{name}: {len(row.runs)} runs {text} {row.missing}", flush=True)
+        stored = {
+            each.operator: {"runs": list(map(asdict, each.runs)), "missing": each.missing} for each in found.values()
+        }
+        path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    (asked.output / f"{NAME}.md").write_text(page(list(found.values())), encoding="utf-8")
 
 
 if __name__ == "__main__":

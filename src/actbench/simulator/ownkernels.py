@@ -209,7 +209,7 @@ ON_CPU: Mapping[Any, Formula] = {
     aten.adaptive_max_pool2d_backward.default: lambda args, result: _relaid(args[1], args[0], args[2]),
     **dict.fromkeys(
         (aten.replication_pad2d_backward.default, aten.reflection_pad2d_backward.default),
-        lambda args, result: _relaid(args[0], result),
+        lambda args, result: _relaid(args[0], args[1]),
     ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,

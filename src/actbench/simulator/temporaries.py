@@ -249,6 +249,7 @@ _CPU: Mapping[Any, Formula] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.batch_norm_backward.default: _batch_norm_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.max_pool2d_with_indices_backward.default: _pool_backward,
     aten.avg_pool2d_backward.default: _pool_backward,
