@@ -14,7 +14,7 @@ def test_importing_starts_no_thread_pool_and_leaves_numba_alone_and_the_pool_lea
         "except ValueError: print('not started')\n"
         "import torch; from actbench.ops import cpu\n"
         "torch.set_num_threads(torch.get_num_threads() + 1); before = torch.get_num_threads()\n"
-        "cpu._parallel(); print(torch.get_num_threads() - before)"
+        "cpu._pool(); print(torch.get_num_threads() - before)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "not started\n0\n"
 

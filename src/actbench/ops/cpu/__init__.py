@@ -1,13 +1,16 @@
 """How the CPU kernels are compiled and threaded.
 
 Numba's own choices do not fit here: its ``workqueue`` layer aborts the process when two threads enter it at once (the
-autograd engine, DataParallel), and a pool that was started before a fork is dead after it. So nothing is compiled or
-started at import. The first call starts the ``omp`` layer, and each call takes as many threads as torch has.
+autograd engine, DataParallel), and a pool that was started before a fork is dead after it, and ends the process that
+calls it. So nothing is compiled or started at import. The first call starts the ``omp`` layer, and each call takes as
+many threads as torch has. A process that is forked after that runs the same blocks on one thread, with the same bits.
+So does torch there, whose own pool would wait for ever for threads that are not there.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -64,12 +67,12 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.cache
-    def compiled() -> Callable[..., None]:
+    def compiled(parallel: bool) -> Callable[..., None]:
         with _first:
-            kept, place = _config.CACHE_DIR, _cache_folder()
+            kept, place = _config.CACHE_DIR, _cache_folder(parallel)
             _config.CACHE_DIR = str(place or "")
             try:  # Numba reads the folder when it wraps a function, so its other users keep theirs
-                return numba.njit(function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
+                return numba.njit(function, parallel=parallel, cache=place is not None)  # type: ignore[no-any-return]
             finally:
                 _config.CACHE_DIR = kept
 
@@ -78,13 +81,13 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
         blocks = -(-elements // BLOCK)
         if blocks == 0:
             return
-        if not _parallel():
-            compiled()(blocks, *arguments)
+        if _pool() != os.getpid():  # Python has no faster way to notice a fork
+            compiled(False)(blocks, *arguments)
             return
         before = numba.get_num_threads()
         numba.set_num_threads(min(before, torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
         try:
-            compiled()(blocks, *arguments)
+            compiled(True)(blocks, *arguments)
         finally:
             numba.set_num_threads(before)
 
@@ -92,16 +95,22 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @functools.cache
-def _parallel() -> bool:
-    """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
+def _pool() -> int | None:
+    """Start Numba's pool and return the process that has it; None if it is of no use.
+
+    Two callers at once need ``omp`` or ``tbb``.
+    """
     with _first:
         before, threads = _config.THREADING_LAYER, torch.get_num_threads()
         _config.THREADING_LAYER = "omp"  # without effect if the program has already started another layer
         try:
             numba.get_num_threads()
-            return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
+            if threading_layer() not in ("omp", "tbb"):  # type: ignore[no-untyped-call]
+                return None
+            os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+            return os.getpid()
         except ValueError:  # no OpenMP library here: one thread is slower, and safe
-            return False
+            return None
         finally:
             _config.THREADING_LAYER = before
             if torch.get_num_threads() != threads:  # the pool changed torch's number of threads: they share one OpenMP
@@ -109,8 +118,8 @@ def _parallel() -> bool:
 
 
 @functools.cache
-def _cache_folder() -> Path | None:
+def _cache_folder(parallel: bool) -> Path | None:
     """Return the folder for machine code of these sources; Numba's own cache checks one file, not what it calls."""
     root = Path(__file__).parents[2]  # methods have kernels too, in files of these names
     sources = [*Path(__file__).parent.glob("*.py"), *root.rglob("cpu*.py")]
-    return rawkernel.folder("parallel" if _parallel() else "serial", sources)
+    return rawkernel.folder("parallel" if parallel else "serial", sources)
