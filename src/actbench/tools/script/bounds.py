@@ -1,6 +1,7 @@
 """How many values integers can have that a script computes from weights: the classes that a model chooses among.
 
 ``argmax`` of scores (rows, 10) returns integers below 10. Metrics ask for their different values, or count them.
+Numbers that are clamped have bounds too: the levels of a pyramid, among which a detector deals its regions.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ _KEEP = frozenset(
 
 _DRAW = aten.multinomial.default
 
+_RANGE = "_actbench_range"
+"""The attribute of a fake tensor whose numbers are clamped: the smallest and the largest that they can be."""
+
+_SHIFT = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
+_IN_RANGE = frozenset((aten.clamp.default, aten._to_copy.default, aten.floor.default, aten.round.default, *_SHIFT))
+"""Operators whose results are in a range that follows from that of their first argument."""
+
 
 def below(tensor: Tensor) -> int | None:
     """Return a number that all elements of a tensor are below, and none is negative; None if there is none."""
@@ -75,10 +83,13 @@ def choices(tensor: Tensor) -> int | None:
 def forget(tensor: Tensor) -> None:
     """Forget what is known of a tensor whose integers were written."""
     vars(tensor).pop(_NAME, None)
+    vars(tensor).pop(_RANGE, None)
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Note below what number the integers are that an operator returned."""
+    if func in _IN_RANGE:
+        _bound_by_range(func, args, kwargs, result)
     if func not in _CHOOSE and func not in _KEEP and func is not _DRAW:
         return
     made = [each for each in tensors_of(result) if isinstance(each, FakeTensor) and not each.is_floating_point()]
@@ -89,9 +100,30 @@ def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
         sources = tensors_of(args[0])
         found = _found(sources[0]) if len(sources) == 1 else _largest([below(each) for each in sources])
         for each in made:
-            vars(each)[_NAME] = found
+            if found is not None or _RANGE not in vars(each):
+                vars(each)[_NAME] = found
     else:
         vars(made[-1])[_NAME] = args[0].shape[-1] if func is _DRAW else _choices(func, args, kwargs)
+
+
+def _bound_by_range(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    if type(result) is not FakeTensor or known.NAME in vars(result):
+        return
+    if func is aten.clamp.default:
+        found = (args[1] if len(args) > 1 else kwargs.get("min"), args[2] if len(args) > 2 else kwargs.get("max"))
+        if None in found:
+            return
+    else:
+        found = vars(args[0]).get(_RANGE) if isinstance(args[0], Tensor) else None
+        if found is None:
+            return
+        if func in _SHIFT:
+            if not isinstance(args[1], int | float) or kwargs.get("alpha", 1) != 1:
+                return
+            found = tuple(end + _SHIFT[func] * args[1] for end in found)
+    vars(result)[_RANGE] = found
+    if not result.is_floating_point() and found[0] == 0:
+        vars(result)[_NAME] = int(found[1]) + 1
 
 
 def _found(tensor: Tensor) -> int | Tensor | None:

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 
-from actbench.tools.script import checkpoints, data, flash, kernels, linesearch, loading, loggers, packed, saving
+from actbench.tools.script import (
+    checkpoints,
+    data,
+    detectors,
+    flash,
+    kernels,
+    linesearch,
+    loading,
+    loggers,
+    packed,
+    saving,
+)
 from actbench.tools.script.arrivals import Change, on_arrival
 
 Note = Callable[[str], None]
@@ -43,7 +54,7 @@ def prepared(
             told.add(sentence)
             note(sentence)
 
-    parts = [module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash)]
+    parts = [module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash, detectors)]
     changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
     silent, simulated = loggers.stand_ins(), flash.stand_ins()
 

@@ -187,6 +187,12 @@ def _transposed(x: Tensor, first: int = 0, second: int = 1) -> Ones | None:
     return _moved(x, lambda dim: {first: second, second: first}.get(dim, dim))
 
 
+def _squeezed(x: Tensor, dims: Any = None) -> Ones | None:
+    asked = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {dim % max(x.dim(), 1) for dim in asked if x.shape[dim] == 1} if x.dim() else set()
+    return _moved(x, lambda each: None if each in gone else each - sum(dim < each for dim in gone))
+
+
 def _unsqueezed(x: Tensor, dim: int) -> Ones | None:
     at = dim % (x.dim() + 1)
     return _moved(x, lambda each: each + (each >= at))
@@ -277,28 +283,31 @@ def _set(x: Tensor, count: int, value: Any) -> Ones | None:
 
 
 def _number(value: Any) -> Any:
-    """Return a value, or the only one of a tensor; None if it has several, or unknown ones."""
-    if isinstance(value, Tensor):
-        value = known.value_of(value)
-        with _disabled():
-            return (
-                value.flatten()[0].item()
-                if value is not None and value.numel() and bool((value == value.flatten()[0]).all())
-                else None
-            )
-    return value
+    """Return a value, or the one that all elements of a tensor have; None if they differ, or nobody knows them."""
+    if not isinstance(value, Tensor):
+        return value
+    found = ones(value)
+    if found is not None and found.count in (0, value.numel()):
+        return int(found.count > 0)
+    told = known.value_of(value)
+    with _disabled():
+        return told.item() if told is not None and told.numel() == 1 else None
 
 
 def _counted(x: Tensor, dim: int, index: Tensor, added: Any) -> Callable[[], None] | None:
     """Return what keeps the counts of chosen numbers, where ones are added at their places."""
-    value, among = known.value_of(x), bounds.choices(index)
-    if value is None or among is None or x.dim() != 1 or among > x.numel() or _number(added) != 1:
+    found, among = ones(x), bounds.choices(index)
+    if found is None or found.count or among is None or x.dim() != 1 or among > x.numel() or _number(added) != 1:
         return None
-    with _disabled():
-        counts = value.clone()
-        counts[:among] += torch.tensor(shares(index.numel(), among), dtype=value.dtype)
 
-    return lambda: known.keep(x, counts)  # type: ignore[arg-type]
+    def note() -> None:
+        if type(x) is FakeTensor:
+            keep_counts(x, index.numel(), among)
+        else:
+            with _disabled():  # it is in host memory: operators on tensors without values write nothing to it
+                x[:among] += torch.tensor(shares(index.numel(), among), dtype=x.dtype)
+
+    return note
 
 
 _SUMS = (aten.sum, aten.count_nonzero)
@@ -327,6 +336,9 @@ _RULES: dict[Any, Callable[..., Ones | None]] = dict(
         *_all(_permuted, "permute"),
         *_all(_transposed, "transpose", "t"),
         *_all(_unsqueezed, "unsqueeze"),
+        *_all(_squeezed, "squeeze"),
+        *_all(lambda *_: Ones(0), "zeros_like", "new_zeros"),
+        *_all(lambda x, *_: Ones(x.numel()), "ones_like"),
         *_all(_viewed, "view", "reshape", "_unsafe_view"),
         *_all(_selected, "select", "unbind"),
         *_all(_sliced, "slice"),

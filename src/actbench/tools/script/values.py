@@ -97,8 +97,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         largest = _LARGEST.get(func._schema.name)
         if largest is None:
             raise UntraceableError(_NO_BOUND.format(func._schema.name))
-        found = masks.ones(args[1] if func._schema.name == "aten::masked_select" else args[0])
-        (self._shared if found is not None and found.is_share else self._at_most)(func._schema.name)
+        (self._shared if _is_shared(func._schema.name, *args) else self._at_most)(func._schema.name)
         with self:
             return largest(*args, **kwargs)
 
@@ -165,6 +164,15 @@ def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Ten
     counts = _indices(length)
     masks.keep_counts(counts, x.numel(), bounds.below(x) or length)
     return counts
+
+
+def _is_shared(operator: str, x: Tensor, *more: Any) -> bool:
+    """Return whether an operator chooses an equal share, or counts those of all numbers that there are."""
+    if operator == "aten::bincount":
+        choices, asked = bounds.choices(x), more[1] if len(more) > 1 else 0
+        return choices is not None and choices <= asked
+    found = masks.ones(more[0] if operator == "aten::masked_select" else x)
+    return found is not None and found.is_share
 
 
 def _true(mask: Tensor) -> int:
