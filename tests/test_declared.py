@@ -52,6 +52,7 @@ def test_what_a_scheme_takes_by_default_or_as_a_variant_is_right() -> None:
         *("fewbot", "fewbit:9", "fewbit:three", "fewbit:3,foo=1", "fewbit:3+actnn:L9", "checkpoint:2", "lora:0", "+"),
         *("gact:L2,bits=9", "adam8bit:adam", "randomized:2", "randomized:1e-99", "compile,budget=2", "resilu2,bits=1"),
         *("dropit:0.1,share=0.2", "autocast:float8", "qlora,dropout=1", "selective,every=0", "fewbit:"),
+        *("checkpoint+checkpoint", "fewbit:3+fewbit:2,only=0", "exact+checkpoint", "offload+exact+fewbit:3"),
     ],
 )
 def test_wrong_specifications_have_the_message_of_building(text: str) -> None:

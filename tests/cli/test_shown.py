@@ -92,6 +92,18 @@ def test_a_plain_installation_has_no_package_of_an_extra(tmp_path: Path) -> None
     assert done.stdout == "['numpy']\n", done.stderr
 
 
+@pytest.mark.slow
+def test_a_loop_on_a_page_prints_what_the_page_says() -> None:
+    page = (ROOT / "docs/run.md").read_text(encoding="utf-8")
+    code, told = re.findall(r"```python\n(.*?)```\n+prints (.*?)\n\nThe loop", page, re.DOTALL)[0]
+    peak, shown = told.split(" ", 1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    printed = done.stdout.splitlines()
+
+    assert printed[0] == peak
+    assert set(re.findall(r"^\|.*$", shown, re.MULTILINE)) <= set(printed)
+
+
 @pytest.mark.parametrize(("page", "words", "shown"), FIGURES)
 def test_pages_show_what_commands_print(page: str, words: list[str], shown: str, tmp_path: Path) -> None:
     environment = plainly_installed(tmp_path, (ROOT / page).read_text(encoding="utf-8"))

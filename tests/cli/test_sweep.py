@@ -25,6 +25,27 @@ def test_a_sweep_says_at_its_start_what_the_results_file_has(cli, tmp_path):
     assert "0 measured, 0 failed, 2 taken from the results file" in again.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["sweep", "measure"])
+def test_the_largest_batch_that_a_flag_asks_for_is_shown_on_a_narrow_screen(cli, tmp_path, monkeypatch, verb):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'title = "mine"\ncolumns = "model,batch,scheme,meter,peak,over-limit,saved,activations,speed,gradient-error"\n'
+        '[workload]\nmodel = "tiny-roberta"\nbatch_size = 1\nsequence_length = 8\n[[scheme]]\nspec = "checkpoint"\n'
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    what = [recipe] if verb == "sweep" else [*SMALL]
+    ended = cli(verb, *what, "--max-batch", "--memory-limit", "20MiB", "--output", tmp_path / "kept.jsonl")
+
+    assert ended.status == 0, ended.err
+    heading = ended.out.partition("─")[0]
+    assert "Largest" in heading
+    searched = [each.outcome.largest_batch for each in store.read_results(tmp_path / "kept.jsonl").records]
+    assert searched
+    for largest in searched:
+        assert f" {largest:,} " in ended.out
+
+
 def test_a_memory_limit_has_a_unit(cli):
     ended = cli("sweep", *SMALL, "--memory-limit", "16")
 

@@ -10,7 +10,7 @@ class Growth(Data):
     """Memory that each step of a script leaves on its device for good.
 
     Attributes:
-        step_bytes: How much a step leaves.
+        step_bytes: How much each step leaves, at least.
         more_steps: After how many more steps the device is full; None if nobody knows its memory.
         line: The line of the script that made most of it, if it is known.
     """

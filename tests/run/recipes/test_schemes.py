@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from writtenrecipes import RECIPE, loaded
@@ -120,6 +121,34 @@ def test_a_cumulative_recipe_adds_one_scheme_after_the_other(tmp_path: Path) -> 
     assert {planned.label for planned in found.cases() if planned.case.scheme.endswith("checkpoint")} == {"recomputed"}
     assert found.columns == ("peak", "saved")
     assert found.with_flags() == found
+
+
+@pytest.mark.parametrize(
+    ("columns", "flags", "more"),
+    [
+        ("peak", {}, ()),
+        ("peak", {"measure": {"largest_batch": True}}, ("largest-batch",)),
+        ("peak,largest-batch", {"measure": {"largest_batch": True}}, ()),
+        ("peak", {"measure": {"memory_limit": "1GiB", "largest_batch": True}}, ("largest-batch", "over-limit")),
+        ("scheme,peak", {"workload": {"batch_size": "1,2"}}, ("batch",)),
+        ("peak", {"workload": {"batch_size": "1,2"}}, ()),
+        ("scheme,peak", {"measure": {"meters": ["cpu", "simulated"]}}, ("meter",)),
+        ("", {"measure": {"largest_batch": True}}, ()),
+    ],
+)
+def test_columns_that_a_flag_asks_for_are_shown_beside_those_of_the_recipe(
+    tmp_path: Path, columns: str, flags: dict[str, Any], more: tuple[str, ...]
+) -> None:
+    found = loaded(tmp_path, f'columns = "{columns}"\n{RECIPE}').with_flags(**flags)
+
+    assert found.shown_columns == (*filter(None, columns.split(",")), *more)
+
+
+def test_a_stack_of_schemes_shows_what_each_of_them_changes(tmp_path: Path) -> None:
+    head, tail = STACK.split("[[scheme]]", 1)
+    found = loaded(tmp_path, f"{RECIPE.replace('[workload]', f'{head}[workload]')}[[scheme]]{tail}")
+
+    assert found.shown_columns == ("peak", "saved", "peak-vs-previous")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,9 @@ def test_converting_twice_says_how_to_compose():
     model = convert(roberta(), "fewbit:3")
     with pytest.raises(ConversionError, match=r"already converted with 'fewbit:3'; .* fewbit:3\+randomized:0.5"):
         convert(model, "randomized:0.5")
+    for again in ("fewbit:3", "regelu2"):  # which exclude each other
+        with pytest.raises(ConversionError, match=r"convert it once, with the scheme that it is to have$"):
+            convert(model, again)
 
 
 def test_converting_a_model_around_or_inside_a_converted_one_is_converting_twice():

@@ -116,9 +116,31 @@ def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, tra
     ended = cli("run", "train.py")
 
     assert ended.status == 0
-    assert "train.py does not fit into the 24.00 GiB of cuda-16gib: 6.00 GiB are missing." in ended.out
+    assert "train.py does not fit into the 24.00 GiB that cuda-16gib has for it: 6.00 GiB are missing." in ended.out
     assert cli("run", "--require-fit", "train.py").status == 1
     assert "the limit of 16.00 GiB: 14.00 GiB are missing" in cli("run", "--memory-limit", "16GiB", "train.py").out
+
+
+def test_a_script_that_is_expected_to_run_out_of_memory_fails_where_it_has_to_fit(cli: Any, train: Path) -> None:
+    train.write_text("GROWS_BYTES = 16 * 2**20\n")
+    ended = cli("run", "--require-fit", "train.py")
+
+    assert "\ntrain.py grows by 16.00 MiB a step.\ntrain.py fits into" in ended.out
+    assert ended.status == 1
+    train.write_text("")
+    assert cli("run", "--require-fit", "train.py").status == 0
+
+
+def test_where_most_of_the_memory_is_free_the_largest_batch_is_advised_and_no_scheme(cli: Any, train: Path) -> None:
+    roomy = cli("run", "--memory-limit", "200GiB", "train.py", "--lr", "3").out
+
+    assert "Worth trying" not in roomy
+    assert roomy.splitlines()[-1] == (
+        "Most of the memory is free; to see how large a batch fits: actbench run --memory-limit 200GiB --max-batch "
+        "train.py --lr 3"
+    )
+    assert "is free" not in cli("run", "--memory-limit", "200GiB", "--max-batch", "train.py").out
+    assert "Worth trying" in cli("run", "--memory-limit", "20GiB", "train.py").out
 
 
 def test_the_largest_batch_of_a_script_is_proved_by_its_own_batches(cli: Any) -> None:

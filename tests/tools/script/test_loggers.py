@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,24 @@ def test_loggers_do_nothing_whatever_a_script_calls(notes: list[str], tmp_path: 
     ]
 
 
+def test_loggers_that_only_a_library_imports_are_not_named(
+    notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers import the loggers that they find, whether the script uses them or not."""
+    for folder, name in (("site-packages", "a_library"), ("mine", "a_module")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("import importlib, aim\nimportlib.import_module('comet_ml')\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+
+    import_module("a_library")
+    assert notes == []
+    for name in ("aim", "comet_ml"):
+        sys.modules.pop(name)
+    import_module("a_module")
+
+    assert notes == [f"{name} is off: a simulated run logs nothing." for name in ("aim", "comet_ml")]
+
+
 def test_a_library_that_asks_for_a_logger_gets_the_true_answer(notes: list[str]) -> None:
     assert importlib.util.find_spec("swanlab") is None
 
@@ -75,8 +95,6 @@ def test_accelerate_tracks_nothing(notes: list[str]) -> None:
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_writes_no_logs(package: str, notes: list[str], tmp_path: Path) -> None:
     module: Any = pytest.importorskip(package)
-    from importlib import import_module
-
     csv = import_module(f"{package}.loggers").CSVLogger(str(tmp_path))
     trainer = module.Trainer(logger=csv, accelerator="cpu", enable_checkpointing=False, default_root_dir=str(tmp_path))
     trainer.logger.experiment.add_image("x", None)

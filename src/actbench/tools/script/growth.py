@@ -13,7 +13,7 @@ from actbench.report.advice import needed_bytes
 from actbench.tools.script.steps import Step
 
 _FEWEST = 2
-"""Steps that must have left something: the first one may have filled a cache."""
+"""Steps that must have left something: one alone may have filled a cache."""
 
 _NEVER = 1_000_000
 """Steps after which no training goes on: what fills the card later is no growth."""
@@ -31,6 +31,8 @@ def with_growth(
         origins: Who made each storage.
         kept: Names of weights, gradients and optimizer state, which a step may make anew.
     """
+    if len(steps) <= _FEWEST or (steps[-1].is_like(steps[-2]) and not steps[-1].has_grown_from(steps[-2])):
+        return found
     born: dict[int, int] = {}
     for place, (name, _) in enumerate(events):
         born.setdefault(name, place)
@@ -38,14 +40,14 @@ def with_growth(
     amounts = [
         sum(amount for name, amount in left.items() if step.begun <= born[name] < step.ended) for step in steps[:-1]
     ]
-    if len(amounts) < _FEWEST or not min(amounts):
+    rate, limit = min(amounts), found.memory_limit_bytes  # some steps may have filled a cache, too
+    if not rate:
         return found
     lines: Counter[str] = Counter()
     for name, amount in left.items():
         if name in origins and steps[0].begun <= born[name] < steps[-1].begun:
             lines[origins[name].line] += amount
     lines.pop("", None)
-    rate, limit = sum(amounts) // len(amounts), found.memory_limit_bytes
     more = None if limit is None else max(0, limit - needed_bytes(found)) // rate
     if more is not None and more > _NEVER:
         return found

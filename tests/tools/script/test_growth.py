@@ -1,0 +1,89 @@
+"""Memory that a script keeps with each step is found, with the line that makes it; what only changes hands is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from mlptraining import FLOAT, ROWS, WIDTH, model, train
+from torch import Tensor
+
+import actbench
+from actbench.model.measured import Measurement
+from actbench.report.advice import needed_bytes
+from actbench.units import MIB
+
+KEPT = ROWS * WIDTH * FLOAT
+"""Bytes of an output."""
+
+
+def loop(keep: Callable[[Tensor, int], object], steps: Iterable[int] = range(2000)) -> Measurement:
+    """Return what is measured of a loop that tells ``keep`` of each output and of the number of its step."""
+    with actbench.simulate("rtx-4090") as card:
+        module = model().cuda()
+        optimizer = torch.optim.AdamW(module.parameters())
+        for number in steps:
+            y = module(torch.randn(ROWS, WIDTH, device="cuda"))
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            keep(y, number)
+    return card.measurement
+
+
+def test_outputs_in_a_list_grow_by_the_same_amount_each_step() -> None:
+    outputs: list[Tensor] = []
+    found = loop(lambda y, number: outputs.append(y))
+
+    assert found.growth is not None
+    assert found.growth.step_bytes == KEPT
+    assert "y = module(torch.randn" in (found.growth.line or "")
+    assert found.growth.more_steps == ((found.memory_limit_bytes or 0) - needed_bytes(found)) // KEPT
+    assert found.fits
+    assert found.runs_out
+
+
+def test_a_little_that_each_step_keeps_of_much_is_found_too() -> None:
+    """The steps are alike to a hundred-thousandth, and three of them, but not two, tell growth from a first copy."""
+    few: list[Tensor] = []
+
+    def keep(y: Tensor, number: int) -> None:
+        few.append(torch.empty(1024 * MIB // FLOAT, device="cuda") if not few else y[:16].clone())
+
+    found = loop(keep)
+
+    assert found.growth is not None
+    assert found.growth.step_bytes == 16 * WIDTH * FLOAT
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_the_last_outputs_are_no_growth(many: int) -> None:
+    last: deque[Tensor] = deque(maxlen=many)
+
+    assert loop(lambda y, number: last.append(y)).growth is None
+
+
+def test_what_is_made_anew_or_kept_once_is_no_growth() -> None:
+    held: list[Tensor] = [torch.zeros(())]
+    cached: dict[bool, Tensor] = {}
+
+    def renew(y: Tensor, number: int) -> None:
+        held[0] = held[0] + y.detach()
+        cached.setdefault(number > 1, y)
+
+    assert loop(renew).growth is None
+    with actbench.simulate("rtx-4090") as card:
+        train()
+    assert card.measurement.growth is None
+    assert not card.measurement.runs_out
+
+
+def test_steps_that_leave_other_amounts_grow_by_the_least() -> None:
+    kept: list[Tensor] = []
+    found = loop(lambda y, number: kept.append(y[: ROWS // (1 + number % 2)].clone()), itertools.count())
+
+    assert found.growth is not None
+    assert found.growth.step_bytes == KEPT // 2
