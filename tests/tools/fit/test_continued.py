@@ -89,27 +89,25 @@ def test_time_that_ends_is_no_reason_for_a_smaller_model(cli, log, tmp_path, clo
 
     ended = cli(*words)
 
-    said = (
-        "Nothing found yet within twice the exact step's time. The search stopped after 120 s (--budget), before it had"
-    )
+    said = "Nothing found yet within twice the exact step's time. The search stopped after 120 s (--budget), before it"
     assert ended.status == 1
     for told in (unwrapped(ended.out), unwrapped(ended.err)):
-        assert f"{said} had tried all usual stacks, single changes" in told
+        assert f"{said} had tried all usual stacks" in told
         assert "nothing fits" not in told.lower()
         assert "smaller" not in told
         assert "--device-profile" not in told
 
 
 def test_on_a_slow_machine_the_first_answer_is_of_the_usual_stacks(cli, log, tmp_path, clock) -> None:
-    clock.seconds_each = 10.0
+    clock.seconds_each = 14.0
 
     ended = cli(*STEP, "-j", "1", "--memory-limit", "2GiB", "-o", tmp_path)
 
     schemes = [line.split()[1] for line in log.read_text().splitlines()]
     assert ended.status == 0, ended.err
     assert schemes[0] == "exact"
-    assert [is_usual(scheme, "exact") for scheme in schemes[1:4]] == [True] * 3
-    assert not all(is_usual(scheme, "exact") for scheme in schemes[1:])  # single changes have some of the time
+    assert [is_usual(scheme, "exact") for scheme in schemes[1:5]] == [True] * 4
+    assert not is_usual(schemes[5], "exact")  # single changes have some of the time
     first, second, *_ = unwrapped(ended.out).split("Faster plans may exist. ")
     assert first.startswith("The search stopped after 120 s (--budget), before it had tried all usual stacks")
     assert second.startswith("Plan 1 needs ")
@@ -139,8 +137,8 @@ def test_the_same_command_tries_the_rest(cli, log, tmp_path, clock) -> None:
     ("question", "count", "told"),
     [
         (("--longest-sequence",), 12, "no time was left to try more"),
-        (("--longest-sequence",), 3, "Nothing found yet."),
-        (("--which-card",), 30, "Not all plans could be tried in time for "),
+        (("--longest-sequence", "--memory-limit", "4GiB"), 3, "Nothing found yet."),
+        (("--which-card",), 20, "Not all plans could be tried in time for "),
     ],
     ids=["a size", "no size", "some cards"],
 )

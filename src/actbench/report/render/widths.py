@@ -162,8 +162,10 @@ def _cut(name: str, width: int, share: float) -> str:
         front = front[: front.rindex(parts[-1]) + len(parts[-1])]
     end = width - 1 - len(front)
     back = name[-end:] if end else ""
-    if parts := _PARTS.findall(back):
-        back = back[back.index(parts[0]) :]
+    if of_back := _PARTS.findall(back):
+        back = back[back.index(of_back[0]) :]
+    elif parts:
+        back = ""
     return f"{front}…{back}"
 
 

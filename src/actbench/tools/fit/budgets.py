@@ -44,8 +44,8 @@ class Budget:
         """Give a search, named in the plural, a share of the time that is left; the rest is for what follows."""
         before = self._search, self._until
         self._search = search
-        if self._until < math.inf:
-            self._until = time.monotonic() + share * self.left_seconds
+        if self.left_seconds < math.inf:
+            self._until -= (1 - share) * self.left_seconds
         try:
             yield
         finally:

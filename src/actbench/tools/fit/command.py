@@ -109,7 +109,9 @@ def fit(
 ) -> None:
     """Plan how a training step fits on a card: what to do with each block, what it costs, and the code to paste.
 
-    Single changes are simulated for the card, mostly on a copy with three blocks: recomputing, packing or moving what
+    Stacks that most people know, such as lora:16+checkpoint, are simulated first; a table has them.
+
+    Then single changes are simulated, mostly on a copy with three blocks: recomputing, packing or moving what
     blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
     up, and fit computes the fastest plan that fits by these sums. This plan is simulated whole, with the limit set; if
     it needs more memory than the sums said, fit computes another. Only plans that were simulated whole are shown.
