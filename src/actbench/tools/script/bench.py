@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from actbench import scheme as schemes
-from actbench.errors import MeasurementError
+from actbench.errors import ActbenchError, MeasurementError
 from actbench.machine import available_memory_bytes
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
@@ -103,10 +103,14 @@ class Session:
             finish(self._about_script(found, run, is_stopped=True))
 
         torch.manual_seed(self.case.seed)
-        is_whole = False
-        with self._opened(script, stepped, ended) as run:
-            launching.run(script)
-            is_whole = True  # not reached where the run was stopped inside the block
+        run, is_whole = self._opened(script, stepped, ended), False
+        try:
+            with run:
+                launching.run(script, lambda error: finish(failure_of(error)))
+                is_whole = True  # not reached where the run was stopped inside the block
+        except ActbenchError:
+            if not run.ending.has_begun:  # what a script raises while it ends, in a finally block, is no failure
+                raise
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
         return self._about_script(run.measurement, run, is_stopped=not is_whole)

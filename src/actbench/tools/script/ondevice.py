@@ -19,7 +19,7 @@ from actbench.model.records import Built, Phase
 from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.reading import Held
-from actbench.tools.script.steps import Counting, Ended, Step, Steps
+from actbench.tools.script.steps import Counting, Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 
@@ -73,13 +73,10 @@ class CudaRun(TimedRun):
             self._stepped(len(self.steps.done), step)
             self._is_enough = self.steps.are_enough(self._limit)
         if self._is_enough:
-            if len(self._marks) > TIMED:  # the script has caught the end of its run, and goes on
-                self._when_ended(self.measurement)
-                raise Ended
             self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
             if len(self._marks) > TIMED:
-                raise Ended
+                self.ending.end()
 
     def _read(self, step: Step, held: Held) -> Measurement:
         counts = self._counting

@@ -26,7 +26,7 @@ from actbench.tools.script.facade import Facade
 from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
 from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Ended, Step, Steps
+from actbench.tools.script.steps import Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 _SETTINGS = Settings(batch="a smaller batch in the script")
@@ -125,10 +125,8 @@ class RealRun(TimedRun):
                 self._applied.apply(self.lines.roots, self.steps.optimizers)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
-        if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
-            self._when_ended(self.measurement)
         if len(self._seconds) >= TIMED:
-            raise Ended
+            self.ending.end()
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()
 
