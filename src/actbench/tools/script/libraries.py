@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 
-from actbench.tools.script import checkpoints, data, flash, kernels, linesearch, loading, loggers, packed, saving
+from actbench.tools.script import (
+    checkpoints,
+    data,
+    flash,
+    kernels,
+    linesearch,
+    loading,
+    loggers,
+    packed,
+    savedmodels,
+    saving,
+)
 from actbench.tools.script.arrivals import Change, on_arrival
 
 Note = Callable[[str], None]
@@ -43,14 +54,15 @@ def prepared(
             told.add(sentence)
             note(sentence)
 
-    parts = [module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash)]
-    changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
     silent, simulated = loggers.stand_ins(), flash.stand_ins()
 
     def named(package: str) -> None:
         (loggers if package in silent else flash).told(once)(package)
 
     with ExitStack() as stack:
+        again = stack.enter_context(savedmodels.found_again())
+        parts = [*(module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash)), again]
+        changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
         stack.enter_context(checkpoints.kept_in_mind(once))
