@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from actbench.tools.convert.folders import load_converted, save_converted
     from actbench.tools.convert.model import Conversion, conversion_of, convert
     from actbench.tools.fit.planned import fit
-    from actbench.tools.script.simulation import simulate
+    from actbench.tools.script.simulate import simulate
 
     __version__: str
 
@@ -76,7 +76,7 @@ _HOMES = {
     "own_activation": "methods.fewbit.activation",
     "samples": "packing.samplegradients",
     "save_converted": "tools.convert.folders",
-    "simulate": "tools.script.simulation",
+    "simulate": "tools.script.simulate",
     "table": "methods.fewbit.tables",
 }
 

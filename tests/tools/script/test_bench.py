@@ -236,3 +236,86 @@ def test_memory_that_runs_out_is_a_failure_with_the_line(run: RunScript) -> None
     assert isinstance(failed, Failure)
     assert failed.reason == "out-of-memory"
     assert "train.py:2" in failed.message
+
+
+ENDED = """
+import torch, time
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+try:
+    while True:
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+finally:
+    {}
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_never_ends_is_measured(run: RunScript) -> None:
+    found = run(ENDED.format("while True: time.sleep(0.1)"))
+
+    assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert found.built.stopped_after == 3
+
+
+@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.parametrize("last", ["1 / 0", "raise SystemExit(3)", "torch.cuda.CUDAGraph()"])
+def test_what_a_script_raises_while_it_ends_is_no_failure(run: RunScript, last: str) -> None:
+    found = run(ENDED.format(last))
+
+    assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert found.built.stopped_after == 3
+
+
+@pytest.mark.slow
+def test_an_error_before_the_end_is_a_failure(run: RunScript) -> None:
+    found = run(ENDED.format("1 / 0").replace("optimizer.step()", "break"))
+
+    assert isinstance(found, Failure)
+    assert "ZeroDivisionError" in found.message
+
+
+POOL = """
+import multiprocessing
+import torch
+{}model = torch.nn.Linear(64, 64).cuda()
+def twice(number):
+    return 2 * number
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        found = pool.map(twice, range(2), 1)
+    if found != [0, 2]:
+        raise ValueError(found)
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_pool_whose_workers_cannot_begin_is_a_failure_with_the_line(run: RunScript) -> None:
+    found = run(POOL.format(""))
+
+    assert isinstance(found, Failure)
+    assert "workers of a multiprocessing.Pool end before they have work" in found.message
+    assert 'train.py:8 with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:' in found.message
+
+
+@pytest.mark.slow
+def test_a_pool_whose_workers_need_no_card_has_its_results(run: RunScript) -> None:
+    assert isinstance(run(POOL.format("if __name__ == '__main__': ")), Measurement)
+
+
+def test_a_refusal_names_the_line(run: RunScript) -> None:
+    found = run("import torch\ntorch.distributed.rpc.init_rpc('first')\n")
+
+    assert isinstance(found, Failure)
+    assert "torch.distributed.rpc.init_rpc is not simulated" in found.message
+    assert found.message.endswith("(train.py:2 torch.distributed.rpc.init_rpc('first'))")

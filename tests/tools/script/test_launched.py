@@ -155,7 +155,7 @@ def test_engines_that_are_installed_are_refused(engine: str, tmp_path: Path, mon
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     with on_card(), pytest.raises(MeasurementError, match=f"(?i){engine}.* is not simulated"):
-        launching.run(Script(target=str(script), processes=PROCESSES))
+        launching.run(Script(target=str(script), processes=PROCESSES), print)
     sys.modules.pop(engine)
 
 
@@ -164,7 +164,7 @@ def test_engines_that_are_missing_are_refused(tmp_path: Path) -> None:
     script.write_text("import deepspeed.ops\n")
 
     with on_card(), pytest.raises(MeasurementError, match=r"DeepSpeed is not simulated.*\(train.py:1"):
-        launching.run(Script(target=str(script)))
+        launching.run(Script(target=str(script)), print)
 
 
 def test_a_script_for_torchrun_says_what_is_missing(tmp_path: Path) -> None:
@@ -172,11 +172,11 @@ def test_a_script_for_torchrun_says_what_is_missing(tmp_path: Path) -> None:
     script.write_text("import os\nrank = int(os.environ['LOCAL_RANK'])\n")
 
     with on_card(1), pytest.raises(MeasurementError, match=r"LOCAL_RANK.*torchrun; give --gpus N"):
-        launching.run(Script(target=str(script)))
+        launching.run(Script(target=str(script)), print)
 
     script.write_text("print({}['other'])\n")
     with on_card(1), pytest.raises(CodeError, match="KeyError"):
-        launching.run(Script(target=str(script)))
+        launching.run(Script(target=str(script)), print)
 
 
 def accelerated(**options: Any) -> Measurement:
@@ -253,7 +253,7 @@ def test_a_script_of_eight_billion_parameters_needs_what_measure_says(tmp_path: 
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     arguments = (*words, "--length", "1024", "--batch-size", "1")
     with on_card(8) as card:
-        launching.run(Script(target=str(script), arguments=arguments, processes=8))
+        launching.run(Script(target=str(script), arguments=arguments, processes=8), print)
 
     logits_bytes = 1024 * sizes["vocab"] * 2  # which the script holds in a variable until its next forward pass
     assert card.peak_bytes == pytest.approx(expected.peak_bytes + logits_bytes, rel=1e-4)

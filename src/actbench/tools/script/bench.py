@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from actbench import scheme as schemes
-from actbench.errors import MeasurementError
+from actbench.errors import ActbenchError, MeasurementError
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
@@ -104,13 +104,18 @@ class Session:
             finish(self._about_script(found, run, is_stopped=True))
 
         torch.manual_seed(self.case.seed)
-        is_whole = False
-        with self._opened(script, stepped, ended) as run:
-            with suppress(Ended):
-                launching.run(script)
-                is_whole = True
-            if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
-                return self._about_script(run.measurement, run, is_stopped=not is_whole)
+        run, is_whole = self._opened(script, stepped, ended), False
+        try:
+            with run:
+                with suppress(Ended):
+                    launching.run(script, lambda error: finish(failure_of(error)))
+                    is_whole = True
+                run.ending.done()
+                if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
+                    return self._about_script(run.measurement, run, is_stopped=not is_whole)
+        except ActbenchError:
+            if not run.ending.has_begun:  # what a script raises while it ends, in a finally block, is no failure
+                raise
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
         return self._about_script(run.measurement, run, is_stopped=not is_whole)

@@ -6,12 +6,8 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from actbench.errors import (
     ActbenchError,
@@ -26,19 +22,20 @@ from actbench.errors import (
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
 from actbench.simulator.overrides import replaced
+from actbench.tools.script import children
+from actbench.tools.script.children import GivenUp
 from actbench.tools.script.groups import environment, refused_package
-
-_CHILDREN = (
-    "the script starts other processes ({}), which would not see the simulated card: actbench run --gpus N gives it "
-    "the place of the first of N processes, as torchrun does; run the script of one process"
-)
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
 
-def run(script: Script) -> None:
+def run(script: Script, given_up: GivenUp) -> None:
     """Run a script as ``python`` does: as ``__main__``, with its arguments, its folder first on the path.
+
+    Args:
+        script: The script.
+        given_up: Told, in another thread, why a script is ended that waits for processes which cannot begin.
 
     Raises:
         CodeError: The script failed; the message names the error and the line.
@@ -47,7 +44,7 @@ def run(script: Script) -> None:
         UntraceableError: It needs values that only a real run knows.
     """
     with ExitStack() as stack:
-        stack.enter_context(_alone())
+        stack.enter_context(children.watched(given_up))
         stack.enter_context(replaced(sys, "argv", lambda own: [script.target, *script.arguments]))
         folder = os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)
         stack.enter_context(replaced(sys, "path", lambda own: [folder, *own]))
@@ -60,9 +57,9 @@ def run(script: Script) -> None:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise MeasurementError(f"{script.text} ended by sys.exit({error.code!r}){line_of(error)}") from error
-        except UntraceableError as error:
-            raise UntraceableError(f"{error}{line_of(error)}") from error
-        except (ActbenchError, KeyboardInterrupt):
+        except (ActbenchError, KeyboardInterrupt) as error:
+            if type(error) in (MeasurementError, UntraceableError):
+                raise type(error)(f"{error}{line_of(error)}") from error
             raise
         except Exception as error:
             raise _told(script, error) from error
@@ -92,20 +89,3 @@ def line_of(error: BaseException) -> str:
                 return f" ({Path(frame.filename).name}:{frame.lineno} {frame.line})"
         cause = cause.__cause__
     return ""
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Inside the block, refuse to start processes that train."""
-
-    def refused(name: str) -> Callable[[Any], Any]:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise MeasurementError(_CHILDREN.format(name))
-
-        return lambda own: refuse
-
-    with (
-        replaced(torch.multiprocessing, "spawn", refused("torch.multiprocessing.spawn")),
-        replaced(torch.multiprocessing, "start_processes", refused("torch.multiprocessing.start_processes")),
-    ):
-        yield

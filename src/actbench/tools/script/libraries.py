@@ -20,6 +20,7 @@ from actbench.tools.script import (
     loading,
     loggers,
     packed,
+    savedmodels,
     saving,
 )
 from actbench.tools.script.arrivals import Change, on_arrival
@@ -54,14 +55,16 @@ def prepared(
             told.add(sentence)
             note(sentence)
 
-    parts = [module.changes(once) for module in (loading, packed, saving, loggers, kernels, flash, detectors)]
-    changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
     silent, simulated = loggers.stand_ins(), flash.stand_ins()
 
     def named(package: str) -> None:
         (loggers if package in silent else flash).told(once)(package)
 
     with ExitStack() as stack:
+        again = stack.enter_context(savedmodels.found_again())
+        modules = (loading, packed, saving, loggers, kernels, flash, detectors)
+        parts = [*(module.changes(once) for module in modules), again]
+        changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
         stack.enter_context(checkpoints.kept_in_mind(once))

@@ -145,6 +145,13 @@ _OF_FILES = frozenset(
 
 def _preset(name: str, note: Note) -> dict[str, Any]:
     """Return the config that actbench ships for a model; a NotThereError if it ships none."""
+    if not name:
+        raise NotThereError(
+            "a config is asked for by an empty name, which is that of a model made from a config; name a folder, or a "
+            "model of the hub"
+        )
+    if os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1:
+        raise NotThereError(f"the folder {name!r} is not there, and this run saved no model in it")
     last = name.rpartition("/")[2]
     found = next((each for each in map(find_preset, (name, last, last.lower())) if each is not None), None)
     if found is None:

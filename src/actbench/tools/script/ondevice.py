@@ -20,7 +20,7 @@ from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
-from actbench.tools.script.steps import Counting, Ended, Step, Steps
+from actbench.tools.script.steps import Counting, Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 
@@ -81,13 +81,10 @@ class CudaRun(TimedRun):
             self.steps.only_timed_from = len(self.steps.done) if self._is_enough else None
             self.steps.renew()
         if self._is_enough:
-            if len(self._marks) > TIMED:  # the script has caught the end of its run, and goes on
-                self._when_ended(self.measurement)
-                raise Ended
             self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
             if len(self._marks) > TIMED:
-                raise Ended
+                self.ending.end()
 
     def _reading(self, step: Step, held: Held) -> Measurement:
         counts = self._counting

@@ -28,7 +28,7 @@ from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Ended, Step, Steps
+from actbench.tools.script.steps import Step, Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 _SETTINGS = Settings(batch="a smaller batch in the script")
@@ -138,10 +138,8 @@ class RealRun(TimedRun):
                 self._allocations.is_on = False
                 self.steps.only_timed_from = len(self.steps.done)
             self.steps.renew(self._began)
-        if len(self._seconds) > TIMED:  # the script has caught the end of its run, and goes on
-            self._when_ended(self.measurement)
         if len(self._seconds) >= TIMED:
-            raise Ended
+            self.ending.end()
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()
 

@@ -1,22 +1,19 @@
-"""A training script on a card that is not there: what runs inside :func:`simulate` believes in the card."""
+"""A training script on a card that is not there: what runs inside a simulation believes in the card."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, StrictBool, ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.errors import MeasurementError, UsageError
+from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
-from actbench.model.data import Data
 from actbench.model.measured import Measurement
 from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
@@ -35,6 +32,7 @@ from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
 from actbench.tools.script.draws import Draws
+from actbench.tools.script.ending import Ending
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.interrupts import interrupts_wait
@@ -48,8 +46,7 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Step, Steps, Tracked
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.values import ScriptMode
-from actbench.units import MIB, MOST_PROCESSES, Count
-from actbench.validation import explain
+from actbench.units import MIB
 
 KNOWN_BYTES = 64 * MIB
 """Storages of integers and booleans keep their values up to this size."""
@@ -78,7 +75,7 @@ class Simulation:
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         stepped: Told of each step that ended, and of its number.
-        ended: Told of the measurement of a script that caught the end of its run and goes on.
+        ended: Told of the measurement of a script that goes on when its run has ended.
     """
 
     def __init__(
@@ -106,7 +103,8 @@ class Simulation:
         self.lines = Lines(folder or Path.cwd(), script)
         self._applied = None if scheme is None else Applied(scheme)
         self._batches = Batches(batch_size, are_needed=needs_batches)
-        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self._limit, self._stepped = steps, stepped
+        self.ending = Ending(lambda: ended(self.measurement))
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
@@ -185,6 +183,7 @@ class Simulation:
         except KeyboardInterrupt:
             self._stack.close()  # where it came before the block began
             raise
+        self.ending.done()
         return isinstance(error, Ended)
 
     @contextmanager
@@ -267,9 +266,8 @@ class Simulation:
         self.lines.origins.update(dict.fromkeys(names, origin))
 
     def _ended(self, step: Step) -> None:
-        if self._measured is not None:  # the script has caught the end of its run, and goes on
-            self._when_ended(self._measured)
-            raise Ended
+        if self._measured is not None:
+            self.ending.end()
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
@@ -285,7 +283,7 @@ class Simulation:
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
-            raise Ended
+            self.ending.end()
         self.steps.renew(self._began)
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -311,44 +309,3 @@ class Simulation:
 
     def _note_at_most(self, operator: str) -> None:
         self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None
-
-
-class _Asked(Data):
-    """What :func:`simulate` is asked for in numbers, as far as it is."""
-
-    device_profile: str
-    memory_limit_bytes: Count | None = None
-    batch_size: Count | None = None
-    steps: Count | None = None
-    raise_oom: StrictBool = False
-    processes: Annotated[Count, Field(le=MOST_PROCESSES)] = 1
-
-
-def simulate(device_profile: str, **options: Any) -> Simulation:
-    """Return a context manager in which a training loop runs on a simulated card.
-
-    ::
-
-        with actbench.simulate("rtx-4090") as card:
-            train()
-        print(card.peak_bytes, card.table())
-
-    The loop ends by itself after two equal steps in a row.
-
-    Args:
-        device_profile: A name of ``actbench devices``, or a ``.toml`` file.
-        options: Those of :class:`Simulation`.
-
-    Raises:
-        UsageError: There is no such device, or an option has a value that cannot be used.
-    """
-    asked = {"device_profile": device_profile, **options}
-    try:
-        _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})
-    except ValidationError as error:
-        raise UsageError(f"simulate: {'; '.join(explain(error, asked, {'': _Asked}))}") from None
-    gc.collect()
-    caller = Path(sys._getframe(1).f_code.co_filename)
-    if caller.is_file():
-        options = {"folder": caller.parent, "script": caller, **options}
-    return Simulation(profiles.get(device_profile), **options)

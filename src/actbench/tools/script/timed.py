@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from actbench.model.measured import Measurement
+from actbench.tools.script.ending import Ending
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.steps import Ended, Step, Steps
 
@@ -15,7 +17,7 @@ TIMED = 3
 """Steps that are only timed, after those whose bytes are read."""
 
 
-class TimedRun:
+class TimedRun(ABC):
     """A block around a script's training steps.
 
     Args:
@@ -23,7 +25,7 @@ class TimedRun:
         folder: Files below it are the user's.
         script: The user's file, if it is somewhere else.
         stepped: Told of each step that ended, and of its number.
-        ended: Told of the measurement of a script that caught the end of its run and goes on.
+        ended: Told of the measurement of a script that goes on when its run has ended.
     """
 
     steps: Steps
@@ -38,8 +40,14 @@ class TimedRun:
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
         self.lines = Lines(folder or Path.cwd(), script)
-        self._limit, self._stepped, self._when_ended = steps, stepped, ended
+        self._limit, self._stepped = steps, stepped
+        self.ending = Ending(lambda: ended(self.measurement))
         self._stack = ExitStack()
+
+    @property
+    @abstractmethod
+    def measurement(self) -> Measurement:
+        """What was read; a MeasurementError if no step ended."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,6 +55,7 @@ class TimedRun:
         if error is None:
             with suppress(Ended):
                 self.steps.finish()
+        self.ending.done()
         if isinstance(error, Ended):
             self._stack.close()
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,8 +25,8 @@ _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 _FEW = 8
 """Rows of the first trial of a search where nobody knows those of the script."""
 
-Finish = Callable[[Measurement], NoReturn]
-"""Answers with a measurement and ends the process, whatever runs in it."""
+Finish = Callable[[Measurement | Failure], NoReturn]
+"""Answers and ends the process, whatever runs in it; any thread may call it."""
 
 
 def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
@@ -52,8 +53,10 @@ def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
 
 def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
     """Send an outcome and end the process: nothing of its parent's may run in it."""
+    first = threading.Lock()  # who comes second waits for the end of the process: the answer is whole then
 
     def finish(found: Measurement | Failure) -> NoReturn:
+        first.acquire()
         with os.fdopen(sending, "wb") as answers:
             answers.write(found.model_dump_json().encode())
         for stream in (sys.stdout, sys.stderr):

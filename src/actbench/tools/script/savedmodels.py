@@ -1,0 +1,164 @@
+"""Models that a script saves by ``save_pretrained``: nothing is written there, and the same run finds them again.
+
+The configs that such a folder would hold are in a folder of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from actbench.leftovers import temporary_folder
+from actbench.tools.script.arrivals import Change, changed, rebound
+
+
+class SavedModels:
+    """The folders that stand for those of a script, by the names of these."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._root: Path | None = None
+        self._folders: dict[str, Path] = {}
+
+    def place(self, folder: str | os.PathLike[str]) -> Path:
+        """Return the folder that stands for one of the script, which may be a new one."""
+        name = os.path.abspath(folder)
+        if name not in self._folders:
+            if self._root is None:
+                self._root = self._stack.enter_context(temporary_folder())
+            self._folders[name] = self._root / str(len(self._folders))
+            self._folders[name].mkdir()
+        return self._folders[name]
+
+    def found(self, folder: Any) -> Path | None:
+        """Return the folder that stands for one of the script; None if it saved no model there."""
+        is_path = isinstance(folder, str | os.PathLike) and folder
+        return self._folders.get(os.path.abspath(folder)) if is_path else None
+
+    def keep(self, model: Any, folder: str | os.PathLike[str]) -> None:
+        """Keep what is saved of a model of transformers beside its weights."""
+        place = self.place(folder)
+        config = model.config
+        config.dtype, config.architectures = model.dtype, [type(model).__name__.removeprefix("FSDP")]
+        config.save_pretrained(place)
+        if model.can_generate():
+            model.generation_config.save_pretrained(place)
+
+
+@contextmanager
+def found_again() -> Iterator[dict[str, Change]]:
+    """Give the changes of libraries that save and load models, by the names of their modules.
+
+    They go around those of :mod:`actbench.tools.script.saving`.
+    """
+    with ExitStack() as stack:
+        saved = SavedModels(stack)
+        yield {
+            "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved)),
+            "transformers.trainer": _method("Trainer", "save_model", _keeping_trained(saved)),
+            "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
+            "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping_adapters(saved)),
+            "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
+            "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping_config(saved)),
+            "diffusers.configuration_utils": _redirected(saved, "ConfigMixin", "load_config"),
+        }
+
+
+def _method(owner: str, name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda module: changed(vars(module)[owner], name, change)
+
+
+def _keeping(saved: SavedModels) -> Callable[[Any], Any]:
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
+            saved.keep(self, save_directory)
+            return own(self, save_directory, *args, **options)
+
+        return save_pretrained
+
+    return change
+
+
+def _keeping_trained(saved: SavedModels) -> Callable[[Any], Any]:
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_model(self: Any, output_dir: Any = None, *args: Any, **options: Any) -> Any:
+            folder = output_dir or self.args.output_dir
+            model = self.accelerator.unwrap_model(self.model)
+            if hasattr(model, "peft_config") and not hasattr(model, "can_generate"):
+                _keep_adapters(model, saved.place(folder))
+            elif hasattr(model, "can_generate"):
+                saved.keep(model, folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)  # files without tensors, as when a script saves it
+            return own(self, output_dir, *args, **options)
+
+        return save_model
+
+    return change
+
+
+def _keeping_adapters(saved: SavedModels) -> Callable[[Any], Any]:
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
+            _keep_adapters(self, saved.place(save_directory))
+            return own(self, save_directory, *args, **options)
+
+        return save_pretrained
+
+    return change
+
+
+def _keeping_config(saved: SavedModels) -> Callable[[Any], Any]:
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
+            self.save_config(saved.place(save_directory))
+            return own(self, save_directory, *args, **options)
+
+        return save_pretrained
+
+    return change
+
+
+def _keep_adapters(model: Any, place: Path) -> None:
+    for name, config in model.peft_config.items():
+        config.save_pretrained(place if name == "default" else place / name)
+
+
+def _finding(saved: SavedModels) -> Callable[[Any], Any]:
+    """Let transformers find files that were saved in this run before those that are in the script's folder."""
+
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def cached_files(path_or_repo_id: Any, filenames: Sequence[str], *args: Any, **options: Any) -> Any:
+            place = saved.found(path_or_repo_id)
+            if place is None:
+                return own(path_or_repo_id, filenames, *args, **options)
+            has_all = all((place / (options.get("subfolder") or "") / name).exists() for name in filenames)
+            is_there = os.path.isdir(path_or_repo_id)
+            return own(path_or_repo_id if is_there and not has_all else str(place), filenames, *args, **options)
+
+        return cached_files
+
+    return change
+
+
+def _redirected(saved: SavedModels, owner: str, *names: str) -> Change:
+    """Let class methods that read a config from a folder read it where it was kept in this run."""
+
+    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+        def read(cls: Any, folder: Any, *args: Any, **options: Any) -> Any:
+            place = saved.found(folder)
+            return own(cls, folder if place is None else str(place), *args, **options)
+
+        return read
+
+    def change_all(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(changed(vars(module)[owner], name, change))
+            return stack.pop_all()
+
+    return change_all
