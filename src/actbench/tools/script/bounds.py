@@ -109,21 +109,26 @@ def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 def _bound_by_range(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     if type(result) is not FakeTensor or known.NAME in vars(result):
         return
+    ends = _ends(func, args, kwargs)
+    if ends is None:
+        return
+    vars(result)[_RANGE] = ends
+    if not result.is_floating_point() and ends[0] == 0:
+        vars(result)[_NAME] = int(ends[1]) + 1
+
+
+def _ends(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the smallest and the largest number that an operator can return; None if nobody knows both."""
     if func is aten.clamp.default:
-        found = (args[1] if len(args) > 1 else kwargs.get("min"), args[2] if len(args) > 2 else kwargs.get("max"))
-        if None in found:
-            return
-    else:
-        found = vars(args[0]).get(_RANGE) if isinstance(args[0], Tensor) else None
-        if found is None:
-            return
-        if func in _SHIFT:
-            if not isinstance(args[1], int | float) or kwargs.get("alpha", 1) != 1:
-                return
-            found = tuple(end + _SHIFT[func] * args[1] for end in found)
-    vars(result)[_RANGE] = found
-    if not result.is_floating_point() and found[0] == 0:
-        vars(result)[_NAME] = int(found[1]) + 1
+        low, high = (*args[1:], *(kwargs[name] for name in ("min", "max") if name in kwargs), None)[:2]
+        return None if low is None or high is None else (low, high)
+    ends: tuple[float, float] | None = vars(args[0]).get(_RANGE) if isinstance(args[0], Tensor) else None
+    if ends is None or func not in _SHIFT:
+        return ends
+    by, is_plain = args[1], kwargs.get("alpha", 1) == 1
+    if not (is_plain and isinstance(by, int | float)):
+        return None
+    return ends[0] + _SHIFT[func] * by, ends[1] + _SHIFT[func] * by
 
 
 def _found(tensor: Tensor) -> int | Tensor | None:

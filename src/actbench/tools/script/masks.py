@@ -30,12 +30,12 @@ class Ones(NamedTuple):
     """How many elements of a tensor are 1 or true, where all others are 0.
 
     Attributes:
-        count: At most so many, or, if ``is_share``, as many as equal shares are.
+        number: At most so many, or, if ``is_share``, as many as equal shares are.
         dim: The dimension along which they are shared equally; None if it is not known where they are.
         is_share: Whether other values might have more.
     """
 
-    count: int
+    number: int
     dim: int | None = None
     is_share: bool = False
 
@@ -99,7 +99,7 @@ def _is_known(result: Any) -> bool:
 
 def _note(tensor: Any, found: Ones | None) -> None:
     if found is not None and type(tensor) is FakeTensor and known.value_of(tensor) is None:
-        vars(tensor)[_NAME] = found._replace(count=min(found.count, tensor.numel()))
+        vars(tensor)[_NAME] = found._replace(number=min(found.number, tensor.numel()))
 
 
 def _keep(tensor: Tensor, value: Tensor) -> None:
@@ -121,8 +121,8 @@ def _equal(x: Any, y: Any) -> Ones | None:
         number = int(value)
         return Ones(shares(x.numel(), among)[number] if 0 <= number < among else 0, is_share=True)
     with _disabled():
-        is_different = len(value.unique()) == value.numel()
-        is_all = among is not None and value.numel() == among and value.min() == 0 and value.max() == among - 1
+        is_different = len(set(value.flatten().tolist())) == value.numel()
+        is_all = value.numel() == among and bool(value.min() == 0) and bool(value.max() == among - 1)
     shape = torch.broadcast_shapes(x.shape, value.shape)  # type: ignore[no-untyped-call]
     if not is_different or math.prod(shape) != x.numel() * value.numel():
         return None
@@ -148,7 +148,7 @@ def _either(x: Any, y: Any, *_: Any) -> Ones | None:
     if len(found) < 2:
         return None
     first, second = found
-    return Ones(first.count + second.count, None, first.is_share or second.is_share)
+    return Ones(first.number + second.number, None, first.is_share or second.is_share)
 
 
 def _both(x: Any, y: Any, *_: Any) -> Ones | None:
@@ -156,7 +156,7 @@ def _both(x: Any, y: Any, *_: Any) -> Ones | None:
     found = _of_alike(x, y)
     if len(found) < 2 and not all(isinstance(each, Tensor) and each.dtype is torch.bool for each in (x, y)):
         return None
-    return min(found, key=lambda each: each.count)._replace(dim=None) if found else None
+    return min(found, key=lambda each: each.number)._replace(dim=None) if found else None
 
 
 def _of_alike(x: Any, y: Any) -> list[Ones]:
@@ -169,7 +169,7 @@ def _together(tensors: Sequence[Tensor], *_: Any) -> Ones | None:
     found = [each for each in map(ones, tensors) if each is not None]
     if len(found) < len(tensors):
         return None
-    return Ones(sum(each.count for each in found), None, any(each.is_share for each in found))
+    return Ones(sum(each.number for each in found), None, any(each.is_share for each in found))
 
 
 def _moved(x: Tensor, place: Callable[[int], int | None]) -> Ones | None:
@@ -220,14 +220,14 @@ def _selected(x: Tensor, dim: int = 0, place: Any = 0) -> Ones | None:
         after = None if found.dim is None else found.dim - (found.dim > dim)
         return found._replace(dim=after)
     number = int(place) % x.shape[dim] if isinstance(place, int) else 0
-    return Ones(shares(found.count, x.shape[dim])[number], None, found.is_share)
+    return Ones(shares(found.number, x.shape[dim])[number], None, found.is_share)
 
 
 def _sliced(x: Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1) -> Ones | None:
     found, dim = ones(x), dim % max(x.dim(), 1)
     if found is None or found.dim != dim:
         return found
-    return found._replace(count=sum(shares(found.count, x.shape[dim])[begin:end:step]))
+    return found._replace(number=sum(shares(found.number, x.shape[dim])[begin:end:step]))
 
 
 def _indexed(x: Tensor, indices: Sequence[Any]) -> Ones | None:
@@ -235,7 +235,7 @@ def _indexed(x: Tensor, indices: Sequence[Any]) -> Ones | None:
     found = ones(x)
     if found is None or found.dim != 0 or len(indices) != 1 or indices[0] is None or indices[0].dtype is torch.bool:
         return None
-    parts, each = indices[0].numel(), shares(found.count, x.shape[0])
+    parts, each = indices[0].numel(), shares(found.number, x.shape[0])
     return Ones(sum(each[place % len(each)] for place in range(parts)), 0 if indices[0].dim() else None, found.is_share)
 
 
@@ -248,9 +248,9 @@ def _sum(x: Tensor, dims: Any, result: Any) -> None:
     left = set(range(x.dim())) - summed
     with _disabled():
         if not left:
-            _keep(result, torch.full(result.shape, found.count, dtype=result.dtype))
+            _keep(result, torch.full(result.shape, found.number, dtype=result.dtype))
         elif left == {found.dim} and result.dim() == 1:
-            keep_counts(result, found.count, result.numel())
+            keep_counts(result, found.number, result.numel())
 
 
 def _put(x: Tensor, indices: Sequence[Any], value: Any, *_: Any) -> Ones | None:
@@ -269,8 +269,8 @@ def _filled(x: Tensor, dim: int, index: Tensor, value: Any) -> Ones | None:
 
 def _scattered(x: Tensor, dim: int, index: Tensor, value: Any) -> Ones | None:
     found = _set(x, index.numel(), value)
-    if found is not None and found.count == index.numel() and bounds.choices(index) == x.shape[dim]:
-        return Ones(found.count, dim % x.dim(), is_share=True)
+    if found is not None and found.number == index.numel() and bounds.choices(index) == x.shape[dim]:
+        return Ones(found.number, dim % x.dim(), is_share=True)
     return found
 
 
@@ -279,7 +279,7 @@ def _set(x: Tensor, count: int, value: Any) -> Ones | None:
     value = _number(value)
     if found is None or value is None or (value != 1 and x.dtype is not torch.bool):
         return found if value == 0 else None
-    return Ones(found.count + (count if value else 0), None, found.is_share)
+    return Ones(found.number + (count if value else 0), None, found.is_share)
 
 
 def _number(value: Any) -> Any:
@@ -287,8 +287,8 @@ def _number(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     found = ones(value)
-    if found is not None and found.count in (0, value.numel()):
-        return int(found.count > 0)
+    if found is not None and found.number in (0, value.numel()):
+        return int(found.number > 0)
     told = known.value_of(value)
     with _disabled():
         return told.item() if told is not None and told.numel() == 1 else None
@@ -297,7 +297,7 @@ def _number(value: Any) -> Any:
 def _counted(x: Tensor, dim: int, index: Tensor, added: Any) -> Callable[[], None] | None:
     """Return what keeps the counts of chosen numbers, where ones are added at their places."""
     found, among = ones(x), bounds.choices(index)
-    if found is None or found.count or among is None or x.dim() != 1 or among > x.numel() or _number(added) != 1:
+    if found is None or found.number or among is None or x.dim() != 1 or among > x.numel() or _number(added) != 1:
         return None
 
     def note() -> None:

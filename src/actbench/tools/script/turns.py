@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from weakref import WeakKeyDictionary, WeakSet
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -31,7 +32,7 @@ class Turns:
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stepped: WeakSet[Optimizer] = WeakSet()
-        self._trained = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self._trained = WeakIdKeyDictionary()
         self._new_numbers = itertools.count()
         self._cycle = 0
         self._is_updated = False
@@ -106,5 +107,5 @@ class Turns:
         return (each for each in list(self._numbers) if any(one.requires_grad for one in _parameters(each)))
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[object]:
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])

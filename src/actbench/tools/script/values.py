@@ -178,7 +178,7 @@ def _is_shared(operator: str, x: Tensor, *more: Any) -> bool:
 def _true(mask: Tensor) -> int:
     """Return how many elements of a mask are taken to be true."""
     found = masks.ones(mask)
-    return mask.numel() if found is None else found.count
+    return mask.numel() if found is None else found.number
 
 
 def _selected(x: Tensor, mask: Tensor) -> Tensor:
