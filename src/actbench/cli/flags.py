@@ -82,9 +82,7 @@ TrustRecipeOption = Annotated[
         only_typed=True,
     ),
 ]
-RequireFitOption = Annotated[
-    bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
-]
+RequireFitOption = Annotated[bool, option("--require-fit", "Exit with status 1 if memory is expected to run out.")]
 ForceOption = Annotated[
     bool, option("--force", "Measure again the cases that the results file already holds.", only_typed=True)
 ]
@@ -239,7 +237,12 @@ class DeviceFlags:
     ] = False
     memory_limit: Annotated[
         str | None,
-        option("--memory-limit", "Memory a step may use, such as 16GiB, as on a smaller card.", metavar="SIZE"),
+        option(
+            "--memory-limit",
+            "Memory a step may use, such as 16GiB, taken as given (default: a simulated card's without 0.5 GiB for its "
+            "CUDA context).",
+            metavar="SIZE",
+        ),
     ] = None
     device_profile: Annotated[
         str | None,

@@ -114,11 +114,18 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
+
+    def forward(self, x):
+        return x + self.mlp(x)
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        blocks = [nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)]
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleList(Block() for _ in range(4))
 
     def forward(self, x):
         for layer in self.layers:

@@ -152,7 +152,8 @@ def fit(
         device_profile: A card that ``actbench devices`` lists with times, or a ``.toml`` file.
         batch_size: Rows of the batch of a step.
         sequence_length: Tokens per sample.
-        memory_limit: Memory that a step may use, in bytes or as ``"20GiB"``; the card's unless given.
+        memory_limit: Memory that a step may use, in bytes or as ``"20GiB"``; unless given, what a CUDA context leaves
+            of the card.
         max_slowdown: The most that a plan may take, in multiples of the exact step's estimated time.
         exact: Whether training must equal the exact step's, to rounding.
         optimizer: The exact step's; None is the model's own, or else AdamW.

@@ -51,7 +51,12 @@ class FitFlags(StepFlags):
     ] = None
     memory_limit: Annotated[
         str | None,
-        option("--memory-limit", "Memory that a step may use, such as 20GiB (default: the card's).", metavar="SIZE"),
+        option(
+            "--memory-limit",
+            "Memory that a step may use, such as 20GiB, taken as given (default: the card's without 0.5 GiB for its "
+            "CUDA context).",
+            metavar="SIZE",
+        ),
     ] = None
     optimizer: Annotated[
         list[str] | None,

@@ -106,8 +106,8 @@ def run_script(
     Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
     run no script that you do not trust.
 
-    Exit status: 0 all measured, 1 the script or a scheme failed (with --require-fit: or is over its limit), 2 wrong
-    usage.
+    Exit status: 0 all measured, 1 the script or a scheme failed (with --require-fit: or is expected to run out of
+    memory), 2 wrong usage.
 
     Examples:
 
