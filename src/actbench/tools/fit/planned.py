@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from actbench.errors import check_argument
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.gradient import Gradient
 from actbench.model.measured import Measurement
@@ -166,6 +167,8 @@ def fit(
         StoreError: The results file is in use, broken or cannot be written.
         ValueError: A field of the case is wrong.
     """
+    check_argument(device_profile, str, "fit: device_profile", "the name of a device, or a .toml file")
+    check_argument(model, str, "fit", "the specification of a model, such as 'gpt2'")
     check_device_profile(device_profile)
     check_model(model)
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit

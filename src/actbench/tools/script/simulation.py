@@ -13,7 +13,7 @@ from typing import Any, Self
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, check_argument
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
 from actbench.model.timeline import Timeline
@@ -291,6 +291,7 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
     Raises:
         UsageError: There is no such device.
     """
+    check_argument(device_profile, str, "simulate", "the name of a device, or a .toml file")
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
