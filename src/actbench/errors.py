@@ -2,6 +2,7 @@
 
 ActbenchError
 ├── UsageError            a flag, name or value that cannot be used
+│   ├── ArgumentError     an argument of another type than the function takes
 │   ├── SpecError         a specification of a scheme or an encoding that does not parse or does not validate
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
@@ -52,6 +53,10 @@ class ActbenchError(Exception):
 
 class UsageError(ActbenchError):
     """A flag, name or value that cannot be used."""
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument of another type than the function takes."""
 
 
 class SpecError(UsageError):
@@ -109,6 +114,13 @@ class OutOfMemoryError(MeasurementError):
     def __init__(self, message: str, phase: Literal["forward", "backward", "optimizer"] | None = None) -> None:
         super().__init__(message)
         self.phase = phase
+
+
+def check_argument(value: object, of: type | tuple[type, ...], what: str, wanted: str) -> None:
+    """Raise an ArgumentError if a value is no ``of``; ``what`` takes ``wanted``, in the words of the message."""
+    if not isinstance(value, of):
+        written = f", {value!r:.60}" if isinstance(value, str | int | float) else ""  # others may have no end
+        raise ArgumentError(f"{what} takes {wanted}, found {type(value).__name__}{written}")
 
 
 def shortened(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from actbench import scheme as schemes, workload as workloads
+from actbench import errors, scheme as schemes, workload as workloads
 from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
 from actbench.measuring import inspection, meters
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
@@ -251,6 +251,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
         ActbenchError: The case cannot be measured; see :func:`failure_of`.
         UsageError: The case asks for the largest batch on a real device, which needs separate processes.
     """
+    errors.check_argument(case, Case, "measure", "an actbench.Case")
     if case.find_largest_batch and case.meter != "simulated":
         raise UsageError("measure cannot search for the largest batch on a device: use 'actbench sweep --max-batch'")
     session = Session(case, timeline=timeline)

@@ -13,10 +13,43 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from actbench.errors import ConversionError, ModelError
+from actbench.errors import ConversionError, ModelError, check_argument
 from actbench.packing.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
+
+
+_DEEPEST = 200  # torch walks through modules by recursion, and so does this package
+
+
+def check_module(module: object, what: str) -> None:
+    """Check that an argument of ``what`` is a module, and that walks through the modules in it end.
+
+    Raises:
+        ArgumentError: It is no module.
+        ModelError: A module holds itself, or modules are nested deeper than torch can walk.
+    """
+    check_argument(module, nn.Module, what, "a torch.nn.Module")
+    assert isinstance(module, nn.Module)
+    inside, paths, held = [iter(module.named_children())], [""], [id(module)]
+    done: set[int] = set()
+    while inside:
+        name, child = next(inside[-1], ("", None))
+        if child is None:
+            inside.pop()
+            paths.pop()
+            done.add(held.pop())
+            continue
+        path = f"{paths[-1]}.{name}".lstrip(".")
+        if id(child) in held:
+            raise ModelError(f"{path} of this {type(module).__name__} holds itself: torch cannot walk through it")
+        if len(held) >= _DEEPEST:
+            where = f"{type(module).__name__} nests modules more than {_DEEPEST} deep"
+            raise ModelError(f"this {where}: build it of fewer modules inside each other, which torch can walk")
+        if id(child) not in done:
+            inside.append(iter(child.named_children()))
+            paths.append(path)
+            held.append(id(child))
 
 
 def refuse_lazy(module: nn.Module) -> None:

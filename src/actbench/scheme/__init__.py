@@ -6,7 +6,8 @@ and ``change``, and comes in by an entry point of the group ``actbench.schemes``
 
 from __future__ import annotations
 
-from actbench.packing.refusals import refuse_lazy
+from actbench.errors import check_argument
+from actbench.packing.refusals import check_module, refuse_lazy
 from actbench.scheme.base import SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.packedsaved import with_packed_saved_tensors
@@ -54,5 +55,8 @@ def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
         ConversionError: The scheme finds nothing to work on, or cannot work on the setup.
         MeasurementError: A package that the scheme needs is not installed.
     """
+    check_argument(setup, TrainingSetup, "apply", "an actbench.TrainingSetup")
+    check_module(setup.module, "a TrainingSetup")
+    check_argument(scheme, (str, Scheme), "apply", "a specification such as 'fewbit:3', or a Scheme")
     refuse_lazy(setup.module)
     return (build(scheme) if isinstance(scheme, str) else scheme).apply(setup)

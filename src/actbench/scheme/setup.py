@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench.errors import MeasurementError, ModelError
+from actbench.errors import MeasurementError, ModelError, check_argument
 from actbench.model.records import Built, Phase, Site, Unreached
 from actbench.scheme.checks import innermost, refuse_unsteppable
 from actbench.scheme.conditions import Limits, Precision, Processes
@@ -153,6 +153,7 @@ class TrainStep:
     """
 
     def __init__(self, setup: TrainingSetup, batch: Batch | None = None) -> None:
+        check_argument(setup, TrainingSetup, "TrainStep", "an actbench.TrainingSetup")
         if setup.loss is None or setup.make_optimizer is None:
             raise MeasurementError("a training step needs a loss and an optimizer; this setup has none")
         self.setup = setup

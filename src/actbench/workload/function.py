@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.errors import ModelError, UntraceableError
 from actbench.model.records import Case
-from actbench.packing.refusals import refuse_lazy
+from actbench.packing.refusals import check_module, refuse_lazy
 from actbench.paths import from_home
 from actbench.scheme.conditions import Precision
 from actbench.scheme.microbatches import Batch, rows_of, shapes
@@ -145,6 +145,7 @@ class FunctionWorkload(base.Workload):
         mode = fake_mode()
         with seeded(seed), nullcontext() if materialize else without_memory(mode):
             parts = self._parts(self._file.run(self._build, fakes=not materialize))
+            check_module(parts.module, self.spec)
             before = list(parts.module.parameters())
             self._file.run(lambda: self._in_training(parts.module), fakes=not materialize)
         if not materialize:

@@ -199,14 +199,14 @@ def test_levels_are_means_of_the_derivative():
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tables.table.cache_clear()
+    tables._known.cache_clear()
     yield tmp_path
-    tables.table.cache_clear()
+    tables._known.cache_clear()
 
 
 def test_a_table_is_kept_on_disk_and_read_back_equal(home, monkeypatch):
     first = tables.table("gelu", 3)
-    tables.table.cache_clear()
+    tables._known.cache_clear()
     monkeypatch.setattr(tables, "solve", None)
     assert tables.table("gelu", 3) == first
 
@@ -217,7 +217,7 @@ def test_a_broken_file_is_written_again(home, content):
     (file,) = home.rglob("*.json")
     whole = file.read_bytes()
     file.write_bytes(content)
-    tables.table.cache_clear()
+    tables._known.cache_clear()
 
     assert tables.table("gelu", 2) == first
     assert file.read_bytes() == whole
@@ -230,7 +230,7 @@ def test_a_table_with_borders_out_of_order_is_broken(home):
     broken = first.model_dump()
     broken["borders"] = broken["borders"][::-1]
     file.write_text(str(broken).replace("'", '"').replace("False", "false").replace("(", "[").replace(")", "]"))
-    tables.table.cache_clear()
+    tables._known.cache_clear()
     assert tables.table("gelu", 2) == first
 
 

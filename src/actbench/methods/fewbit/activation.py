@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actbench.errors import UsageError, boundary
+from actbench.errors import UsageError, boundary, check_argument
 
 Array = NDArray[np.float64]
 
@@ -218,6 +218,7 @@ def own_activation(name: str, function: Function) -> Activation:
     Raises:
         UsageError: The function fails, is not elementwise, cannot be differentiated, or its derivative is not finite.
     """
+    check_argument(name, str, "own_activation", "a name")
     half = np.sinh(np.linspace(0, np.arcsinh(_END), _SAMPLES // 2 + 1)[1:])
     grid = np.concatenate([-half[::-1], half])
     slopes = _derivative(name, function, grid)

@@ -19,7 +19,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from actbench.errors import UsageError
+from actbench.errors import UsageError, check_argument
 from actbench.methods.fewbit import optimallevels
 from actbench.methods.fewbit.activation import Activation, Array, activation
 from actbench.model.data import Data
@@ -64,7 +64,6 @@ class Table(Data):
         return self
 
 
-@functools.cache
 def table(
     function: str | Activation,
     bits: int,
@@ -85,6 +84,15 @@ def table(
     Raises:
         UsageError: The function is unknown, or the domain is empty, too narrow or too wide.
     """
+    check_argument(function, (str, Activation), "table", "the name of a function, or what own_activation returns")
+    check_argument(bits, int, "table: bits", "a whole number from 1 to 8")
+    return _known(function, bits, weight, scale, domain)
+
+
+@functools.cache
+def _known(
+    function: str | Activation, bits: int, weight: Weight, scale: float, domain: tuple[float, float] | None
+) -> Table:
     target = activation(function) if isinstance(function, str) else function
     path = _path(target, bits, weight, scale, domain) if target.lasting else None
     kept = None if path is None else _read(path)

@@ -17,7 +17,7 @@ from actbench.errors import ConversionError, MeasurementError, NothingToConvertE
 from actbench.methods.lora.adapter import Adapter, AdapterType
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.packing.linearkinds import is_conv1d, is_linear
-from actbench.packing.refusals import is_compiled
+from actbench.packing.refusals import check_module, is_compiled
 from actbench.packing.replacement import census
 from actbench.units import counted
 
@@ -256,6 +256,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Args:
         model: A model that ``lora`` or ``qlora`` converted; for any other, this is its own ``state_dict``.
     """
+    check_module(model, "base_state_dict")
     found: dict[str, Tensor] = {}
     packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
     for key, tensor in model.state_dict().items():

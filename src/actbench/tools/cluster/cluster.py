@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from actbench.errors import UsageError, first_line
 from actbench.paths import away_from_here
+from actbench.tools.cluster.answering import check_answers
 
 Amounts = Mapping[str, float]
 """How much of each resource, by Ray's names: ``CPU``, ``GPU``, ``memory`` and others."""
@@ -21,11 +22,12 @@ _LOOK_SECONDS: Final = 5.0
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Hold a connection and give the module ``ray``; a UsageError if Ray or the cluster is missing."""
+    """Hold a connection and give the module ``ray``; a UsageError if Ray or the cluster is missing, or silent."""
     try:
         import ray
     except ImportError:
         raise UsageError("--cluster needs Ray: pip install 'actbench[cluster]'") from None
+    check_answers(address)
     settings: Any = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     try:
         with away_from_here():  # Ray puts the current folder first on the workers' import path

@@ -17,7 +17,7 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from actbench import machine, scheme as schemes, workload as workloads
-from actbench.errors import ConversionError, ModelError, StoreError
+from actbench.errors import ConversionError, ModelError, StoreError, check_argument
 from actbench.model.namedcode import named_code
 from actbench.model.records import Case, FloatName, WorkloadSettings
 from actbench.scheme import Scheme
@@ -61,6 +61,7 @@ def save_converted(
         ConversionError: The model was not converted, or its scheme changes its parameters.
         StoreError: The folder is taken or cannot be written, or the disk is too full.
     """
+    check_argument(folder, (str, Path), "save_converted", "the path of a folder")
     conversion = conversion_of(model)
     if conversion is None:
         raise ConversionError("this model was not converted; call actbench.convert first, or save it as it is")
@@ -95,6 +96,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         SpecError: The scheme in ``actbench.json`` does not exist.
         ConversionError: The scheme cannot be applied, or ``model`` was converted before.
     """
+    check_argument(folder, (str, Path), "load_converted", "the path of a folder")
     folder = Path(folder)
     saved = savedmodel.read(folder)
     if not trust_remote_code:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import scheme as schemes
-from actbench.errors import ConversionError, SpecError
+from actbench.errors import ConversionError, SpecError, check_argument
 from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.inspection.sites import Trace
 from actbench.model.records import Site, Unreached
 from actbench.packing.forwardwrapper import refuse_data_parallel
-from actbench.packing.refusals import refuse_lazy
+from actbench.packing.refusals import check_module, refuse_lazy
 from actbench.scheme import Scheme
 from actbench.scheme.composed import refuse_spread
 from actbench.scheme.setup import TrainingSetup
@@ -107,16 +107,14 @@ def convert(
         The converted model: ``model`` itself, unless the scheme replaces the whole of it.
 
     Raises:
-        TypeError: ``model`` is no module, or ``scheme`` no scheme.
+        ArgumentError: ``model`` is no module, or ``scheme`` no scheme; it is a TypeError too.
         SpecError: The specification is wrong.
         ModelError: A layer of the model waits for its first batch to know its shape.
         ConversionError: The model was converted before or is in ``nn.DataParallel``, nothing in it can be converted, or
             the scheme changes more than a model.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"convert takes a torch.nn.Module and changes it, found {model!r:.60}")
-    if not isinstance(scheme, str | Scheme):
-        raise TypeError(f"the scheme must be a specification such as 'fewbit:3', or a Scheme, found {scheme!r:.60}")
+    check_module(model, "convert")
+    check_argument(scheme, (str, Scheme), "convert", "a specification such as 'fewbit:3', or a Scheme")
     scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
     refuse_lazy(model)
     refuse_data_parallel(model)
@@ -149,6 +147,7 @@ def convert(
 
 def conversion_of(model: nn.Module) -> Conversion | None:
     """Return the mark of :func:`convert` on a model or a module inside it; None for an unconverted model."""
+    check_module(model, "conversion_of")
     marks = (vars(module).get(_MARK) for module in model.modules())
     return next((found for found in marks if found is not None), None)
 
@@ -160,6 +159,7 @@ def converted_in_place(model: nn.Module, scheme: str | Scheme) -> Conversion:
         SpecError: The specification is wrong.
         ConversionError: The model cannot be converted, or not in place, or the conversion could not be undone.
     """
+    check_module(model, "a conversion")
     with noting(model):
         converted = convert(model, scheme)
         conversion = conversion_of(converted)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from actbench.errors import UsageError
+from actbench.errors import UsageError, check_argument
 from actbench.keywords import check_keywords
 from actbench.model.declared import check_device_profile, check_model
 from actbench.model.gradient import Gradient
@@ -174,6 +174,8 @@ def fit(
     """
     own = [name for name in inspect.signature(fit).parameters if name != "case"]
     check_keywords("actbench.fit", case, [*own, *Case.model_fields])
+    check_argument(device_profile, str, "fit: device_profile", "the name of a device, or a .toml file")
+    check_argument(model, str, "fit", "the specification of a model, such as 'gpt2'")
     check_device_profile(device_profile)
     check_model(model)
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
