@@ -350,4 +350,4 @@ def test_lightning_prepares_data_in_the_first_of_two_processes(run: RunScript) -
     found = run(PREPARING, processes=2)
 
     assert isinstance(found, Measurement)
-    assert {each.kind for each in found.communication} == {"all-reduce"}
+    assert "all-reduce" in {each.kind for each in found.communication}
