@@ -319,3 +319,35 @@ def test_a_refusal_names_the_line(run: RunScript) -> None:
     assert isinstance(found, Failure)
     assert "torch.distributed.rpc.init_rpc is not simulated" in found.message
     assert found.message.endswith("(train.py:2 torch.distributed.rpc.init_rpc('first'))")
+
+
+PREPARING = """
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+class Data(L.LightningDataModule):
+    def prepare_data(self):
+        print("prepared")
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(64, 32)), 8)
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+options = dict(devices=2, accelerator="gpu", strategy="ddp", logger=False, enable_checkpointing=False)
+L.Trainer(max_epochs=1, enable_progress_bar=False, **options).fit(Model(), datamodule=Data())
+"""
+
+
+@pytest.mark.slow
+def test_lightning_prepares_data_in_the_first_of_two_processes(run: RunScript) -> None:
+    """It waits at a monitored barrier of a group of its own."""
+    found = run(PREPARING, processes=2)
+
+    assert isinstance(found, Measurement)
+    assert "all-reduce" in {each.kind for each in found.communication}

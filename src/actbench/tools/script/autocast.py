@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -20,8 +21,9 @@ class _Autocast(threading.local):
     host_dtype = torch.bfloat16
 
     def __init__(self, torchs: SimpleNamespace) -> None:  # runs again in each thread, where torch's are replaced
-        self.is_host_enabled, self.enable_host = torchs.is_autocast_enabled, torchs.set_autocast_enabled
-        self.host_dtype_of, self.set_host_dtype = torchs.get_autocast_dtype, torchs.set_autocast_dtype
+        self.is_host_enabled: Callable[[str], bool] = torchs.is_autocast_enabled
+        self.host_dtype_of: Callable[[str], torch.dtype] = torchs.get_autocast_dtype
+        self.enable_host, self.set_host_dtype = torchs.set_autocast_enabled, torchs.set_autocast_dtype
 
     def is_enabled(self, device_type: str = "cuda") -> bool:
         return self.is_host_enabled("cpu" if device_type == "cuda" else device_type)

@@ -36,7 +36,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     Raises:
         UsageError: There is such a card already.
     """
-    if isinstance(torch.cuda._cudart, driver.Runtime):
+    if isinstance(vars(torch.cuda)["_cudart"], driver.Runtime):
         raise UsageError(
             "a simulation inside of another: this process has a simulated card already; leave that block first, or, in "
             "a script for 'actbench run', leave actbench.simulate out"

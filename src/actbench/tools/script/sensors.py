@@ -100,7 +100,7 @@ def _nvml_functions(counters: Counters) -> dict[str, Any]:
 
     def handle(index: int) -> int:
         if not 0 <= int(index) < counters.devices:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)  # type: ignore[no-untyped-call]
         return int(index)
 
     def by_uuid(uuid: str | bytes) -> int:
