@@ -8,6 +8,7 @@ import torch
 
 from actbench.simulator import recurrent, temporaries
 from actbench.simulator.profiles import DeviceProfile
+from actbench.simulator.recalled import tensors_of
 
 aten = torch.ops.aten
 
@@ -33,9 +34,16 @@ _FACTORIZATIONS = tuple(
     )
 )
 
+_OF_ONEDNN = "oneDNN's buffers for {} are not known: on a CPU the peak may be higher than simulated"
+
 _OF_CUSOLVER = (
     "the workspaces of cuSOLVER, which factorizes matrices ({}), are not known: on a card the peak may be higher than "
     "simulated"
+)
+
+_IN_DOUBLE = (
+    "operators of schemes compute float64 by torch's operators, whose temporaries are not counted: the peak may be "
+    "higher than simulated"
 )
 
 _MODELLED = ("AVX512", "AVX2")
@@ -48,11 +56,14 @@ class Unmodelled:
     def __init__(self, profile: DeviceProfile) -> None:
         self._of_cuda = temporaries.cuda(profile) if profile.is_cuda else None
         self._found: dict[str, None] = {}
-        self._has_recurrence = False
+        self._has_recurrence = self._in_double = False
 
     def temporaries(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
         """Return what :mod:`temporaries` tells of the device, and note the operator if that may be too little."""
         packet = getattr(func, "overloadpacket", None)
+        self._in_double |= func.namespace == "actbench" and any(
+            each.dtype == torch.float64 for each in tensors_of(args)
+        )
         if self._of_cuda is not None:
             self._has_recurrence |= packet is recurrent.FORWARD
             if packet in _FACTORIZATIONS:
@@ -67,11 +78,13 @@ class Unmodelled:
     def reasons(self) -> tuple[str, ...]:
         """Return why the peak is an estimate, by what was noted; nothing if nothing was."""
         named = " and ".join(self._found)
-        if self._of_cuda is not None:
-            return ((_RECURRENT,) if self._has_recurrence else ()) + ((_OF_CUSOLVER.format(named),) if named else ())
-        if not named:
-            return ()
-        return (f"oneDNN's buffers for {named} are not known: on a CPU the peak may be higher than simulated",)
+        of_library = _OF_ONEDNN if self._of_cuda is None else _OF_CUSOLVER
+        told = (
+            (self._has_recurrence, _RECURRENT),
+            (bool(named), of_library.format(named)),
+            (self._in_double, _IN_DOUBLE),
+        )
+        return tuple(reason for is_so, reason in told if is_so)
 
     def _note_convolution(self, dtype: torch.dtype) -> None:
         if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
