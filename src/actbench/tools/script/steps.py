@@ -173,6 +173,7 @@ class Steps:
         self.turns = Turns()
         self._optimizers: list[ref[Optimizer]] = []
         self._updating: list[Optimizer] = []
+        self._kept: list[Optimizer] = []
         self.phase: Phase = "forward"
         self._step = Step(0)
         self._forward_at = self._recorded = self._passed_before = 0
@@ -279,7 +280,11 @@ class Steps:
         self._counting.end(step)
         step.done = list(self._recorder.done)
         self.done.append(step)
-        self._ended(step)
+        try:
+            self._ended(step)
+        except Ended:
+            self._kept = self.optimizers  # the frames of the script are left; schemes are tried with its optimizers
+            raise
         self._begin()
 
     def _running_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
