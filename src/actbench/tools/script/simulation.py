@@ -30,6 +30,7 @@ from actbench.tools.script import groups, kernels, reading, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
+from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.libraries import prepared
@@ -39,7 +40,7 @@ from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
 from actbench.tools.script.remarks import about_outside, about_steps
 from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Ended, Step, Steps, Tracked
+from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.values import ScriptMode
 from actbench.units import MIB
