@@ -189,12 +189,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         pytest.fail(f"a circle: {' imports '.join(reversed(error.args[1]))}")
 
 
-def test_no_file_is_longer_than_a_reader_likes() -> None:
-    lengths = {module_of(path): len(path.read_text().splitlines()) for path in FILES}
-
-    assert {module: lines for module, lines in lengths.items() if lines > 300} == {}
-
-
 @pytest.mark.parametrize(("package", "homes"), FEW_FILES_ONLY.items())
 def test_a_package_is_imported_where_it_belongs(package: str, homes: set[str]) -> None:
     users = {

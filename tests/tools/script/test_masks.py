@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import actbench
 from actbench.simulator import profiles
-from actbench.tools.script.masks import shares
+from actbench.tools.script.ones import shares
 from actbench.tools.script.simulation import Simulation
 
 EXPERTS, TOKENS = 8, 512
@@ -112,7 +112,7 @@ def test_experts_share_the_tokens(route: Callable[[Tensor], Parts]) -> None:
         loop()
 
     assert card.peak_bytes == pytest.approx(peak_of_the_whole(loop), rel=0.02)
-    assert bool(card.at_most) == (route is by_different_values)  # some experts might be chosen by no token
+    assert bool(card.bounds.most) == (route is by_different_values)  # some experts might be chosen by no token
 
 
 def test_a_mask_has_as_many_elements_as_were_set() -> None:
@@ -133,8 +133,8 @@ def test_a_mask_has_as_many_elements_as_were_set() -> None:
         assert int(masks[0].sum()) == 30
         masks[0].fill_(1)
         assert len(torch.where(masks[0])[0]) == 1000
-    assert card.at_most
-    assert not card.shared
+    assert card.bounds.most
+    assert not card.bounds.shares
 
 
 def test_shares_add_up() -> None:
@@ -148,7 +148,7 @@ def test_shares_add_up() -> None:
         weighted = (scores * (chosen == 3).any(1, keepdim=True)).sum()
     assert found == shares(2000, 7)
     assert dealt == [250, 250, 250, 250]
-    assert card.shared
+    assert card.bounds.shares
     assert weighted.shape == ()
 
 

@@ -82,7 +82,7 @@ def test_shapes_that_nobody_knows_are_the_largest_and_said_to_be() -> None:
         assert torch.masked_select(x, x > 0).shape == (12,)
         assert x.flatten().unique().shape == (12,)
 
-    assert any("test_values.py" in text for text in card.at_most)
+    assert any("test_values.py" in text for text in card.bounds.most)
 
 
 def test_a_shape_without_a_bound_is_refused() -> None:
@@ -164,7 +164,7 @@ def test_integers_are_as_many_as_the_classes_that_they_choose_among() -> None:
         assert scores.argsort(dim=1, stable=True).unique().shape == (7,)
         assert (chosen * 7 + chosen).bincount(minlength=49).shape == (49,)
 
-    assert any("_unique2" in text for text in card.at_most)
+    assert any("_unique2" in text for text in card.bounds.most)
 
 
 def test_what_is_written_is_no_longer_taken_for_what_it_was() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actbench.errors import MeasurementError
 from actbench.model.records import Built
-from actbench.tools.script.steps import Step
+from actbench.tools.script.counting import Step
 
 
 class Loading(TypedDict):

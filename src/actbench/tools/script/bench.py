@@ -17,11 +17,12 @@ from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.tools.script import launching
+from actbench.tools.script.counting import Step
 from actbench.tools.script.ondevice import CudaRun
 from actbench.tools.script.real import RealRun
 from actbench.tools.script.schemes import refused
 from actbench.tools.script.simulation import Simulation
-from actbench.tools.script.steps import Ended, Step
+from actbench.tools.script.steps import Ended
 from actbench.tools.script.suggestions import suggestions
 from actbench.tools.script.trials import Finish, forked, largest_batch
 from actbench.units import format_bytes

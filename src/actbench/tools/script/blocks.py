@@ -15,8 +15,9 @@ from actbench.simulator import blockmarks
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.tracker import StorageTracker
+from actbench.tools.script.counting import Step
 from actbench.tools.script.schemes import trained
-from actbench.tools.script.steps import Step, Steps
+from actbench.tools.script.steps import Steps
 
 
 class StepMarks(BlockMarks):

@@ -10,7 +10,7 @@ from actbench.measuring.meters.stepevents import Origin
 from actbench.model.growth import Growth
 from actbench.model.measured import Measurement
 from actbench.report.advice import needed_bytes
-from actbench.tools.script.steps import Step
+from actbench.tools.script.counting import Step
 
 _FEWEST = 2
 """Steps that must have left something: one alone may have filled a cache."""

@@ -18,9 +18,10 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
 from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
+from actbench.tools.script.counting import Counting, Step
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
-from actbench.tools.script.steps import Counting, Step, Steps
+from actbench.tools.script.steps import Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 

@@ -117,13 +117,16 @@ _TOGETHER = frozenset(
 """Operators whose arguments must be on one device, but for numbers."""
 
 
-def is_mixed(func: Any, args: Any) -> bool:
-    """Return whether a card refuses an operator because some of its tensors are in host memory and others are not."""
+def refuse_mixed(func: Any, args: Any) -> None:
+    """Raise the RuntimeError of a card that refuses an operator on some tensors in host memory and others not."""
     if func not in _TOGETHER:
-        return False
+        return
     tensors = [tensor for tensor in tensors_of(args) if tensor.dim() and not _is_anywhere(tensor)]
-    places = {is_on_card(tensor) for tensor in tensors}
-    return len(places) > 1
+    if len({is_on_card(tensor) for tensor in tensors}) > 1:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
+            f"checking arguments for {func._schema.name})"
+        )
 
 
 class Loading(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,9 +8,9 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.tools.script import bench
 from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
+from actbench.tools.script.counting import Step
 from actbench.tools.script.declared import check_script
 from actbench.tools.script.experiment import APPLIED as CHANGES
-from actbench.tools.script.steps import Step
 
 __all__ = ["CHANGES", "Session", "check", "failure_of"]
 

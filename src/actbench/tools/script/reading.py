@@ -20,9 +20,9 @@ from actbench.model.records import Built
 from actbench.model.timeline import OPTIMIZER
 from actbench.ops.simulation import plain_tensors
 from actbench.tools.script import sharing
+from actbench.tools.script.counting import Step
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.schemes import trained
-from actbench.tools.script.steps import Step
 
 
 class Names(Protocol):

@@ -21,6 +21,7 @@ from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.card import believed
+from actbench.tools.script.counting import Step
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.growth import with_growth
@@ -28,7 +29,7 @@ from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Step, Steps
+from actbench.tools.script.steps import Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 _SETTINGS = Settings(batch="a smaller batch in the script")

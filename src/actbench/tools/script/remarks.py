@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from actbench.model.records import differ
 from actbench.tools.script.steps import Steps
 from actbench.units import counted, format_bytes
+
+
+class Bounds:
+    """Notes what makes the bytes of a script a bound or an estimate, with the line that runs.
+
+    Attributes:
+        most: Why bytes may be fewer; ``shares`` why they may be others.
+    """
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
+        self.most: dict[str, None] = {}
+        self.shares: dict[str, None] = {}
+
+    def at_most(self, operator: str) -> None:
+        """Note an operator whose result is the largest possible one."""
+        self.most[f"{operator} makes as many elements as it can at {self._line() or 'an unknown line'}"] = None
+
+    def share(self, operator: str) -> None:
+        """Note an operator that chooses an equal share."""
+        where = self._line() or "an unknown line"
+        self.shares[f"{operator} is taken to choose an equal share of the elements at {where}"] = None
 
 
 def about_steps(steps: Steps, began: int, *, has_state: bool = False) -> Iterator[str]:

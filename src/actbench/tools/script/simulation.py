@@ -31,6 +31,7 @@ from actbench.tools.script import groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed
+from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.facade import Facade
@@ -40,10 +41,10 @@ from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
-from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_mixed
-from actbench.tools.script.remarks import about_outside, about_steps
+from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, refuse_mixed
+from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Ended, Step, Steps, Tracked
+from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.values import ScriptMode
 from actbench.units import MIB
@@ -97,10 +98,9 @@ class Simulation:
     ) -> None:
         self.profile = profile
         self.notes: dict[str, None] = {}
-        self.at_most: dict[str, None] = {}
-        self.shared: dict[str, None] = {}
         self.moved: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
+        self.bounds = Bounds(self.lines.line)
         self._applied = None if scheme is None else Applied(scheme)
         self._batches = Batches(batch_size, are_needed=needs_batches)
         self._limit, self._stepped = steps, stepped
@@ -121,9 +121,8 @@ class Simulation:
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
-        self.lines.fed = self._batches.fed
-        self.steps.passing = self.lines.begin_pass
-        self._mode, self._draws = ScriptMode(self._note_at_most, self._note_shares), Draws()
+        self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
+        self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
         self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -251,10 +250,7 @@ class Simulation:
         )
         steady = self.steps.steady(self._began)
         found = with_growth(found, steady, self.tracker.events[: steady[-1].ended], self.lines.origins, held.of_model)
-        marks: dict[str, Any] = {
-            "at_most": tuple(self.at_most),
-            "approximate": (*self.shared, *self._unmodelled.reasons()),
-        }
+        marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
@@ -289,11 +285,8 @@ class Simulation:
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
         self.lines.follow((args, kwargs), result, self.tracker.names)
-        if self.profile.is_cuda and is_mixed(func, args):
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
-                f"checking arguments for {func._schema.name})"
-            )
+        if self.profile.is_cuda:
+            refuse_mixed(func, args)
 
     def _note_moved(self, tensors: list[Tensor]) -> None:
         self.tracker.add(tensors)  # no operator of another thread comes to the tracker
@@ -302,10 +295,3 @@ class Simulation:
     def _restart(self) -> None:
         self.steps.restart()
         self._held = None
-
-    def _note_shares(self, operator: str) -> None:
-        where = self.lines.line() or "an unknown line"
-        self.shared[f"{operator} is taken to choose an equal share of the elements at {where}"] = None
-
-    def _note_at_most(self, operator: str) -> None:
-        self.at_most[f"{operator} makes as many elements as it can at {self.lines.line() or 'an unknown line'}"] = None

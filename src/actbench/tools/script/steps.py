@@ -9,15 +9,12 @@ pass begins. What runs between the last backward pass and the end of a step, cli
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -25,10 +22,10 @@ from actbench.measuring.meters import footprint
 from actbench.model.records import Phase
 from actbench.ops.simulation import plain_tensors
 from actbench.scheme.wrapped import renews_next
-from actbench.simulator.cost.recorder import Done, Recorder
+from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.optimizerstate import use_foreach
 from actbench.simulator.overrides import replaced
-from actbench.simulator.tracker import StorageTracker
+from actbench.tools.script.counting import Counting, Step
 from actbench.tools.script.turns import Turns
 
 _MOST = 8
@@ -37,114 +34,6 @@ _MOST = 8
 
 class Ended(BaseException):
     """The steps that are read have run; no ``except Exception`` of a script stops it."""
-
-
-_ALIKE = 1e-4
-"""The share of the bytes in which steps that are alike may differ."""
-
-
-_LITTLE = 1e-6
-"""The share of the bytes by which a step has to grow for anybody to care."""
-
-
-@dataclass
-class Step:
-    """One step, by numbers of events of the tracker.
-
-    Attributes:
-        begun: Events before the step; ``ended`` those before its end, ``updating`` before the optimizer's part.
-        forwards: The beginning and the end of each forward pass.
-        peak_bytes: Most bytes alive; ``live_bytes`` are those at the end.
-        peak_at: Events before the peak.
-        gradients: Names of the storages of gradients, which have ``gradients_bytes``.
-        done: What the operators did.
-        cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
-        rows: Rows of its largest batch; None if nobody knows them.
-    """
-
-    begun: int
-    updating: int = 0
-    ended: int = 0
-    forwards: list[tuple[int, int]] = field(default_factory=list)
-    peak_bytes: int = 0
-    peak_at: int = 0
-    live_bytes: int = 0
-    gradients: set[int] = field(default_factory=set)
-    gradients_bytes: int = 0
-    cyclic_bytes: int = 0
-    rows: int | None = None
-    done: Sequence[Done] = ()
-
-    def is_like(self, other: Step) -> bool:
-        """Return whether another step reached about the same peak and left about the same bytes.
-
-        A loss that one step in two keeps, or a batch with one token more, makes no other step.
-        """
-        pairs = ((self.peak_bytes, other.peak_bytes), (self.live_bytes, other.live_bytes))
-        return all(abs(one - another) <= _ALIKE * max(one, another) for one, another in pairs)
-
-    def has_grown_from(self, other: Step) -> bool:
-        """Return whether it left a little more than another step: whether a third one does, too, is worth a step."""
-        return _LITTLE * self.live_bytes < self.live_bytes - other.live_bytes
-
-
-class Counting(Protocol):
-    """Counts what a script allocates, and knows moments by numbers that grow.
-
-    Attributes:
-        is_cuda: Whether optimizers take their default implementations for CUDA parameters.
-    """
-
-    is_cuda: bool
-
-    def now(self, part: Phase) -> int:
-        """Return the number of this moment, at which a part of the step ends."""
-
-    def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in memory that is not counted."""
-
-    def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
-        """Note gradients that an optimizer has used in a step."""
-
-    def end(self, step: Step) -> None:
-        """Fill in what is known of a step when it ends, after Python's collector ran."""
-
-    def begin(self) -> int:
-        """Begin the next step, whose peak begins at the bytes of now, and return the number of this moment."""
-
-
-class Tracked(Counting):
-    """Counts by the events of a tracker of storages."""
-
-    def __init__(self, tracker: StorageTracker) -> None:
-        self._tracker = tracker
-        self.is_cuda = tracker.host_is_free
-
-    def now(self, part: Phase = "forward") -> int:
-        """Return the number of events; a sum of gradients that waits to be counted is counted now."""
-        assert self._tracker.live_bytes >= 0
-        return len(self._tracker.events)
-
-    def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in host memory, and not on a card."""
-        return self._tracker.leaves_out(tensor)
-
-    def gradients(self, step: Step, gradients: Sequence[Tensor]) -> None:
-        """Note the names of gradients."""
-        step.gradients |= self._tracker.names(gradients)
-
-    def end(self, step: Step) -> None:
-        """Read the tracker before and after Python's collector ran."""
-        tracker, before = self._tracker, self._tracker.live_bytes
-        gc.collect()
-        step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
-        step.cyclic_bytes = before - step.live_bytes
-        step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
-
-    def begin(self) -> int:
-        """Begin a new peak."""
-        self._tracker.reset_peak()
-        return self.now()
 
 
 class Steps:

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 
 from actbench.model.measured import Measurement
+from actbench.tools.script.counting import Step
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.lines import Lines
-from actbench.tools.script.steps import Ended, Step, Steps
+from actbench.tools.script.steps import Ended, Steps
 
 TIMED = 3
 """Steps that are only timed, after those whose bytes are read."""

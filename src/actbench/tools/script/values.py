@@ -19,6 +19,7 @@ from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, tensors_of
 from actbench.tools.script import bounds, masks, plausible
+from actbench.tools.script.ones import forget as forget_ones, ones
 
 aten = torch.ops.aten
 
@@ -124,7 +125,7 @@ def _forget(args: Any, kwargs: Any) -> None:
             if each is not None:
                 plausible.forget(each)
                 bounds.forget(each)
-                masks.forget(each)
+                forget_ones(each)
 
 
 def _as_indices(indices: Any) -> Iterator[Any]:
@@ -171,13 +172,13 @@ def _is_shared(operator: str, x: Tensor, *more: Any) -> bool:
     if operator == "aten::bincount":
         choices, asked = bounds.choices(x), more[1] if len(more) > 1 else 0
         return choices is not None and choices <= asked
-    found = masks.ones(more[0] if operator == "aten::masked_select" else x)
+    found = ones(more[0] if operator == "aten::masked_select" else x)
     return found is not None and found.is_share
 
 
 def _true(mask: Tensor) -> int:
     """Return how many elements of a mask are taken to be true."""
-    found = masks.ones(mask)
+    found = ones(mask)
     return mask.numel() if found is None else found.number
 
 
