@@ -43,8 +43,9 @@ def _is_wanted(spec: str, roots: Sequence[nn.Module], optimizers: list[torch.opt
     models = [root for root, _ in trained(roots, optimizers)]
     needs = schemes.build(spec).facet(Needs)
     try:
-        for model in models if needs else ():
-            needs.check(model)
+        for model in models:
+            if needs is not None:
+                needs.check(model)
     except ConversionError:
         return False
     return bool(models)
