@@ -138,7 +138,7 @@ class Session:
         return found.model_copy(update={"built": built, "remedies": helping})
 
     def _opened(
-        self, script: Script, stepped: Callable[[int, Step], object], finish: Finish
+        self, script: Script, stepped: Callable[[int, Step], object], ended: Callable[[Measurement], NoReturn]
     ) -> Simulation | RealRun | CudaRun:
         target = Path(script.target)
         options: dict[str, Any] = {
@@ -150,7 +150,7 @@ class Session:
             "folder": Path.cwd() if script.is_module else target.resolve().parent,
             "script": None if script.file is None else Path(script.file),
             "stepped": stepped,
-            "ended": finish,
+            "ended": ended,
         }
         if self.case.meter == "cuda":
             return CudaRun(**_without_schemes(options))

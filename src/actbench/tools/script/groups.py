@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import DebugLevel, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -102,7 +103,7 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
         for owner in (distributed, c10d):
             patches.set(owner, "init_process_group", _beginning(owner.init_process_group, processes, patches))
             patches.set(owner, "TCPStore", _LonelyStore)
-        patches.set(c10d, "get_debug_level", lambda: distributed.DebugLevel.OFF)  # else groups check each other
+        patches.set(c10d, "get_debug_level", lambda: DebugLevel.OFF)  # else groups check each other
         for name, change in collectives.CHANGES.items():
             if hasattr(c10d, name):
                 changed = change(getattr(c10d, name))
@@ -165,7 +166,7 @@ def refused_package(name: str | None) -> str | None:
     return None if engine is None else _REFUSED.format(engine)
 
 
-class _LonelyStore(distributed.TCPStore):
+class _LonelyStore(TCPStore):
     """A store that waits for no other process."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
