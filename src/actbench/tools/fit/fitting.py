@@ -89,6 +89,7 @@ class Fitting:
     stored: frozenset[Case] = frozenset()
     runs: list[Simulations] = field(default_factory=list)
     budget: Budget = field(init=False)
+    _planned: list[Case] = field(default_factory=list, repr=False)  # progress counts them, whoever planned them
 
     def __post_init__(self) -> None:
         """Let the time begin."""
@@ -128,6 +129,7 @@ class Fitting:
                 self.means.progress,
                 jobs=self.means.jobs_here,
                 budget=self.budget,
+                planned=self._planned,
             )
         )
         return self.runs[-1]

@@ -50,10 +50,11 @@ class Simulations:
         *,
         jobs: int,
         budget: Budget,
+        planned: list[Case],
     ) -> None:
         self._simulator, self._store, self._make_record = simulator, store, make_record
         self._progress, self._jobs, self._budget = progress, jobs, budget
-        self._planned: list[Case] = []
+        self._planned = planned
         self.simulated = self.copies = 0
         self.taken: set[Case] = set()
         self.crashed: dict[Case, Failure] = {}
