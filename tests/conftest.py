@@ -213,9 +213,9 @@ class Refusals:
 class TasksHere:
     """Stands for ``Tasks`` of the runner, whose processes take seconds to start: calls functions here."""
 
-    said = ""
+    said, server = "", None
 
-    def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
+    def __init__(self, module: str, preload: Sequence[str] = (), server: object = None) -> None:
         self._module = importlib.import_module(module)
 
     def call(self, function: str, text: str, **_: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from actbench.cli import completions
 from actbench.cli.app import Context, argument, command, count_option, named, option
@@ -225,7 +225,7 @@ def _compare(
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
     with progress_shown(kept, flags) as progress, ExitStack() as held:
-        settled = {"retry_failed": retry_failed, "timelines": timeline.wanted, "progress": progress}
+        settled: Any = {"retry_failed": retry_failed, "timelines": timeline.wanted, "progress": progress}
         comparison = None
         if machines is None and not force:
             comparison = stored_results(recipe.name, recipe.title, recipe.cases, output, **settled)

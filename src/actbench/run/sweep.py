@@ -15,7 +15,7 @@ from actbench.model.modelspecs import is_function
 from actbench.model.records import Case
 from actbench.report import kinds, store
 from actbench.report.kinds import MEASURED
-from actbench.run import runner
+from actbench.run import runner, tasks
 from actbench.run.executor import Machines, bench_of
 from actbench.run.experiment import ExperimentResult, check_distinct, finished
 from actbench.run.local import ThisMachine, chosen_gpus
@@ -24,7 +24,6 @@ from actbench.run.progress import Progress
 from actbench.run.recipes import Recipe, files_of
 from actbench.run.recipes.sections import Planned
 from actbench.run.stored import WithTimelines, canonical
-from actbench.run.tasks import Tasks
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 from actbench.units import GIB
@@ -39,12 +38,12 @@ def looked_up_by(server: ForkServer, timeout_seconds: float | None) -> Callable[
 
     A config, or a file of Python, that others wrote is read there.
     """
-    tasks = Tasks(workload_lookup.__name__, server=server)
+    at_work = tasks.Tasks(workload_lookup.__name__, server=server)
 
     def look_up(case: Case) -> None:
         most = None if is_function(case.model) else _LOOKUP_BYTES
         doing = f"reading the model {case.model!r}"
-        tasks.call("look_up", case.model_dump_json(), doing=doing, timeout_seconds=timeout_seconds, memory_bytes=most)
+        at_work.call("look_up", case.model_dump_json(), doing=doing, timeout_seconds=timeout_seconds, memory_bytes=most)
 
     return look_up
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
@@ -151,7 +151,7 @@ def run_script(
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     out = readers(exports)
     with schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told, ExitStack() as held:
-        settled = {"retry_failed": retry_failed, "progress": told}
+        settled: Any = {"retry_failed": retry_failed, "progress": told}
         named, found = name_and_title(case, specs), partial(written, case, specs)
         comparison = None if force else stored_results(*named, found, output, **settled)
         if comparison is None:
