@@ -28,7 +28,7 @@ EXAMPLES = {
     "randomized": "randomized:0.5",
 }
 MODELS = {"liger": "tiny-llama", "chunked_loss": "tiny-gpt2"}
-SPECS = [EXAMPLES.get(name, name) for name in schemes.alone()]
+SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "channels_last"]
 SETTLED, STEPS = 100, 300
 """Steps after which caches are full, such as allocations of bits, and steps in all."""
 

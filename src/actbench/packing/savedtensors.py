@@ -169,10 +169,9 @@ class WeakTensors:
 def _view(tensor: Tensor) -> Callable[[torch.UntypedStorage], Tensor]:
     """Return a function that makes a tensor like this one over a storage, without a reference to this one."""
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-    is_fake = isinstance(tensor, FakeTensor)
-    mode = tensor.fake_mode if is_fake else None
+    mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
     # to a script on a simulated card a fake tensor says another device than its own
-    dtype, device = tensor.dtype, tensor.fake_device if is_fake else tensor.device
+    dtype, device = tensor.dtype, tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
     def view(storage: torch.UntypedStorage) -> Tensor:
         if mode is None:

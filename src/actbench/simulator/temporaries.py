@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.ops import noise  # noqa: F401  (defines an operator that is named here)
-from actbench.simulator import ctc, cudnn, onednn, ownkernels, recurrent
+from actbench.simulator import composed, ctc, cudnn, onednn, ownkernels, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.ownkernels import Formula, bytes_of, uncontiguous
 from actbench.simulator.products import copied_bytes
@@ -227,21 +226,9 @@ def _layer_norm_backward(args: Any, result: Any) -> int:
     return uncontiguous(*args[:2])
 
 
-def _svd(args: Any, result: Any) -> int:
-    """A decomposition overwrites a copy of its matrices, and tells in an integer of each whether it converged."""
-    x: Tensor = args[0]
-    return bytes_of(x) + 4 * math.prod(x.shape[:-2])
-
-
-def _random_words(args: Any, result: Tensor) -> int:
-    """Each of torch's operators that make the words has two tensors of their size beside its result."""
-    return 2 * bytes_of(result)
-
-
 _BOTH: Mapping[Any, Formula] = {
     **ownkernels.EVERYWHERE,
-    torch.ops.actbench.random_words.default: _random_words,
-    aten._linalg_svd.default: _svd,
+    **composed.TEMPORARIES,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),

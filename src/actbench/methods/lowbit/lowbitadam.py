@@ -22,6 +22,7 @@ from actbench.methods.formats.optim.shards import is_spread, local_gradient, loc
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.scheme.wrapped import called
+from actbench.simulator.overrides import attribute
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits
@@ -57,6 +58,9 @@ def few_bits_adam(scheme: str, suffix: str, *, bf16_stochastic_round: bool = Fal
     return twin
 
 
+_compiled_once = functools.cache(torch.compile)
+
+
 @functools.cache
 def _adapted(kind: type[Any]) -> type[Any]:
     """Return a class of torchao that needs no compiler off CUDA, and whose saved state is plain tensors."""
@@ -73,7 +77,9 @@ def _adapted(kind: type[Any]) -> type[Any]:
                 _step_as_one_kernel(self, parameters)
                 return loss
             compiles = all(parameter.is_cuda for parameter in parameters)
-            with torch.compiler.set_stance("default" if compiles else "force_eager"), _shares_alone(self):
+            stance = torch.compiler.set_stance("default" if compiles else "force_eager")
+            # torchao compiles its kernel anew for each parameter and step, and torch keeps something of each time
+            with stance, attribute(torch, "compile", _compiled_once), _shares_alone(self):
                 super().step()
             return loss
 
