@@ -24,6 +24,11 @@ _RECURRENT = (
     "2017 (docs/simulation.md)"
 )
 
+_OF_VALUES = frozenset((aten.linalg_matrix_exp, aten.masked_scatter_backward, aten._linalg_slogdet, aten._linalg_det))
+"""Operators whose buffers on a CPU, or those of their derivatives, depend on values."""
+
+_OF_LIBRARY = frozenset((aten._fft_c2r,))
+
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
 
