@@ -174,10 +174,8 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
             _operator(name)._dispatch_cache.clear()
 
 
-_COMPOSITES: Mapping[tuple[str, str], Callable[..., Any]] = {
-    (name, "AutogradCPU"): kernel
-    for name, kernel in {**ctc.composites(), **branches.composites(), **branches.branches()}.items()
-}
+_OF_ALL: Mapping[str, Callable[..., Any]] = {**ctc.composites(), **branches.composites(), **branches.branches()}
+_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in _OF_ALL.items()}
 """Kernels of all devices."""
 
 _ON_CPU = {(name, "AutogradCPU"): kernel for name, kernel in branches.branches_on_cpu().items()}

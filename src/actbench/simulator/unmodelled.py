@@ -24,10 +24,8 @@ _RECURRENT = (
     "2017 (docs/simulation.md)"
 )
 
-_OF_VALUES = frozenset((aten.linalg_matrix_exp, aten.masked_scatter_backward, aten._linalg_slogdet, aten._linalg_det))
-"""Operators whose buffers on a CPU, or those of their derivatives, depend on values."""
-
-_OF_LIBRARY = frozenset((aten._fft_c2r,))
+_UNKNOWN = frozenset((aten.linalg_matrix_exp, aten._fft_c2r, aten.masked_scatter_backward, aten._linalg_det))
+"""Operators whose buffers on a CPU depend on values, or are a library's: transforms over several dimensions."""
 
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
@@ -39,6 +37,7 @@ class Unmodelled:
     def __init__(self, profile: DeviceProfile) -> None:
         self._of_cuda = temporaries.cuda(profile) if profile.is_cuda else None
         self._found: dict[str, None] = {}
+        self._unknown: dict[str, None] = {}
         self._has_recurrence = False
 
     def temporaries(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -47,7 +46,9 @@ class Unmodelled:
         if self._of_cuda is not None:
             self._has_recurrence |= packet is recurrent.FORWARD
             return self._of_cuda(func, args, result)
-        if packet in _CONVOLUTIONS:
+        if packet in _UNKNOWN and (packet is not aten._fft_c2r or len(args[1]) > 1):
+            self._unknown[packet.__name__] = None
+        elif packet in _CONVOLUTIONS:
             self._note_convolution(args[1].dtype)
         elif packet in _PRODUCTS and args[1].dtype in _SUPPORTED and _SUPPORTED[args[1].dtype]():
             self._found[f"products in {_name(args[1].dtype)}"] = None
@@ -57,10 +58,12 @@ class Unmodelled:
         """Return why the peak is an estimate, by what was noted; nothing if nothing was."""
         if self._has_recurrence:
             return (_RECURRENT,)
-        if not self._found:
-            return ()
-        named = " and ".join(self._found)
-        return (f"oneDNN's buffers for {named} are not known: on a CPU the peak may be higher than simulated",)
+        named = {"oneDNN's buffers": self._found, "the buffers": self._unknown}
+        return tuple(
+            f"{whose} for {' and '.join(names)} are not known: on a CPU the peak may be higher than simulated"
+            for whose, names in named.items()
+            if names
+        )
 
     def _note_convolution(self, dtype: torch.dtype) -> None:
         if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
