@@ -44,6 +44,8 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "a gradient that is scattered": lambda x: x.topk(4, 1)[0],
     "gradients that are added by a formula": lambda x: torch.stack([each.sum() for each in torch.var_mean(x, 1)]),
     "gradients that are accumulated": lambda x: x.sin() + x.cos() + x.exp(),
+    "gradients of pieces": lambda x: torch.stack([each.mean() for each in x.hsplit([1, 2, 3])]),
+    "two gradients of one node": lambda x: x * x,
     "a mask over a gradient": lambda x: x.masked_fill(x > 0, 0.0),
     "a mask over a gradient of a choice": lambda x: torch.where(x > 1, x, 0.0).masked_fill(x > 0, 0.0),
     "rows by index": lambda x: x[torch.tensor([1, 3, 3])],

@@ -300,3 +300,63 @@ def test_softmax_copies_what_is_not_contiguous(softmax: Any) -> None:
         true, result = true_temporaries(lambda: softmax(x, -1, False))  # noqa: B023
 
         assert temporaries.cpu(softmax, (x, -1, False), result) == pytest.approx(true, rel=TOLERANCE)
+
+
+def _grad_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(()).expand(x.shape)
+
+
+X = torch.rand(32, 64, 96).add_(0.5)
+KERNELS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "columns of images": (aten.im2col.default, (torch.rand(4, 8, 32, 32), [3, 3], [1, 1], [0, 0], [1, 1])),
+    "images of an expanded gradient": (
+        aten.col2im.default,
+        (_grad_of(torch.rand(4, 72, 900)), [32, 32], [3, 3], [1, 1], [0, 0], [1, 1]),
+    ),
+    "images that are larger than their columns": (
+        aten.col2im.default,
+        (torch.rand(4, 32, 64), [32, 32], [2, 2], [1, 1], [0, 0], [4, 4]),
+    ),
+    "a sort of long rows": (aten.sort.default, (torch.rand(4, 65536), -1)),
+    "the k-th number": (aten.kthvalue.default, (X, 3, 1)),
+    "the median of all": (aten.median.default, (X,)),
+    "a roll of three dimensions": (aten.roll.default, (X, [1, 2, 3], [0, 1, 2])),
+    "a roll of a transposed tensor": (aten.roll.default, (X.transpose(0, 2), [5], [])),
+    "indices of 32 bits": (aten.gather.default, (X, 1, torch.zeros(32, 32, 96, dtype=torch.int32))),
+    "distances of a batch": (
+        aten._cdist_forward.default,
+        (torch.rand(8, 1, 32, 16), torch.rand(1, 4, 32, 16), 1.0, None),
+    ),
+    "booleans times floats": (aten.mul.Tensor, (X > 1, X)),
+    "integers divided": (aten.div.Tensor, (X.long(), X.int())),
+    "integers compared with floats": (aten.eq.Tensor, (X.long(), X)),
+    "layer norm of a transposed tensor": (aten.native_layer_norm.default, (X.transpose(0, 1), [96], None, None, 1e-5)),
+    "group norm of a transposed tensor": (
+        aten.native_group_norm.default,
+        (X.transpose(0, 1), None, None, 64, 32, 96, 4, 1e-5),
+    ),
+    "attention": (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        (*(torch.rand(2, 4, 300, 32) for _ in range(3)), 0.0, True),
+    ),
+    "the gradient of a margin": (aten.soft_margin_loss_backward.default, (torch.ones(()), X, X, 1)),
+    "a transposed matrix": (aten.clone.default, (torch.rand(512, 256).T,)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_a_kernel_of_torch_takes(name: str) -> None:
+    operator, args = KERNELS[name]
+    options = {"memory_format": torch.contiguous_format} if operator is aten.clone.default else {}
+
+    true, result = true_temporaries(lambda: operator(*args, **options))
+
+    assert true > 2048
+    assert temporaries.cpu(operator, args, result) == pytest.approx(true, rel=TOLERANCE, abs=64)
+    on_cuda = (aten.im2col.default, aten.col2im.default, aten.roll.default, aten.soft_margin_loss_backward.default)
+    if operator in (*on_cuda, aten._cdist_forward.default):  # whose code is that of all devices
+        assert CUDA(operator, args, result) == temporaries.cpu(operator, args, result)
+
+
+def test_a_cuda_device_converts_each_element() -> None:
+    assert CUDA(aten.mul.Tensor, (X > 1, X), X) == 0

@@ -7,23 +7,51 @@ at. The derivatives here are the operators that torch runs for real tensors, who
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A kernel of autograd with another backward pass; torch's own runs where other derivatives are asked for.
+
+    Attributes:
+        own: torch's kernel.
+    """
+
+    kernel: Callable[..., Any]
+    own: Any
+
+    @classmethod
+    def of(cls, operator: str, kernel: Callable[..., Any]) -> Branch:
+        """Return the branch of an operator of torch, by its name."""
+        return cls(kernel, torch.library.get_kernel(f"aten::{operator}", "AutogradCPU"))
+
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run on arguments; ``keys`` are those by which torch came here."""
+        transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+        return self.own.call_boxed(keys, *args, **kwargs) if transformed else self.kernel(*args, **kwargs)
+
+
 def composites() -> dict[str, Callable[..., Any]]:
-    """Return what replaces operators on every device, by their names."""
-    return {"cumprod_backward": _cumprod_backward, "prod": _prod, "prod.dim_int": _prod_of_dim}
+    """Return what replaces composite operators on every device, by their names."""
+    return {"cumprod_backward": _cumprod_backward}
 
 
-def composites_on_cpu() -> dict[str, Callable[..., Any]]:
+def branches() -> dict[str, Branch]:
+    """Return what replaces other operators on every device, by their names."""
+    return {"prod": Branch.of("prod", _prod), "prod.dim_int": Branch.of("prod.dim_int", _prod_of_dim)}
+
+
+def branches_on_cpu() -> dict[str, Branch]:
     """Return what replaces further operators on a CPU: of these formulas, CUDA's are those of fake tensors."""
-    return {name: _selecting(getattr(aten, name).default) for name in ("max", "min", "median", "nanmedian")}
+    return {name: Branch.of(name, _selecting(name)) for name in ("max", "min", "median", "nanmedian")}
 
 
 def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tensor:
@@ -45,8 +73,6 @@ def _below_autograd(operator: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 class _Prod(Function):
     """A product over all dimensions, or over ``dim``, kept as one of size 1."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, dim: int | None) -> Tensor:
@@ -85,12 +111,11 @@ def _summable(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x.to(asked)
 
 
-def _selecting(operator: Any) -> Callable[[Tensor], Tensor]:
+def _selecting(name: str) -> Callable[[Tensor], Tensor]:
     """Return an operator that selects one element, with the derivative of a CPU: equal elements share the gradient."""
+    operator = getattr(aten, name).default
 
     class Selected(Function):
-        generate_vmap_rule = True
-
         @staticmethod
         def forward(x: Tensor) -> Tensor:
             return _below_autograd(operator, x)
@@ -106,4 +131,4 @@ def _selecting(operator: Any) -> Callable[[Tensor], Tensor]:
             shared = torch.zeros_like(x)
             return shared.masked_fill_(chosen, grad / chosen.sum())
 
-    return Selected.apply
+    return Selected.apply  # type: ignore[no-any-return]

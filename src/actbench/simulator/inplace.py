@@ -33,35 +33,55 @@ class InPlace:
     """Follows the operators of backward passes, and tells which of them real steps run in place."""
 
     def __init__(self) -> None:
-        self._made: weakref.ref[torch.UntypedStorage] | None = None
-        self._node: int | None = None
+        self._number: int | None = None
+        self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._filled: weakref.ref[torch.UntypedStorage] | None = None
 
     def replaces(self, func: Any, args: Any) -> bool:
         """Return whether the first argument of an operator becomes its result in a real step."""
         if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():  # as while a block is recomputed
             return False
         if func is aten.add.Tensor:
-            return _accumulates() and _can_be_added_to(args[0])
-        if func not in _CHANGE or self._made is None:
+            return _can_be_added_to(args[0]) and self._accumulates(args[0])
+        if func not in _CHANGE or self._filled is None:
             return False
-        return self._made() is args[0].untyped_storage() and self._node is not None and self._node == _node()
+        storage = args[0].untyped_storage()
+        return self._filled() is storage and self._is_of_node(storage) and not isinstance(_node(), BackwardCFunction)
 
     def note(self, func: Any, result: Any) -> None:
-        """Note what an operator made."""
-        if func in _MAKE and torch._C._current_graph_task_id() >= 0:
-            self._made, self._node = weakref.ref(result.untyped_storage()), _node()
+        """Note what an operator made, and for which node of the graph."""
+        if torch._C._current_graph_task_id() < 0 or not isinstance(result, Tensor) or result._is_view():
+            return
+        number, storage = _number(), result.untyped_storage()
+        if number != self._number:
+            self._number, self._made = number, weakref.WeakSet()
+        self._made.add(storage)
+        if func in _MAKE:
+            self._filled = weakref.ref(storage)
+
+    def _accumulates(self, gradient: Tensor) -> bool:
+        """Return whether autograd's engine adds to a gradient, not a formula to a term that it made.
+
+        A node is the current one until the next begins, so that its gradients are added while it is. Two of them are
+        added to each other where both are of one tensor, as those of ``x * x`` are.
+        """
+        if not self._is_of_node(gradient.untyped_storage()):
+            return True
+        given = [each for each in _node().next_functions if each[0] is not None]
+        return len(given) > len(set(given))
+
+    def _is_of_node(self, storage: torch.UntypedStorage) -> bool:
+        return self._number is not None and self._number == _number() and storage in self._made
 
 
-def _node() -> int | None:
-    """Return a number of the node whose formula runs; None if there is none, or if it is one of Python."""
-    node: Any = torch._C._current_autograd_node()
-    return None if node is None or isinstance(node, BackwardCFunction) else node._sequence_nr()
+def _node() -> Any:
+    """Return the node of the graph that runs, or did last."""
+    return torch._C._current_autograd_node()
 
 
-def _accumulates() -> bool:
-    """Return whether the engine adds two gradients, not the formula of a node."""
-    node = torch._C._current_autograd_node()
-    return node is None or node.name() == "torch::autograd::AccumulateGrad"
+def _number() -> int | None:
+    node = _node()
+    return None if node is None else node._sequence_nr()
 
 
 def _can_be_added_to(gradient: Any) -> bool:

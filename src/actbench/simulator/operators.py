@@ -153,7 +153,7 @@ def device_operators(profile: DeviceProfile) -> Iterator[None]:
         with cuda_operators(profile):
             yield
     else:
-        with hostmemory.as_the_device(), _replaced(_COMPOSITES | _ON_CPU):
+        with hostmemory.as_the_device(), _replaced({**_COMPOSITES, **_ON_CPU}):
             yield
 
 
@@ -166,14 +166,16 @@ def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
 def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
     """Inside the block, let operators of torch, by their names and dispatch keys, run these kernels."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    composed = {name: kernel for (name, key), kernel in kernels.items() if key == "AutogradCPU"}
     token = _composites.set(
-        {_operator(name): kernel for (name, key), kernel in kernels.items() if key == "AutogradCPU"}
+        {_operator(name): kernel for name, kernel in composed.items() if not isinstance(kernel, branches.Branch)}
     )
     try:
         with warnings.catch_warnings():  # torch 2.11 warns of kernels that replace others
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             for (name, key), kernel in kernels.items():
-                library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+                takes_keys = isinstance(kernel, branches.Branch)
+                library.impl(name, kernel, key, with_keyset=takes_keys)  # type: ignore[no-untyped-call]
         yield
     finally:
         _composites.reset(token)
@@ -182,10 +184,11 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
             _operator(name)._dispatch_cache.clear()
 
 
-_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in (ctc.composites() | branches.composites()).items()}
+_OF_ALL: Mapping[str, Callable[..., Any]] = {**ctc.composites(), **branches.composites(), **branches.branches()}
+_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in _OF_ALL.items()}
 """Kernels of all devices."""
 
-_ON_CPU = {(name, "AutogradCPU"): kernel for name, kernel in branches.composites_on_cpu().items()}
+_ON_CPU = {(name, "AutogradCPU"): kernel for name, kernel in branches.branches_on_cpu().items()}
 
 _composites: ContextVar[Mapping[Any, Callable[..., Any]]] = ContextVar("_composites", default=MappingProxyType({}))
 
@@ -211,7 +214,8 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
     cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
     cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
     of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
-    return _COMPOSITES | {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
+    replaced = {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
+    return {**_COMPOSITES, **replaced}
 
 
 def _is_cast_on_cuda(name: str) -> bool:

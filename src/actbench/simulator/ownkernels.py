@@ -149,8 +149,9 @@ def _soft_margins(args: Any, result: Tensor) -> int:
 
 def _margins(args: Any, result: Any) -> int:
     """``binary_cross_entropy_with_logits``: the loss of each element, a logarithm of a sigmoid and its buffer."""
-    losses = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
-    return (3 if result.dim() == 0 else 2) * losses * args[0].element_size()
+    losses: int = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
+    each: int = args[0].element_size()
+    return (3 if result.dim() == 0 else 2) * losses * each
 
 
 _FEW_ROWS, _MANY_ROWS = 192, 768
@@ -165,8 +166,10 @@ def _tile(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 def _attention(args: Any, result: Any) -> int:
     """Scores, sums, maxima and outputs of a tile, for each thread."""
-    rows, columns = _tile(args[0], args[1])
-    return torch.get_num_threads() * rows * (columns + 2 + args[0].shape[-1]) * 4
+    query, key = args[:2]
+    rows, columns = _tile(query, key)
+    width: int = query.shape[-1]
+    return torch.get_num_threads() * rows * (columns + 2 + width) * 4
 
 
 def _attention_backward(args: Any, result: Any) -> int:

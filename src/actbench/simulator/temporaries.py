@@ -135,7 +135,7 @@ def _pool_backward(args: Any, result: Tensor) -> int:
 def _group_norm_backward(args: Any, result: Any) -> int:
     """Where the layouts of the output's gradient and the input differ, that gradient and the result are made twice."""
     grad, x = args[:2]
-    sums = 2 * args[5] * args[6] * 4  # two for each channel of each image
+    sums: int = 2 * args[5] * args[6] * 4  # two for each channel of each image
     if grad.dim() != 4:
         return sums + uncontiguous(grad, x)
     return sums + (0 if _has_layout(grad, _layout_of(x)) else 2 * bytes_of(x))

@@ -34,7 +34,7 @@ _FACTORIZATIONS = tuple(
     )
 )
 
-_OF_ONEDNN = "oneDNN's buffers for {} are not known: on a CPU the peak may be higher than simulated"
+_ON_CPU = "{} for {} are not known: on a CPU the peak may be higher than simulated"
 
 _OF_CUSOLVER = (
     "the workspaces of cuSOLVER, which factorizes matrices ({}), are not known: on a card the peak may be higher than "
@@ -46,6 +46,9 @@ _IN_DOUBLE = (
     "higher than simulated"
 )
 
+_UNKNOWN = frozenset((aten.linalg_matrix_exp, aten._fft_c2r, aten.masked_scatter_backward, aten._linalg_det))
+"""Operators whose buffers on a CPU depend on values, or are a library's: transforms over several dimensions."""
+
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
 
@@ -56,6 +59,7 @@ class Unmodelled:
     def __init__(self, profile: DeviceProfile) -> None:
         self._of_cuda = temporaries.cuda(profile) if profile.is_cuda else None
         self._found: dict[str, None] = {}
+        self._unknown: dict[str, None] = {}
         self._has_recurrence = self._in_double = False
 
     def temporaries(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -69,7 +73,9 @@ class Unmodelled:
             if packet in _FACTORIZATIONS:
                 self._found[func._schema.name.removeprefix("aten::").removeprefix("_")] = None
             return self._of_cuda(func, args, result)
-        if packet in _CONVOLUTIONS:
+        if packet in _UNKNOWN and (packet is not aten._fft_c2r or len(args[1]) > 1):
+            self._unknown[packet.__name__] = None
+        elif packet in _CONVOLUTIONS:
             self._note_convolution(args[1].dtype)
         elif packet in _PRODUCTS and args[1].dtype in _SUPPORTED and _SUPPORTED[args[1].dtype]():
             self._found[f"products in {_name(args[1].dtype)}"] = None
@@ -77,14 +83,13 @@ class Unmodelled:
 
     def reasons(self) -> tuple[str, ...]:
         """Return why the peak is an estimate, by what was noted; nothing if nothing was."""
-        named = " and ".join(self._found)
-        of_library = _OF_ONEDNN if self._of_cuda is None else _OF_CUSOLVER
-        told = (
-            (self._has_recurrence, _RECURRENT),
-            (bool(named), of_library.format(named)),
-            (self._in_double, _IN_DOUBLE),
-        )
-        return tuple(reason for is_so, reason in told if is_so)
+        found = [_RECURRENT] if self._has_recurrence else []
+        if self._of_cuda is not None:
+            found += [_OF_CUSOLVER.format(" and ".join(self._found))] if self._found else []
+        else:
+            found += [_ON_CPU.format("oneDNN's buffers", " and ".join(self._found))] if self._found else []
+            found += [_ON_CPU.format("the buffers", " and ".join(self._unknown))] if self._unknown else []
+        return (*found, *([_IN_DOUBLE] if self._in_double else ()))
 
     def _note_convolution(self, dtype: torch.dtype) -> None:
         if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
