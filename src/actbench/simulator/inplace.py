@@ -70,7 +70,7 @@ class InPlace:
         given = [each for each in _node().next_functions if each[0] is not None]
         return len(given) > len(set(given))
 
-    def _is_of_node(self, storage: torch.UntypedStorage) -> bool:
+    def _is_of_node(self, storage: torch.UntypedStorage | None) -> bool:
         return self._number is not None and self._number == _number() and storage in self._made
 
 
