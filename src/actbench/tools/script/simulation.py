@@ -247,7 +247,8 @@ class Simulation:
         if self._applied is not None and not self._applied.setups:
             self._applied.apply(self.lines.roots, self.steps.optimizers)
             gc.collect()
-            self.memory.restart(self._held.state)  # what the first step, without the scheme, reserved is nobody's
+            # what the first step, without the scheme, reserved is nobody's
+            self._stack.callback(self.memory.restart(self._held.state))
             self.memory.watch(self._restart)
             return
         if self.steps.are_enough(self._limit, self._began):
