@@ -32,7 +32,7 @@ SPECS = tuple(
     if name != "exact" and set(schemes.lookup(name).model_construct().changes) <= APPLIED
 )
 OF_LINEAR = ("randomized:0.5", "dropit:0.25", "wtacrs:0.5", "float8:rowwise", "velora", "division:8")
-"""Schemes that replace linear layers, each of which all five architectures have."""
+"""Schemes that replace linear layers."""
 
 
 @pytest.mark.usefixtures("operators_run_once")
@@ -49,7 +49,7 @@ def test_a_script_runs_under_each_scheme_or_it_is_refused(spec: str, name: str) 
 
 @pytest.mark.usefixtures("operators_run_once")
 @pytest.mark.sampled(fast=1, slow=6)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["llama", "roberta", "vit"])
 @pytest.mark.parametrize("spec", OF_LINEAR)
 def test_linear_layers_are_replaced_inside_of_a_script(spec: str, name: str) -> None:
     """Queries, keys and values read one input, which such a scheme packs once and finds again."""

@@ -11,8 +11,10 @@ import pytest
 import torch
 from mlptraining import train
 from torch import nn
+from torch.optim import optimizer
 
 import actbench
+from actbench import scheme as schemes
 from actbench.errors import UsageError
 
 
@@ -87,3 +89,20 @@ def test_nothing_is_left_alive() -> None:
     gc.collect()
 
     assert held[0]() is None
+
+
+def test_a_scheme_whose_step_fails_leaves_no_hook_behind() -> None:
+    """The hook took itself away at the next step of any optimizer of the process, which then raised."""
+    before = dict(optimizer._global_optimizer_pre_hooks)
+
+    def fail_after_a_step() -> None:
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda()
+        stepped = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(4, 64, device="cuda")).sum().backward()
+        stepped.step()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), actbench.simulate("rtx-4090", scheme=schemes.build("fewbit:3")):
+        fail_after_a_step()
+
+    assert dict(optimizer._global_optimizer_pre_hooks) == before

@@ -111,21 +111,20 @@ class CardMemory:
         self._play()
         self._pools.give_back()
 
-    def restart(self, state: Set[int]) -> None:
+    def restart(self, state: Set[int]) -> Callable[[], None]:
         """Hold what is alive now, as if nothing else had ever been allocated.
 
         ``state`` names storages of optimizer state, which the allocator gets when an optimizer steps: it cuts them from
-        what the passes before have left.
+        what the passes before have left. Returns what ends the wait for that step: no hook may be left behind.
         """
         self._play()
         self._pools, self._has_failed = self._empty(), False
         self._waiting = {name: amount for name, amount in self._held.items() if name in state}
         self._pools.play((name, amount) for name, amount in self._held.items() if name not in state)
         self.reset_peak()
-        self._updating = register_optimizer_step_pre_hook(self._make_state)
+        return register_optimizer_step_pre_hook(self._make_state).remove
 
     def _make_state(self, *_: Any) -> None:
-        self._updating.remove()
         self._play()
         self._pools.play(self._waiting.items())
         self._waiting = {}

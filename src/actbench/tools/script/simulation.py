@@ -273,7 +273,8 @@ class Simulation:
             self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
             self.steps.hand_over(optimizers)
             gc.collect()
-            self.memory.restart(self._held.state)  # what the first step, without the scheme, reserved is nobody's
+            # what the first step, without the scheme, reserved is nobody's
+            self._stack.callback(self.memory.restart(self._held.state))
             self.memory.watch(self._restart)
             self.lines.is_on = True
             return
