@@ -431,18 +431,35 @@ def isolated(ops: Sequence[Any]) -> Iterator[Row]:
         process.join()
 
 
+REASONS = {
+    r"masked_(fill|select|scatter)|index_put": "as many elements are selected as a mask has",
+    "matrix_exp": "as many products as the norm of the matrix asks for; marked as an estimate",
+    "(nan)?quantile": "torch selects the ranks of real tensors, and sorts fake ones",
+    "combinations": "a buffer of `nonzero_static`",
+    "(nan|masked_)?median|_softmax_backward_data": "a block of 14,400 bytes, by which torch transposes matrices",
+    "lu_solve|logdet|linalg_(slog)?det": "LAPACK's copies, here of matrices of one element",
+    "nn_functional_conv.*": "kernels that oneDNN chooses for single images with wide padding",
+    "nn_functional_pad_circular": "gradients of views that were written in place are added by copies",
+    "nn_functional_binary_cross_entropy": "the gradient of the target is multiplied in place",
+    "_unsafe_masked_index.*": "clamped indices, for each dimension",
+    "fft_.*": "copies of transforms over several dimensions; marked as an estimate",
+    "chalf": "complex numbers of 16 bits are computed in 32",
+}
+"""Why simulations of operators are off, by patterns of their names."""
+
+SMALL_BYTES = 64 * 1024
+
+
 def reason(row: Row) -> str:
     """Return why an operator is off, or why it was not compared."""
-    if row.worst is None:
+    run = row.worst
+    if run is None:
         return row.missing
-    found = next((text for names, text in REASONS.items() if re.fullmatch(names, row.operator)), "")
-    if not found and row.worst.at_most:
-        return "a shape depends on values: marked as an upper bound"
-    return found
-
-
-REASONS: dict[str, str] = {}
-"""Why simulations of operators are off, by patterns of their names."""
+    if run.real_bytes < SMALL_BYTES:
+        return "its samples are small: buffers of a few hundred bytes"
+    if run.at_most:
+        return "a shape depends on values: an upper bound"
+    return next((text for names, text in REASONS.items() if re.fullmatch(names, row.operator)), "")
 
 
 def is_off(row: Row) -> bool:

@@ -132,6 +132,27 @@ def test_fold(script: Any, size: tuple[int, int]) -> None:
         assert script.simulated(F.fold, sample, loss)[0] == pytest.approx(true, rel=script.TOLERANCE)
 
 
+SINGLE: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "a volume": (F.conv3d, (1, 32, 16, 16, 16), (32, 32, 3, 3, 3), {"padding": 1}),
+    "a pointwise volume": (F.conv3d, (1, 32, 16, 16, 16), (32, 32, 1, 1, 1), {}),
+    "a transposed volume": (F.conv_transpose3d, (1, 32, 16, 16, 16), (32, 16, 2, 2, 2), {"stride": 2}),
+    "a transposed image": (F.conv_transpose2d, (1, 16, 16, 16), (16, 32, 2, 2), {"stride": 2}),
+    "a transposed sequence": (F.conv_transpose1d, (1, 16, 256), (16, 32, 2), {"stride": 2}),
+    "an image": (F.conv2d, (1, 16, 16, 16), (32, 16, 3, 3), {"padding": 1}),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_convolution_of_a_single_image(script: Any, name: str) -> None:
+    operator, x, weight, settings = SINGLE[name]
+    sample = (_of(x, "contiguous"), (_of(weight, "contiguous"),), settings)
+    loss = script.LOSSES["mean"]
+    script.real(operator, sample, loss)
+    true = script.real(operator, sample, loss)
+
+    assert script.simulated(operator, sample, loss)[0] == pytest.approx(true, rel=script.TOLERANCE)
+
+
 def test_a_product_of_factors_that_are_not_zero_takes_the_short_branch(script: Any) -> None:
     """With zeros torch takes another one, and needs more than is simulated."""
     of_others, of_zeros = _of((64, 64, 64), "contiguous"), torch.zeros(64, 64, 64, requires_grad=True)
