@@ -50,7 +50,9 @@ class InPlace:
 
     def note(self, func: Any, result: Any) -> None:
         """Note what an operator made, and for which node of the graph."""
-        if torch._C._current_graph_task_id() < 0 or not isinstance(result, Tensor) or result._is_view():
+        if torch._C._current_graph_task_id() < 0 or not isinstance(result, Tensor):
+            return
+        if result.layout is not torch.strided or result._is_view():  # a sparse tensor has no storage
             return
         number, storage = _number(), result.untyped_storage()
         if number != self._number:
