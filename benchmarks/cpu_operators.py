@@ -423,7 +423,7 @@ def isolated(ops: Sequence[Any]) -> Iterator[Row]:
                 else:
                     missing = f"takes more than {SECONDS} s"
             except EOFError:
-                missing = "the process crashed in torch's kernel"
+                missing = "its process ended without an answer"
             op = waiting.pop(0)
             if missing:
                 yield Row(op.formatted_name, missing=missing)
@@ -431,18 +431,38 @@ def isolated(ops: Sequence[Any]) -> Iterator[Row]:
         process.join()
 
 
+REASONS = {
+    r"masked_(fill|select|scatter)|index_put": "as many elements are selected as a mask has",
+    "matrix_exp": "as many products as the norm of the matrix asks for",
+    "(nan)?quantile": "torch selects the ranks of real tensors, and sorts fake ones",
+    "combinations": "a buffer of `nonzero_static`",
+    "(nan|masked_)?median|_softmax_backward_data|t_copy": "a block of 14,400 bytes, by which torch transposes matrices",
+    "lu_solve|logdet|linalg_(slog)?det": "copies of matrices, here of one element each; not modelled",
+    "nn_functional_conv.*": "a layout that oneDNN chooses for low images with wide padding; not modelled",
+    "nn_functional_binary_cross_entropy": "the gradient of the target is multiplied in place",
+    "_unsafe_masked_index.*": "copies of indices; not modelled",
+    "fft_.*": "copies of transforms over several dimensions",
+    "nn_functional_(mse|smooth_l1)_loss": "a copy of operands in two layouts; not modelled",
+    "nn_functional_embedding_bag": "buffers of sums with weights; not modelled",
+    "linalg_householder_product": "a buffer that is not modelled",
+    "chalf": "a copy of complex numbers of 16 bits; not modelled",
+}
+"""Why simulations of operators are off, by patterns of their names."""
+
+SMALL_BYTES = 64 * 1024
+
+
 def reason(row: Row) -> str:
     """Return why an operator is off, or why it was not compared."""
-    if row.worst is None:
+    run = row.worst
+    if run is None:
         return row.missing
+    if run.real_bytes < SMALL_BYTES:
+        return "its samples are small: buffers of a few hundred bytes"
+    if run.at_most:
+        return "a shape depends on values: an upper bound"
     found = next((text for names, text in REASONS.items() if re.fullmatch(names, row.operator)), "")
-    if not found and row.worst.at_most:
-        return "a shape depends on values: marked as an upper bound"
-    return found
-
-
-REASONS: dict[str, str] = {}
-"""Why simulations of operators are off, by patterns of their names."""
+    return f"{found}; marked as an estimate" if run.approximate else found
 
 
 def is_off(row: Row) -> bool:
@@ -490,6 +510,15 @@ def read(path: Path) -> dict[str, Row]:
     return {name: Row(name, [Run(**run) for run in row["runs"]], row["missing"]) for name, row in stored.items()}
 
 
+def write(path: Path, rows: dict[str, Row]) -> None:
+    """Store operators, each on one line."""
+    lines = []
+    for name, row in rows.items():
+        runs = [{key: value for key, value in asdict(run).items() if value is not False} for run in row.runs]
+        lines.append(f"{json.dumps(name)}: {json.dumps({'runs': runs, 'missing': row.missing})}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Compare the operators, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -506,10 +535,7 @@ def main(arguments: list[str] | None = None) -> None:
         run = row.worst
         text = f"{run.off_by:+.1%} ({run.real_bytes:,} bytes, {run.loss} of {run.operands})" if run else ""
         print(f"{row.operator}: {len(row.runs)} runs {text} {row.missing}", flush=True)
-        stored = {
-            each.operator: {"runs": list(map(asdict, each.runs)), "missing": each.missing} for each in found.values()
-        }
-        path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        write(path, found)
     (asked.output / f"{NAME}.md").write_text(page(list(found.values())), encoding="utf-8")
 
 

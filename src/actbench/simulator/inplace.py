@@ -43,14 +43,16 @@ class InPlace:
             return False
         if func is aten.add.Tensor:
             return _can_be_added_to(args[0]) and self._accumulates(args[0])
-        if func not in _CHANGE or self._filled is None:
+        filled = None if self._filled is None or func not in _CHANGE else self._filled()
+        if filled is None or filled is not args[0].untyped_storage():
             return False
-        storage = args[0].untyped_storage()
-        return self._filled() is storage and self._is_of_node(storage) and not isinstance(_node(), BackwardCFunction)
+        return self._is_of_node(filled) and not isinstance(_node(), BackwardCFunction)
 
     def note(self, func: Any, result: Any) -> None:
         """Note what an operator made, and for which node of the graph."""
-        if torch._C._current_graph_task_id() < 0 or not isinstance(result, Tensor) or result._is_view():
+        if torch._C._current_graph_task_id() < 0 or not isinstance(result, Tensor):
+            return
+        if result.layout is not torch.strided or result._is_view():  # a sparse tensor has no storage
             return
         number, storage = _number(), result.untyped_storage()
         if number != self._number:

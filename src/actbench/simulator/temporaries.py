@@ -40,7 +40,7 @@ def convolution_backward(args: Any, result: Any) -> int:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
     copied = _copied(x, weight, grad)
     if not _uses_onednn(x, weight, stride, dilation, groups):
-        return copied + (0 if transposed else _column_bytes(x, weight, grad, stride))
+        return copied + (_columns(grad, weight, x) if transposed else _column_bytes(x, weight, grad, stride))
     conv = _of_onednn(x, weight, grad, stride, padding, dilation, groups, transposed)
     x_grad = bytes_of(x) if wanted[0] else 0
     w_grad = bytes_of(weight) if wanted[1] else 0
@@ -91,12 +91,12 @@ def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[in
     plain = max(stride) == 1 and max(dilation) == 1 and max(kernel) == 1
     if plain and x.shape[0] < 16 and torch.get_num_threads() == 1:
         return False
-    return groups > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
+    return groups > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or math.prod(x.shape[:4]) > 20480
 
 
 def _column_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    if max(weight.shape[2:]) == 1 and max(stride) == 1:
-        return 0  # a pointwise kernel reads the image itself
+    if x.dim() < 5 and max(weight.shape[2:]) == 1 and max(stride) == 1:
+        return 0  # a pointwise kernel reads the image itself, not the volume
     return _columns(x, weight, output)
 
 

@@ -46,8 +46,14 @@ _IN_DOUBLE = (
     "higher than simulated"
 )
 
-_UNKNOWN = frozenset((aten.linalg_matrix_exp, aten._fft_c2r, aten.masked_scatter_backward, aten._linalg_det))
-"""Operators whose buffers on a CPU depend on values, or are a library's: transforms over several dimensions."""
+_UNKNOWN = frozenset(
+    (
+        *(aten.linalg_matrix_exp, aten._linalg_det, aten._linalg_slogdet, aten.linalg_householder_product),
+        *(aten._fft_c2r, aten.masked_scatter_backward, aten.nonzero_static, aten._unsafe_masked_index),
+        *(aten._unsafe_masked_index_put_accumulate, aten._embedding_bag_per_sample_weights_backward),
+    )
+)
+"""Operators whose buffers on a CPU depend on values, or are not modelled; transforms over several dimensions."""
 
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator.overrides import replaced
 
@@ -30,7 +31,7 @@ def leave(func: Any, args: Any, result: Any) -> None:
     if func in _UNFOLD:
         if args[0].numel() > result.numel():
             result.untyped_storage().resize_(args[0].numel() * result.element_size())
-    elif func is aten._efficientzerotensor.default:
+    elif func is aten._efficientzerotensor.default and isinstance(result, FakeTensor):
         result.untyped_storage().resize_(0)
     elif func in LEAVE_MORE and not result.dim():
         elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
