@@ -39,10 +39,12 @@ def test_a_batch_that_no_loader_makes_is_refused_at_the_first_step(
     found = run(loop, **options)
 
     assert isinstance(found, Failure)
-    assert found.message == (
+    told, _, line = found.message.rpartition(" (")
+    assert told == (
         "--batch-size and --max-batch change the batches of a DataLoader, and this script has no DataLoader that "
         "trains: set the batch in the script, or by the script's own argument, behind its name"
     )
+    assert line.endswith("optimizer.step())")
     assert (tmp_path / "out").read_text().count("begins") == 1
 
 

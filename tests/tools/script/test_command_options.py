@@ -20,7 +20,7 @@ def test_what_stands_behind_the_script_is_its_own(cli: Any) -> None:
     assert "epoch 1 ['--help', '-o', 'x', '--scheme', 'fewbit:3', '--', '']\n" in ended.out
     assert "a warning\n" in ended.err
     assert "a warning" not in ended.out
-    assert "train.py --help -o x --scheme fewbit:3 -- '' fits into the 24.00 GiB of rtx-4090" in ended.out
+    assert "train.py --help -o x --scheme fewbit:3 -- '' fits into the 24.00 GiB that rtx-4090 has for it" in ended.out
     assert not Path("x").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import actbench
+from actbench.model.context import CONTEXT_BYTES
 from actbench.units import MIB
 
 ASKED = "--query-gpu=name,memory.total,memory.used,memory.free,driver_version,index,uuid,utilization.gpu"
@@ -63,7 +64,7 @@ def test_nvidia_smi_answers_each_way_of_asking(tmp_path: object, monkeypatch: py
         properties = torch.cuda.get_device_properties(0)
         del held
 
-    total, used = total // MIB, HELD // MIB
+    total, used = total // MIB, (HELD + CONTEXT_BYTES) // MIB
     values = ["rtx-4090", total, used, total - used, "580.65.06", 0, f"GPU-{properties.uuid}", 100]
     assert found == dict.fromkeys(WAYS, ", ".join(map(str, values)))
     assert os.environ.get("PATH") == before
@@ -76,8 +77,8 @@ def test_nvidia_smi_says_what_the_card_has_now() -> None:
         after = by_run("--query-gpu=memory.used --format=csv")
         del held
 
-    assert before == "memory.used [MiB]\n0 MiB\n"
-    assert after == f"memory.used [MiB]\n{HELD // MIB} MiB\n"
+    assert before == f"memory.used [MiB]\n{CONTEXT_BYTES // MIB} MiB\n"
+    assert after == f"memory.used [MiB]\n{(HELD + CONTEXT_BYTES) // MIB} MiB\n"
 
 
 def test_nvidia_smi_lists_cards_and_processes_and_says_what_it_does_not_answer() -> None:
@@ -91,9 +92,10 @@ def test_nvidia_smi_lists_cards_and_processes_and_says_what_it_does_not_answer()
 
     assert [line.partition(" (")[0] for line in cards] == ["GPU 0: h100-80gb", "GPU 1: h100-80gb"]
     assert one == "h100-80gb, 2, [N/A]"
-    assert processes == ["pid, process_name, used_gpu_memory [MiB]", f"{os.getpid()}, {sys.executable}, 0 MiB"]
+    of_context = f"{CONTEXT_BYTES // MIB} MiB"
+    assert processes == ["pid, process_name, used_gpu_memory [MiB]", f"{os.getpid()}, {sys.executable}, {of_context}"]
     assert f"CUDA Version: {torch.version.cuda or '12.8'}" in summary
-    assert "0MiB / " in summary
+    assert f"{CONTEXT_BYTES // MIB}MiB / " in summary
     assert refused.returncode == 2
     assert "topo -m" in refused.stderr
     assert (missing.returncode, missing.stdout) == (6, "No devices were found for -i 7\n")
@@ -111,7 +113,7 @@ def test_pynvml_answers_and_refuses_what_a_card_may_lack() -> None:
         assert pynvml.nvmlDeviceGetCount() == torch.cuda.device_count() == 1
         assert pynvml.nvmlDeviceGetName(card) == torch.cuda.get_device_name()
         assert (memory.free, memory.total) == (newer.free, newer.total) == torch.cuda.mem_get_info()
-        assert memory.used == HELD
+        assert memory.used == HELD + CONTEXT_BYTES
         assert pynvml.nvmlDeviceGetHandleByUUID(uuid) == card
         assert pynvml.nvmlDeviceGetCudaComputeCapability(card) == torch.cuda.get_device_capability()
         assert pynvml.nvmlDeviceGetComputeRunningProcesses(card)[0].pid == os.getpid()

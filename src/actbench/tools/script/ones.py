@@ -81,8 +81,10 @@ def unsqueezed(x: Tensor, dim: int) -> Ones | None:
     return _moved(x, lambda each: each + (each >= at))
 
 
-def viewed(x: Tensor, shape: Sequence[int]) -> Ones | None:
+def viewed(x: Tensor, shape: Sequence[int] | torch.dtype) -> Ones | None:
     """Return the same of a view; the dimension is found again by the elements before it."""
+    if isinstance(shape, torch.dtype):
+        return None
     known_size = -math.prod(shape) if -1 in shape else 0
     sizes = [x.numel() // known_size if known_size and size == -1 else size for size in shape]
 

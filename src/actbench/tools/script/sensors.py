@@ -64,9 +64,14 @@ def _uuid(counters: Counters, index: int) -> str:
     return f"GPU-{DeviceProperties.of(counters, index).uuid}"
 
 
+def _used_bytes(counters: Counters) -> int:
+    """Return what the driver counts of the first card: what torch has reserved, and the context of the process."""
+    return counters.total_bytes - counters.free_bytes()
+
+
 def _answers(counters: Counters) -> dict[str, Any]:
     """Return what ``nvidia-smi`` says, by the names of its queries; bytes are of the card that this process has."""
-    used, total = counters.reserved_bytes() // MIB, counters.total_bytes // MIB
+    used, total = _used_bytes(counters) // MIB, counters.total_bytes // MIB
     cards = [
         {
             "index": index,
@@ -108,13 +113,13 @@ def _nvml_functions(counters: Counters) -> dict[str, Any]:
         return handle(known.get(uuid.decode() if isinstance(uuid, bytes) else uuid, -1))
 
     def memory(card: int, version: Any = None) -> Any:
-        used = 0 if card else counters.reserved_bytes()
+        used = 0 if card else _used_bytes(counters)
         found = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
         found.total, found.used, found.free = counters.total_bytes, used, max(counters.total_bytes - used, 0)
         return found
 
     def processes(card: int) -> list[Any]:
-        return [] if card else [SimpleNamespace(pid=os.getpid(), usedGpuMemory=counters.reserved_bytes())]
+        return [] if card else [SimpleNamespace(pid=os.getpid(), usedGpuMemory=_used_bytes(counters))]
 
     def nothing(*_: Any) -> None: ...
 
