@@ -218,7 +218,7 @@ def simulated(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> tupl
     """Return the most bytes that a simulation counts, whether they are an upper bound, and whether an estimate."""
     profile = profiles.get("cpu")
     bounds: list[str] = []
-    mode, unmodelled = ScriptMode(bounds.append), Unmodelled(profile)
+    mode, unmodelled = ScriptMode(bounds.append, bounds.append), Unmodelled(profile)
     tracker = StorageTracker(temporaries=unmodelled.temporaries)
     with device_operators(profile), mode:
         given = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, copied(sample))

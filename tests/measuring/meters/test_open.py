@@ -5,6 +5,7 @@ import torch
 
 from actbench.errors import MeasurementError, UsageError
 from actbench.measuring.meters import check_meter, open_meter
+from actbench.model.context import CONTEXT_BYTES
 from actbench.model.records import Case
 from actbench.units import GIB
 
@@ -16,7 +17,7 @@ def case(**fields) -> Case:
 def test_the_default_simulates_a_card_of_16_gib() -> None:
     meter = open_meter(case())
 
-    assert (meter.name, meter.materialize, meter.memory_bytes) == ("simulated", False, 16 * GIB)
+    assert (meter.name, meter.materialize, meter.memory_bytes) == ("simulated", False, 16 * GIB - CONTEXT_BYTES)
 
 
 def test_a_limit_stands_for_a_smaller_card() -> None:

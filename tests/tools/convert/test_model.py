@@ -175,9 +175,9 @@ def test_converting_nothing_is_an_error(spec: str, message: str):
 
 
 def test_what_is_no_model_or_no_scheme_is_refused():
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module and changes it, found 'resnet18'"):
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, found str, 'resnet18'"):
         convert("resnet18", "fewbit:3")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="such as 'fewbit:3', or a Scheme, found None"):
+    with pytest.raises(TypeError, match="such as 'fewbit:3', or a Scheme, found NoneType"):
         convert(perceptron(), None)  # type: ignore[arg-type]
 
 

@@ -226,7 +226,7 @@ def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:
             f"unconverted by {saved.architecture}.from_pretrained and give it: load_converted(folder, model=...)"
         )
     for warning in workload.warnings:
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, stacklevel=4)
     return model
 
 

@@ -141,7 +141,7 @@ def convert(
     marked = mark(converted, scheme, changes)
     for left in converted.unreached:
         if not left.path:
-            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
+            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=3)  # keywords are checked between
     return marked
 
 

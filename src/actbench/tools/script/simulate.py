@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, ValidationError
 
-from actbench.errors import UsageError
+from actbench.errors import UsageError, check_argument
 from actbench.model.data import Data
 from actbench.simulator import profiles
 from actbench.tools.script.simulation import Simulation
@@ -46,6 +46,7 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
     Raises:
         UsageError: There is no such device, or an option has a value that cannot be used.
     """
+    check_argument(device_profile, str, "simulate", "the name of a device, or a .toml file")
     asked = {"device_profile": device_profile, **options}
     try:
         _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})

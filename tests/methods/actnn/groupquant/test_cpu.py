@@ -85,7 +85,7 @@ def test_neither_threads_nor_their_absence_change_a_bit(monkeypatch):
         alone = groupquant.encode(x, 3, 256, SEED)
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr(cpu, "_parallel", lambda: False)
+    monkeypatch.setattr(cpu, "_pool", lambda: None)
     for name in ("_encode", "_decode"):
         monkeypatch.setattr(groupquant.cpu, name, cpu.kernel(getattr(groupquant.cpu, name).__wrapped__))
     serial = groupquant.encode(x, 3, 256, SEED)

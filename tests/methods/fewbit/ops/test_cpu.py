@@ -83,7 +83,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads():
 def test_the_serial_kernels_are_the_same(monkeypatch):
     bounds, levels = tables(3)
     x = torch.randn(20_001)
-    monkeypatch.setattr(cpu, "_parallel", lambda: False)
+    monkeypatch.setattr(cpu, "_pool", lambda: None)
     for name in ("_encode", "_decode"):
         monkeypatch.setattr(stepwise.cpu, name, cpu.kernel(getattr(stepwise.cpu, name).__wrapped__))
     packed = stepwise.encode(x, bounds, 3, False)
