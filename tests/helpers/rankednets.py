@@ -53,7 +53,8 @@ def read(
 def prepared(
     net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
 ) -> tuple[SimulatedMeter, TrainStep]:
-    meter = SimulatedMeter(profiles.get("h100-80gb"))
+    profile = replace(profiles.get("h100-80gb"), torch=(2, 14))  # workspaces that stay move no peak
+    meter = SimulatedMeter(profile)
     setup = TrainingSetup(
         net,
         loss=lambda model, batch: model(batch["x"]).square().mean(),

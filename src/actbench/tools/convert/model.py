@@ -141,7 +141,8 @@ def convert(
     marked = mark(converted, scheme, changes)
     for left in converted.unreached:
         if not left.path:
-            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=3)  # keywords are checked between
+            told = f"{scheme.spec}: {left.kind} stays as it is: {left.reason}"
+            warnings.warn(told, stacklevel=3)  # the keywords of actbench.convert are checked between
     return marked
 
 

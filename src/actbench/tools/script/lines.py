@@ -68,6 +68,8 @@ class Lines:
             stack.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
             leave: Any = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
             stack.callback(leave.remove)
+            # the handle leaves this entry behind, and torch.compile then warns of hooks on all modules
+            stack.callback(hooks._global_forward_hooks_with_kwargs.pop, leave.id)
             yield
 
     def made(self, name: int, func: Any) -> None:

@@ -46,7 +46,7 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
     Raises:
         UsageError: There is no such device, or an option has a value that cannot be used.
     """
-    check_argument(device_profile, str, "simulate", "the name of a device, or a .toml file")
+    check_argument(device_profile, str, "simulate: device_profile", "the name of a device, or a .toml file")
     asked = {"device_profile": device_profile, **options}
     try:
         _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})
