@@ -173,3 +173,18 @@ def test_detectors_train_on_the_regions_of_their_sampler() -> None:
         model([torch.rand(3, 256, 256, device="cuda") for _ in range(2)], [target, target])
 
     assert rows == {"box_head": 2 * 512, "mask_head": 2 * 128}
+
+
+def test_masks_are_compared_with_tensors_and_seen_in_other_types() -> None:
+    """Operators that take a number or a tensor, a shape or a type, are followed in both forms."""
+    with actbench.simulate("rtx-4090") as card:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            y = model(torch.randn(4, 8, device="cuda"))
+            mask = (y > y.mean(0)) & (y >= y.amin(0))
+            (y * mask.view(torch.uint8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert card.peak_bytes > 0

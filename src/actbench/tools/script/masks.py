@@ -112,11 +112,11 @@ def _same(x: Tensor, *_: Any) -> Ones | None:
 
 
 def _above(x: Tensor, limit: Any, *_: Any) -> Ones | None:
-    return ones(x) if limit == 0 else None
+    return ones(x) if _number(limit) == 0 else None
 
 
 def _at_least(x: Tensor, limit: Any, *_: Any) -> Ones | None:
-    return ones(x) if limit == 1 else None
+    return ones(x) if _number(limit) == 1 else None
 
 
 def _either(x: Any, y: Any, *_: Any) -> Ones | None:
