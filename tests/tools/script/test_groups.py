@@ -70,7 +70,8 @@ def test_a_process_needs_what_measure_says(wrap: Callable[[nn.Module], nn.Module
 
 
 @pytest.mark.slow
-def test_gradients_beside_their_buckets_take_as_much_again() -> None:
+def test_gradients_beside_their_buckets_take_as_much_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # workspaces that stay move no peak
     beside, inside = trained(ddp()), trained(ddp(gradient_as_bucket_view=True))
 
     assert beside.peak_bytes - inside.peak_bytes == pytest.approx(inside.gradients_bytes, rel=1e-3)

@@ -18,7 +18,7 @@ from residual import ROWS, Residual, batch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from actbench.errors import CodeError, MeasurementError
+from actbench.errors import MeasurementError, UsageError
 from actbench.measuring import bench, world
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -140,7 +140,7 @@ def test_groups_of_other_processes_are_refused(options: dict[str, int], message:
 def test_a_process_of_a_group_simulates_no_other() -> None:
     with on_card():
         distributed.init_process_group("nccl")
-        with pytest.raises(MeasurementError, match="belongs to a process group"):
+        with pytest.raises(UsageError, match="a simulation inside of another"):
             on_card().__enter__()
 
 
