@@ -18,7 +18,7 @@ from residual import ROWS, Residual, batch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from actbench.errors import MeasurementError, UsageError
+from actbench.errors import CodeError, MeasurementError, UsageError
 from actbench.measuring import bench, world
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
