@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
+import actbench
 from actbench.errors import UntraceableError
 from actbench.simulator import profiles
 from actbench.tools.script.simulation import Simulation
@@ -220,10 +221,11 @@ def test_attention_of_plain_operators_is_on_the_card() -> None:
     assert attended.shape == q.shape
 
 
-def test_sparse_tensors_are_refused_in_words() -> None:
-    with simulated():
-        table = nn.Embedding(100, 8, sparse=True).cuda()
-        found = table(torch.tensor([3, 4], device="cuda")).sum()
+@pytest.mark.parametrize(("profile", "device"), [("rtx-4090", "cuda"), ("cpu", "cpu")])
+def test_sparse_tensors_are_refused_in_words(profile: str, device: str) -> None:
+    with actbench.simulate(profile):
+        table = nn.Embedding(100, 8, sparse=True).to(device)
+        found = table(torch.tensor([3, 4], device=device)).sum()
         with pytest.raises(UntraceableError, match=r"sparse=False.*--meter cpu"):
             found.backward()
 

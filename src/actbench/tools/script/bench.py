@@ -32,7 +32,6 @@ _NO_STEP = (
     "optimizer.step(): give the script the arguments with which it trains"
 )
 
-
 _ONLY_PASSES = (
     "{} ended after its backward passes, and no optimizer of torch has stepped: is optimizer.step() missing, or "
     "did a GradScaler leave out all steps, as it does with its first ones? 'actbench run' reads training steps"

@@ -161,6 +161,8 @@ class CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]
 
 def _is_torchs(tensor: Tensor) -> bool:
     """Return whether torch's allocator made the memory of a tensor, or would have."""
+    if tensor.layout is not torch.strided:  # it has no storage, and is refused where it is counted
+        return True
     return is_made_of_others(tensor) or tensor.untyped_storage().resizable()
 
 
