@@ -109,7 +109,7 @@ def test_schemes_are_spelled_without_torch_as_records_have_them() -> None:
 @pytest.mark.slow
 def test_a_script_whose_rows_are_stored_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import torch\nm = torch.nn.Linear(8, 8).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "import torch\nm = torch.nn.Linear(8, 8).cuda()\no = torch.optim.AdamW(m.parameters(), 0.1)\n"
         "for _ in range(9):\n    m(torch.randn(2, 8, device='cuda')).sum().backward()\n    o.step()\n"
     )
     arguments = ["run", "-s", "adam8bit", "-o", "kept", "train.py"]

@@ -62,7 +62,7 @@ def test_the_simulation_knows_state_and_peak(name: Optimizer) -> None:
 
 @pytest.mark.slow
 def test_a_fused_step_needs_no_memory_of_its_own_on_cuda() -> None:
-    case = Case(model="tiny-roberta", batch_size=1, sequence_length=4, device_profile="cuda-16gib")
+    case = Case(model="tiny-roberta", batch_size=1, sequence_length=4, device_profile="cuda-16gib", torch_era="2.14")
     fused, foreach, loop = (
         Session(case.model_copy(update={"optimizer": name})).memory() for name in ("adamw-fused", "adamw", "adamw-loop")
     )
