@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from actbench.model.blocks import BlockReadings
 from actbench.model.data import Data, OutcomeData
 from actbench.model.estimated import Communication, EstimatedTime
-from actbench.model.growth import Growth
 from actbench.model.records import Built, Case, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.model.timeline import Timeline
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt, format_bytes
@@ -122,6 +121,20 @@ FIRST_DIAGNOSTICS = {
     "sgd_variance": "Variance, SGD",
 }
 """Titles of the diagnostics that older records have as fields of the measurement."""
+
+
+class Growth(Data):
+    """Memory that each step of a script leaves on its device for good.
+
+    Attributes:
+        step_bytes: How much each step leaves, at least.
+        more_steps: After how many more steps the device is full; None if nobody knows its memory.
+        line: The line of the script that made most of it, if it is known.
+    """
+
+    step_bytes: PositiveInt
+    more_steps: NonNegativeInt | None = None
+    line: str | None = None
 
 
 class Measurement(OutcomeData):

@@ -6,12 +6,15 @@ of others; CUDA's convert each element.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+
+from actbench.ops import noise  # noqa: F401  (defines an operator that is named here)
 
 aten = torch.ops.aten
 
@@ -181,7 +184,21 @@ def _attention_backward(args: Any, result: Any) -> int:
 
 _INDEXED = (aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 
+
+def _decomposed(args: Any, result: Any) -> int:
+    """A decomposition overwrites a copy of its matrices, and tells in an integer of each whether it converged."""
+    x: Tensor = args[0]
+    return bytes_of(x) + 4 * math.prod(x.shape[:-2])
+
+
+def _random_words(args: Any, result: Tensor) -> int:
+    """Each of torch's operators that make the words has two tensors of their size beside its result."""
+    return 2 * bytes_of(result)
+
+
 EVERYWHERE: Mapping[Any, Formula] = {
+    aten._linalg_svd.default: _decomposed,
+    torch.ops.actbench.random_words.default: _random_words,
     **dict.fromkeys((aten.im2col.default, aten.col2im.default), _unfolded),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import composed, ctc, cudnn, onednn, ownkernels, recurrent
+from actbench.simulator import ctc, cudnn, onednn, ownkernels, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.ownkernels import Formula, bytes_of, uncontiguous
 from actbench.simulator.products import copied_bytes
@@ -228,7 +228,6 @@ def _layer_norm_backward(args: Any, result: Any) -> int:
 
 _BOTH: Mapping[Any, Formula] = {
     **ownkernels.EVERYWHERE,
-    **composed.TEMPORARIES,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _input_copied),
     **dict.fromkeys(ctc.GRADIENTS, ctc.backward_bytes),

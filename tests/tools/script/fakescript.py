@@ -12,8 +12,7 @@ from typing import Any
 
 from actbench.errors import MeasurementError
 from actbench.model.estimated import EstimatedTime
-from actbench.model.growth import Growth
-from actbench.model.measured import Measurement, PeakParts, PhasePeaks
+from actbench.model.measured import Growth, Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Built, Case, Failure
 from actbench.model.timeline import Holder, Span, Timeline
 

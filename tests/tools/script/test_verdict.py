@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from actbench.model.growth import Growth
-from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.measured import Growth, MeasuredRecord, Measurement, PeakParts
 from actbench.model.records import Built
 from actbench.model.scripts import Script
 from actbench.model.timeline import OTHER, Holder, Span, Timeline

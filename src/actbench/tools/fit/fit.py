@@ -98,7 +98,7 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
         StoreError: The results file is in use, broken or cannot be written.
     """
     case, profile = checked(case)
-    limit = case.memory_limit_bytes or 0
+    limit = profile.step_bytes(case.memory_limit_bytes)
     meter = ondevice.meter_of(profile) if measure else None
     progress = means.progress
     choices = choices_of(case, asked, profile, means.schemes)

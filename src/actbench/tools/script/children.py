@@ -36,7 +36,7 @@ def watched(given_up: GivenUp) -> Iterator[None]:
 
     def making(own: Callable[..., None]) -> Callable[..., None]:
         def make(*args: Any, **kwargs: Any) -> None:
-            made_at[0] = next(_lines(), made_at[0])
+            made_at[0] = users_line(traceback.extract_stack()) or made_at[0]
             own(*args, **kwargs)
 
         return make
@@ -66,9 +66,9 @@ def _refused(name: str) -> Callable[[Any], Any]:
     return lambda own: refuse
 
 
-def _lines() -> Iterator[str]:
-    """Yield the lines of the user's code that run now, the innermost first."""
-    found: Sequence[traceback.FrameSummary] = traceback.extract_stack()
-    for frame in reversed(found):
-        if is_users(frame.filename):
-            yield f"{Path(frame.filename).name}:{frame.lineno} {frame.line}"
+def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return the innermost line of code that is neither Python's, nor installed, nor ours; empty if there is none."""
+    lines = (
+        f"{Path(each.filename).name}:{each.lineno} {each.line}" for each in reversed(frames) if is_users(each.filename)
+    )
+    return next(lines, "")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from actbench.measuring.meters.peak import Event, alive
 from actbench.measuring.meters.stepevents import Origin
-from actbench.model.growth import Growth
-from actbench.model.measured import Measurement
+from actbench.model.measured import Growth, Measurement
 from actbench.report.advice import needed_bytes
 from actbench.tools.script.counting import Step
 
@@ -27,13 +26,14 @@ def with_growth(
     Args:
         found: The measurement of the largest step.
         steps: The last steps, with optimizer state from their beginning.
-        events: All events up to the end of the last of them.
+        events: All events; those after the last of these steps do not count.
         origins: Who made each storage.
         kept: Names of weights, gradients and optimizer state, which a step may make anew.
     """
     if len(steps) <= _FEWEST or (steps[-1].is_like(steps[-2]) and not steps[-1].has_grown_from(steps[-2])):
         return found
     born: dict[int, int] = {}
+    events = events[: steps[-1].ended]
     for place, (name, _) in enumerate(events):
         born.setdefault(name, place)
     left = {name: amount for name, amount in alive(events).items() if name not in kept}

@@ -16,14 +16,13 @@ from actbench.errors import (
     OutOfMemoryError,
     UntraceableError,
     is_out_of_memory,
-    is_users,
     told,
 )
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
 from actbench.simulator.overrides import replaced
 from actbench.tools.script import children
-from actbench.tools.script.children import GivenUp
+from actbench.tools.script.children import GivenUp, users_line
 from actbench.tools.script.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
@@ -81,11 +80,10 @@ def _told(script: Script, error: Exception) -> ActbenchError:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the innermost line of code that is neither Python's, nor installed, nor ours, in parentheses."""
+    """Return the innermost line of the user's code that an error, or what caused it, came from, in parentheses."""
     cause: BaseException | None = error
     while cause is not None:
-        for frame in reversed(traceback.extract_tb(cause.__traceback__)):
-            if is_users(frame.filename):
-                return f" ({Path(frame.filename).name}:{frame.lineno} {frame.line})"
+        if line := users_line(traceback.extract_tb(cause.__traceback__)):
+            return f" ({line})"
         cause = cause.__cause__
     return ""

@@ -110,9 +110,8 @@ class RealRun(TimedRun):
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
-        steady = self.steps.steady(self._began)
-        events = self._allocations.events[: steady[-1].ended]
-        found = with_growth(found, steady, events, self._allocations.origins, self._held.of_model)
+        made, steady = self._allocations, self.steps.steady(self._began)
+        found = with_growth(found, steady, made.events, made.origins, self._held.of_model)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 

@@ -48,6 +48,16 @@ class SavedModels:
         if model.can_generate():
             model.generation_config.save_pretrained(place)
 
+    def keep_adapters(self, model: Any, folder: str | os.PathLike[str]) -> None:
+        """Keep the configs of a model of peft."""
+        place = self.place(folder)
+        for name, config in model.peft_config.items():
+            config.save_pretrained(place if name == "default" else place / name)
+
+    def keep_config(self, model: Any, folder: str | os.PathLike[str]) -> None:
+        """Keep the config of a model of diffusers."""
+        model.save_config(self.place(folder))
+
 
 @contextmanager
 def found_again() -> Iterator[dict[str, Change]]:
@@ -58,12 +68,12 @@ def found_again() -> Iterator[dict[str, Change]]:
     with ExitStack() as stack:
         saved = SavedModels(stack)
         yield {
-            "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved)),
+            "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
             "transformers.trainer": _method("Trainer", "save_model", _keeping_trained(saved)),
             "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
-            "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping_adapters(saved)),
+            "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
             "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
-            "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping_config(saved)),
+            "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping(saved.keep_config)),
             "diffusers.configuration_utils": _redirected(saved, "ConfigMixin", "load_config"),
         }
 
@@ -72,10 +82,12 @@ def _method(owner: str, name: str, change: Callable[[Any], Any]) -> Change:
     return lambda module: changed(vars(module)[owner], name, change)
 
 
-def _keeping(saved: SavedModels) -> Callable[[Any], Any]:
+def _keeping(keep: Callable[[Any, Any], object]) -> Callable[[Any], Any]:
+    """Return the change of ``save_pretrained`` that first calls ``keep`` with the model and the folder."""
+
     def change(own: Callable[..., Any]) -> Callable[..., Any]:
         def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
-            saved.keep(self, save_directory)
+            keep(self, save_directory)
             return own(self, save_directory, *args, **options)
 
         return save_pretrained
@@ -89,7 +101,7 @@ def _keeping_trained(saved: SavedModels) -> Callable[[Any], Any]:
             folder = output_dir or self.args.output_dir
             model = self.accelerator.unwrap_model(self.model)
             if hasattr(model, "peft_config") and not hasattr(model, "can_generate"):
-                _keep_adapters(model, saved.place(folder))
+                saved.keep_adapters(model, folder)
             elif hasattr(model, "can_generate"):
                 saved.keep(model, folder)
             if self.processing_class is not None:
@@ -99,33 +111,6 @@ def _keeping_trained(saved: SavedModels) -> Callable[[Any], Any]:
         return save_model
 
     return change
-
-
-def _keeping_adapters(saved: SavedModels) -> Callable[[Any], Any]:
-    def change(own: Callable[..., Any]) -> Callable[..., Any]:
-        def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
-            _keep_adapters(self, saved.place(save_directory))
-            return own(self, save_directory, *args, **options)
-
-        return save_pretrained
-
-    return change
-
-
-def _keeping_config(saved: SavedModels) -> Callable[[Any], Any]:
-    def change(own: Callable[..., Any]) -> Callable[..., Any]:
-        def save_pretrained(self: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
-            self.save_config(saved.place(save_directory))
-            return own(self, save_directory, *args, **options)
-
-        return save_pretrained
-
-    return change
-
-
-def _keep_adapters(model: Any, place: Path) -> None:
-    for name, config in model.peft_config.items():
-        config.save_pretrained(place if name == "default" else place / name)
 
 
 def _finding(saved: SavedModels) -> Callable[[Any], Any]:

@@ -18,9 +18,8 @@ from actbench.validation import explain
 
 
 class _Asked(Data):
-    """What :func:`simulate` is asked for in names and numbers."""
+    """What :func:`simulate` is asked for in numbers."""
 
-    device_profile: str
     memory_limit_bytes: Count | None = None
     batch_size: Count | None = None
     steps: Count | None = None
@@ -47,11 +46,10 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         UsageError: There is no such device, or an option has a value that cannot be used.
     """
     check_argument(device_profile, str, "simulate: device_profile", "the name of a device, or a .toml file")
-    asked = {"device_profile": device_profile, **options}
     try:
-        _Asked.model_validate({name: value for name, value in asked.items() if name in _Asked.model_fields})
+        _Asked.model_validate({name: value for name, value in options.items() if name in _Asked.model_fields})
     except ValidationError as error:
-        raise UsageError(f"simulate: {'; '.join(explain(error, asked, {'': _Asked}))}") from None
+        raise UsageError(f"simulate: {'; '.join(explain(error, options, {'': _Asked}))}") from None
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():

@@ -36,11 +36,11 @@ from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.facade import Facade
 from actbench.tools.script.growth import with_growth
-from actbench.tools.script.interrupts import interrupts_wait
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
+from actbench.tools.script.patches import interrupts_wait
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, refuse_mixed
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied
@@ -248,8 +248,8 @@ class Simulation:
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-        steady = self.steps.steady(self._began)
-        found = with_growth(found, steady, self.tracker.events[: steady[-1].ended], self.lines.origins, held.of_model)
+        steady, origins = self.steps.steady(self._began), self.lines.origins
+        found = with_growth(found, steady, self.tracker.events, origins, held.of_model)
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
