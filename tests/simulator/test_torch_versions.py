@@ -121,7 +121,8 @@ def test_operators_that_autocast_computes_in_float32(macro: str, ours: tuple[str
     listed = cast_by(macro)
 
     assert len(listed) > 8
-    assert {name for name in listed if not has_kernel(name, "AutocastCPU")} <= set(ours)
+    of_names = {name for name in listed if "imname" in name}  # of named tensors, which torch 2.15 no longer has
+    assert {name for name in listed if not has_kernel(name, "AutocastCPU")} - of_names <= set(ours)
     others = {"norm.Scalar"}  # has a macro of its own
     assert {name for name in ours if has_kernel(name, "AutocastCUDA")} <= set(listed) | others
 

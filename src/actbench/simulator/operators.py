@@ -175,7 +175,8 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             for (name, key), kernel in kernels.items():
                 takes_keys = isinstance(kernel, branches.Branch)
-                library.impl(name, kernel, key, with_keyset=takes_keys)  # type: ignore[no-untyped-call]
+                # torch registers some of its own shape functions from Python (2.11: that of ``_cudnn_rnn``)
+                library.impl(name, kernel, key, with_keyset=takes_keys, allow_override=True)  # type: ignore[no-untyped-call]
         yield
     finally:
         _composites.reset(token)
