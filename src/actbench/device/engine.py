@@ -1,9 +1,10 @@
-"""Give torch's autograd engine a device for a card that is not there.
+"""Let torch's autograd engine run backward passes for a card that is not there.
 
-The engine counts devices once, when the first backward pass of the process begins, and starts a thread with a queue
-for each. Without CUDA it counts none, and a backward pass on fake ``cuda`` tensors has no queue. Here torch's own guard
-without devices, which counts as one, takes the place of CUDA's, and an engine that has counted already starts its
-threads again. As on a machine with a card, a process that is forked after that cannot run a backward pass.
+The engine counts devices once, when the first backward pass of a process begins, starts a thread with a queue for each,
+and asks the guard of a device for its streams. Here it has counted none before the card is there; torch's own guard,
+without devices, takes the place of CUDA's; and a backward pass stays in the thread that calls it, which needs no queue
+of a device. So processes that are forked later can train, too, and whoever looks at the Python stack in a backward
+pass sees who called it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,26 +34,40 @@ def shared_library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}{suffix}"))
 
 
-def give_device() -> None:
-    """Make a backward pass on fake ``cuda`` tensors possible; torch's CUDA hooks are replaced already.
+def count_devices() -> None:
+    """Let the engine count the devices of this machine, if no backward pass has run yet."""
+    torch.zeros((), requires_grad=True).clone().backward()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def backward_possible() -> Iterator[None]:
+    """Inside the block, backward passes on fake ``cuda`` tensors run; torch's CUDA hooks are replaced already.
 
     Raises:
-        MeasurementError: A backward pass on the card fails all the same, as in a process forked from one with a card.
+        MeasurementError: A backward pass on the card fails all the same.
     """
     _set_guard()
-    try:
+    with ExitStack() as stack:
+        for module in (torch.autograd, torch.autograd.graph):  # the first imports the function by its name
+            run = module._engine_run_backward
+            stack.enter_context(mock.patch.object(module, "_engine_run_backward", _in_this_thread(run)))
         try:
-            _run_backward()
+            with FakeTensorMode():
+                torch.empty(1, device="cuda:0", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            if "device_ready_queues_" not in str(error):  # for any other reason, an engine with threads waits for ever
-                raise
-            _start_threads()
-            _run_backward()
-    except RuntimeError as error:
-        raise MeasurementError(
-            "a card cannot be simulated here: torch's engine runs no backward pass on it; if the process was "
-            f"forked after another simulation, spawn it instead (torch: {error})"
-        ) from error
+            raise MeasurementError(
+                f"a card cannot be simulated with torch {torch.__version__}, whose engine runs no backward pass on "
+                f"it: install another version of torch (torch: {error})"
+            ) from error
+        yield
+
+
+def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_here(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return run(*args, **kwargs)
+
+    return run_here
 
 
 def _set_guard() -> None:
@@ -74,18 +93,3 @@ def _set_guard() -> None:
         raise MeasurementError(
             f"a card cannot be simulated with torch {torch.__version__}, which sets no guard in a build without CUDA"
         )
-
-
-def _start_threads() -> None:
-    """Let an engine that counted no devices count again (``Engine::start_device_threads``, which it calls once)."""
-    library = shared_library("libtorch_cpu")
-    engine = library["_ZN5torch8autograd6Engine18get_default_engineEv"]
-    engine.restype = ctypes.c_void_p
-    start = library["_ZN5torch8autograd6Engine20start_device_threadsEv"]
-    start.restype, start.argtypes = None, (ctypes.c_void_p,)
-    start(engine())
-
-
-def _run_backward() -> None:
-    with FakeTensorMode():
-        torch.empty(1, device="cuda:0", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from actbench.device.engine import give_device, shared_library
+from actbench.device.engine import backward_possible, count_devices, shared_library
 from actbench.errors import MeasurementError
 
 _WORD = ctypes.sizeof(ctypes.c_size_t)
@@ -85,7 +85,7 @@ def answered(cards: int = 1) -> Iterator[None]:
 
     Raises:
         MeasurementError: The system is Windows; or there is a real card; or a block is open already; or the installed
-            torch is not as its headers say; or the process was forked from one that has threads for devices.
+            torch is not as its headers say.
     """
     if sys.platform == "win32":
         raise MeasurementError(
@@ -98,8 +98,8 @@ def answered(cards: int = 1) -> Iterator[None]:
     if not _entered.acquire(blocking=False):
         raise MeasurementError("a simulated card is in use in this process already; one process has one")
     try:
-        with _CudaHooks(answers(cards)).replaced():
-            give_device()
+        count_devices()
+        with _CudaHooks(answers(cards)).replaced(), backward_possible():
             yield
     finally:
         _entered.release()
