@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.device.engine import backward_possible, count_devices, shared_library
 from actbench.errors import MeasurementError
@@ -99,7 +101,8 @@ def answered(cards: int = 1) -> Iterator[None]:
         raise MeasurementError("a simulated card is in use in this process already; one process has one")
     try:
         count_devices()
-        with _CudaHooks(answers(cards)).replaced(), backward_possible():
+        without_driver = mock.patch.object(FakeTensorMode, "avoid_device_init", True)  # what makes a tensor asks it
+        with without_driver, _CudaHooks(answers(cards)).replaced(), backward_possible():
             yield
     finally:
         _entered.release()

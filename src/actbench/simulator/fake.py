@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -159,11 +160,14 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _allocates(func, leaves):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
+            args, kwargs = tree_unflatten([_moved(leaf, mode) for leaf in leaves], tree)
+            return func(*args, **kwargs)
         try:
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
             results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-            stays_fake = asks_for_device(leaves) or any(map(self._has_no_place, results))
+            stays_fake = any(map(self._has_no_place, results))
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             found, stays_fake = None, False
         if stays_fake:
@@ -242,6 +246,11 @@ def _shape_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _moved(value: Any, mode: FakeTensorMode) -> Any:
+    """Return the fake form of a real tensor that goes elsewhere; its values go with it, if the mode keeps them."""
+    return mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
 def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:

@@ -21,7 +21,7 @@ _OF_SEVERAL = (
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Torch's form composes it of others, and takes no bfloat16 to be returned in float32."""
-    return torch.empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)
+    return x.new_empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)
 
 
 def _statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ _EMPTY = frozenset(
 )
 """Operators whose results have no values yet; fake forms of others write no values into them."""
 
+_HOST = torch.device("cpu")
 _disabled: Any = torch._C._DisableTorchDispatch
 
 
@@ -159,7 +160,7 @@ def _all_known(values: Any) -> list[_Known]:
 
 
 def _values(values: Any) -> tuple[Any, bool]:
-    """Return arguments with the values of their tensors, and whether one is unknown.
+    """Return arguments with the values of their tensors, which are in host memory, and whether one is unknown.
 
     Each step of an optimizer asks for the value of each of its counters: torch's ``tree_map`` took a tenth of a case.
     """
@@ -169,20 +170,22 @@ def _values(values: Any) -> tuple[Any, bool]:
     if type(values) in (list, tuple):
         parts = [_values(each) for each in values]
         return type(values)(value for value, _ in parts), any(unknown for _, unknown in parts)
+    if type(values) is torch.device:
+        return _HOST, False
     if type(values) is dict:
         named = {name: _values(each) for name, each in values.items()}
         return {name: value for name, (value, _) in named.items()}, any(unknown for _, unknown in named.values())
     return values, False
 
 
-def made_fake(mode: FakeTensorMode, result: Any) -> Any:
-    """Return a result of :func:`computed` with its tensors fake, and their values kept."""
+def made_fake(mode: FakeTensorMode, result: Any, device: torch.device) -> Any:
+    """Return a result of :func:`computed` with its tensors fake, on a device, and their values kept."""
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         with mode:
-            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
         keep(made, leaf)  # type: ignore[arg-type]
         return made
 

@@ -7,6 +7,7 @@ choice while a simulation is active, for every caller: functions, modules and C+
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -104,7 +105,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    zero, minus_infinity = (torch.scalar_tensor(value, dtype=dtype) for value in (0.0, float("-inf")))
+    zero, minus_infinity = (torch.scalar_tensor(value, dtype=dtype, device=mask.device) for value in (0.0, -math.inf))
     return torch.where(mask, zero, minus_infinity)
 
 
@@ -157,6 +158,25 @@ def device_operators(profile: DeviceProfile) -> Iterator[None]:
             yield
 
 
+def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
+    """Let fake CUDA tensors run what torch chooses by asking a driver, and what fake tensors have no form of."""
+    composites = {
+        "scaled_dot_product_attention": functools.partial(attend, profile),
+        **(
+            {}
+            if not profile.keeps_softmax_inputs
+            else {
+                "softmax.int": functools.partial(_softmax, oldsoftmax.softmax),
+                "log_softmax.int": functools.partial(_softmax, oldsoftmax.log_softmax),
+            }
+        ),
+        **recurrent.composites(),
+        **_OF_ALL,
+    }
+    of_keys = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
+    return _replaced({(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()})
+
+
 def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
     """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
     return _replaced(_kernels(profile))
@@ -166,7 +186,7 @@ def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
 def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
     """Inside the block, let operators of torch, by their names and dispatch keys, run these kernels."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    composed = {name: kernel for (name, key), kernel in kernels.items() if key == "AutogradCPU"}
+    composed = {name: kernel for (name, key), kernel in kernels.items() if key in ("AutogradCPU", "AutogradCUDA")}
     token = _composites.set(
         {_operator(name): kernel for name, kernel in composed.items() if not isinstance(kernel, branches.Branch)}
     )

@@ -72,6 +72,12 @@ def tensors_of(values: Any) -> list[Tensor]:
     return found
 
 
+def device_of(args: Any, kwargs: Any) -> torch.device:
+    """Return where an operator makes its result: where it is asked to, or where its first tensor is."""
+    asked = kwargs.get("device")
+    return asked or next((tensor.device for tensor in tensors_of((args, kwargs))), torch.device("cpu"))
+
+
 def _collect(values: Any, found: list[Tensor]) -> None:
     if isinstance(values, Tensor):
         found.append(values)
@@ -122,7 +128,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not _OF_VALUES.isdisjoint(func.tags):
             found = known.computed(func, args, kwargs)
             if found is not None:
-                return known.made_fake(self, found)
+                return known.made_fake(self, found, device_of(args, kwargs))
             func, args = known.without_masks(func, args)
             has_form = func in FORMS or _OF_VALUES.isdisjoint(func.tags)
             guessed = NotImplemented if has_form else self.unknown(func, args, kwargs)

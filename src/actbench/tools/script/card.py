@@ -13,7 +13,6 @@ import torch
 
 from actbench.errors import MeasurementError, UsageError
 from actbench.tools.script import answers, driver, streams
-from actbench.tools.script.autocast import believe_in_autocast
 from actbench.tools.script.generators import CardGenerator, Generator, card_generator
 from actbench.tools.script.patches import Patches
 from actbench.tools.script.properties import Counters, DeviceProperties
@@ -64,7 +63,6 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         _believe_in_classes(patches)
         _believe_in_sensors(patches, counters, note_once)
         _profile_the_host_only(patches, note_once)
-        believe_in_autocast(patches)
         answers.forget()
         yield
 

@@ -45,7 +45,7 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
         "_cuda_getDevice": lambda: selected.index,
         "_cuda_setDevice": selected.select,
         "_cuda_exchangeDevice": selected.exchange,
-        "_cuda_maybeExchangeDevice": selected.exchange,
+        "_cuda_maybeExchangeDevice": lambda index: selected.exchange(index),  # Dynamo wants two functions
         "_cuda_hasPrimaryContext": lambda index: index == selected.index,
         "_cuda_canDeviceAccessPeer": lambda index, other: index != other,
         "_cuda_getArchFlags": lambda: " ".join(dict.fromkeys([*built_for, architecture])),

@@ -10,7 +10,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from actbench.ops import hostmemory
 from actbench.simulator import known
 
 _TWIN = "_actbench_twin"
@@ -18,8 +17,8 @@ _TWIN = "_actbench_twin"
 
 
 @contextmanager
-def faked_when_registered(mode: FakeTensorMode, *, is_apart: bool) -> Iterator[None]:
-    """Inside the block, let modules get fake parameters of ``mode``, in host memory where the card's ``is_apart``."""
+def faked_when_registered(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside the block, let modules get fake parameters of ``mode``, where the real ones are."""
 
     def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if type(parameter) is not nn.Parameter or parameter.is_meta:
@@ -28,8 +27,6 @@ def faked_when_registered(mode: FakeTensorMode, *, is_apart: bool) -> Iterator[N
         if twin is None and not hasattr(parameter, "fake_mode"):
             bare = mode.from_tensor(parameter.detach())
             vars(bare).pop(known.NAME, None)  # what optimizers change has no value that anybody knows
-            if is_apart:
-                hostmemory.mark(bare.untyped_storage())
             twin = nn.Parameter(bare, requires_grad=parameter.requires_grad)
             for key, value in vars(parameter).items():
                 vars(twin).setdefault(key, value)

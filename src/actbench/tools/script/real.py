@@ -23,7 +23,7 @@ from actbench.tools.script.batches import Batches
 from actbench.tools.script.card import believed
 from actbench.tools.script.counting import Step
 from actbench.tools.script.draws import Draws
-from actbench.tools.script.facade import Facade
+from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
@@ -79,7 +79,7 @@ class RealRun(TimedRun):
         with ExitStack() as stack:
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes, settings=_SETTINGS))
             stack.enter_context(believed(counters, self._note))
-            stack.enter_context(Facade(None, is_apart=False).shown(lambda tensors: None))
+            stack.enter_context(card_is_the_cpu())
             draws = Draws()
             stack.enter_context(draws.seeded())
             stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own))

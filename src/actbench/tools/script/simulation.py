@@ -9,9 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actbench.device.hooks import answered
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
@@ -24,7 +26,7 @@ from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
-from actbench.simulator.operators import device_operators
+from actbench.simulator.operators import card_operators, device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import groups, kernels, reading, sensors, sharing
@@ -34,18 +36,19 @@ from actbench.tools.script.card import believed
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
-from actbench.tools.script.facade import Facade
+from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.patches import interrupts_wait
-from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, refuse_mixed
+from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_on_card
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.tables import script_tables
+from actbench.tools.script.tensors import attributes_shown
 from actbench.tools.script.values import ScriptMode
 from actbench.units import MIB
 
@@ -54,6 +57,8 @@ KNOWN_BYTES = 64 * MIB
 
 KNOWN_FLOAT_BYTES = 8 * MIB
 """Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
+
+_TO_COPY = torch.ops.aten._to_copy.default
 
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
@@ -123,7 +128,6 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
-        self.facade = Facade(self._mode, is_apart=profile.is_cuda)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
@@ -147,7 +151,11 @@ class Simulation:
         with ExitStack() as stack:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
-            stack.enter_context(device_operators(self.profile))
+            if self.profile.is_cuda:
+                stack.enter_context(answered(self.memory.devices))
+                stack.enter_context(card_operators(self.profile))
+            else:
+                stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._draws.seeded())
             stack.enter_context(self._mode)
             stack.enter_context(LargeAreFake(KNOWN_BYTES))
@@ -156,8 +164,10 @@ class Simulation:
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
-            stack.enter_context(self.facade.shown(self._note_moved))
-            stack.enter_context(faked_when_registered(self._mode, is_apart=self.profile.is_cuda))
+            stack.enter_context(attributes_shown(self._mode.from_tensor))
+            if not self.profile.is_cuda:
+                stack.enter_context(card_is_the_cpu())
+            stack.enter_context(faked_when_registered(self._mode))
             stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
@@ -286,12 +296,9 @@ class Simulation:
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)
         self.lines.follow((args, kwargs), result, self.tracker.names)
-        if self.profile.is_cuda:
-            refuse_mixed(func, args)
-
-    def _note_moved(self, tensors: list[Tensor]) -> None:
-        self.tracker.add(tensors)  # no operator of another thread comes to the tracker
-        self.moved |= self.tracker.names(tensors)
+        if func is _TO_COPY and is_on_card(result) and not is_on_card(args[0]):
+            self.tracker.add([result], func)
+            self.moved |= self.tracker.names([result])
 
     def _restart(self) -> None:
         self.steps.restart()

@@ -7,49 +7,37 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator import known
 from actbench.simulator.overrides import attribute
-from actbench.tools.script.places import address, is_made_of_others
+from actbench.tools.script.places import address
 from actbench.tools.script.values import READERS
-
-CARD = torch.device("cuda", 0)
-
-OnCard = Callable[[Tensor], bool]
 
 
 @contextmanager
-def attributes_shown(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, let tensors say where they are.
+def attributes_shown(faked: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside the block, let fake tensors be copied, and let them tell values and addresses.
 
-    Args:
-        on_card: Whether code that asks now sees a tensor on the card.
-        faked: Makes a real tensor fake.
+    ``faked`` makes a real tensor fake.
     """
     with ExitStack() as stack:
-        for name, value in _of_fakes(on_card, faked).items():
+        for name, value in _of_fakes(faked).items():
             stack.enter_context(attribute(FakeTensor, name, value))
-        for name, value in _of_others(on_card).items():
-            stack.enter_context(attribute(Tensor, name, value))
         yield
 
 
-def _of_fakes(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _of_fakes(faked: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Return attributes of fake tensors."""
-    own_device = FakeTensor.device.fget  # type: ignore[attr-defined]
     own_data = Tensor.data
-
-    def device(tensor: Any) -> torch.device:
-        return CARD if on_card(tensor) else own_device(tensor)
 
     def set_data(tensor: Any, value: Tensor) -> None:
         """Make a real tensor fake first: torch would put real memory behind a tensor that stays fake."""
         if not isinstance(value, FakeTensor):
             value = faked(value)
         own_data.__set__(tensor, value)  # type: ignore[attr-defined]
+        tensor.fake_device = value.fake_device  # type: ignore[attr-defined]
         vars(tensor).pop(known.NAME, None)
 
     own_new = FakeTensor.__new__
@@ -63,25 +51,8 @@ def _of_fakes(on_card: OnCard, faked: Callable[[Tensor], Tensor]) -> dict[str, A
     return READERS | {
         "__new__": staticmethod(new),
         "__deepcopy__": _deepcopied,
-        "device": property(device),
-        "is_cuda": property(on_card),
-        "is_cpu": property(lambda tensor: device(tensor).type == "cpu"),
         "data_ptr": lambda tensor: address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize,
-        "get_device": lambda tensor: 0 if on_card(tensor) else -1,
         "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
-    }
-
-
-def _of_others(on_card: OnCard) -> dict[str, Any]:
-    """Return attributes of all tensors, for those that are made of others."""
-    own_device, own_is_cuda = Tensor.device.__get__, Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-    def is_such(tensor: Tensor) -> bool:
-        return is_made_of_others(tensor) and on_card(tensor)
-
-    return {
-        "device": property(lambda tensor: CARD if is_such(tensor) else own_device(tensor)),
-        "is_cuda": property(lambda tensor: is_such(tensor) or own_is_cuda(tensor)),
     }
 
 

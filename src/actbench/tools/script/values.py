@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
-from actbench.simulator.recalled import RecallingMode, tensors_of
+from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
 from actbench.tools.script import bounds, masks, plausible
 from actbench.tools.script.ones import forget as forget_ones, ones
 
@@ -29,6 +29,7 @@ _FACTORIZE = frozenset(
 )
 """Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
 
+_COPIES = aten._to_copy.default
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 _NO_BOUND = (
@@ -60,7 +61,13 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
             found = known.computed(func, args, kwargs or {})
-            result = self.unknown(func, args, kwargs or {}) if found is None else known.made_fake(self, found)
+            result = (
+                self.unknown(func, args, kwargs or {})
+                if found is None
+                else known.made_fake(self, found, device_of(args, kwargs or {}))
+            )
+        if func is _COPIES and result.device.type == "cpu" and args[0].device.type != "cpu":
+            return real_if_known(result)
         if func in _FACTORIZE:
             with _disabled():
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
@@ -136,15 +143,15 @@ def _as_indices(indices: Any) -> Iterator[Any]:
             yield index
 
 
-def _indices(count: int, *more: int) -> Tensor:
-    return torch.empty((count, *more), dtype=torch.int64)
+def _indices(x: Tensor, count: int, *more: int) -> Tensor:
+    return x.new_empty((count, *more), dtype=torch.int64)
 
 
 def _unique(x: Tensor, _: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    inverse = _indices(*x.shape) if return_inverse or return_counts else _indices(0)
+    inverse = _indices(x, *x.shape) if return_inverse or return_counts else _indices(x, 0)
     below = bounds.below(x)
     most = x.numel() if below is None else min(x.numel(), below)
-    counts = _indices(most if return_counts else 0)
+    counts = _indices(x, most if return_counts else 0)
     if return_counts and most:
         masks.keep_counts(counts, x.numel(), most)
     return x.new_empty(most), inverse, counts
@@ -152,7 +159,7 @@ def _unique(x: Tensor, _: bool = True, return_inverse: bool = False, return_coun
 
 def _unique_rows(x: Tensor, dim: int, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
     count = x.shape[dim]
-    return x.new_empty(x.shape), _indices(count if inverse else 0), _indices(count if counts else 0)
+    return x.new_empty(x.shape), _indices(x, count if inverse else 0), _indices(x, count if counts else 0)
 
 
 def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -162,7 +169,7 @@ def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Ten
         raise UntraceableError(_NO_BOUND.format("aten::bincount"))
     if weights is not None:
         return weights.new_empty(length)
-    counts = _indices(length)
+    counts = _indices(x, length)
     masks.keep_counts(counts, x.numel(), bounds.below(x) or length)
     return counts
 
@@ -188,13 +195,13 @@ def _selected(x: Tensor, mask: Tensor) -> Tensor:
 
 
 _LARGEST: dict[str, Callable[..., Any]] = {
-    "aten::nonzero": lambda x: _indices(_true(x), x.dim()),
+    "aten::nonzero": lambda x: _indices(x, _true(x), x.dim()),
     "aten::masked_select": _selected,
     "aten::_unique2": _unique,
     "aten::bincount": _counts,
     "aten::unique_dim": _unique_rows,
     "aten::unique_consecutive": lambda x, inverse=False, counts=False, dim=None: _unique(x, True, inverse, counts),
-    "torchvision::nms": lambda boxes, scores, threshold: _indices(boxes.shape[0]),
+    "torchvision::nms": lambda boxes, scores, threshold: _indices(boxes, boxes.shape[0]),
 }
 """Operators whose results have a largest shape, by name."""
 
