@@ -27,6 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.device.engine import backward_possible, count_devices, shared_library
+from actbench.device.fallback import fallbacks_on_host
 from actbench.errors import MeasurementError
 
 _WORD = ctypes.sizeof(ctypes.c_size_t)
@@ -102,7 +103,7 @@ def answered(cards: int = 1) -> Iterator[None]:
     try:
         count_devices()
         without_driver = mock.patch.object(FakeTensorMode, "avoid_device_init", True)  # what makes a tensor asks it
-        with without_driver, _CudaHooks(answers(cards)).replaced(), backward_possible():
+        with without_driver, fallbacks_on_host(), _CudaHooks(answers(cards)).replaced(), backward_possible():
             yield
     finally:
         _entered.release()

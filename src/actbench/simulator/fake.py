@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from actbench.errors import UntraceableError
 from actbench.ops import hostmemory
@@ -161,8 +161,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
-            args, kwargs = tree_unflatten([_moved(leaf, mode) for leaf in leaves], tree)
-            return func(*args, **kwargs)
+            return self._made_elsewhere(func, args, kwargs, mode)
         try:
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
@@ -177,6 +176,17 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+    def _made_elsewhere(self, func: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
+        """Run an operator that is asked for a device off the CPU; a small result has the values of the CPU."""
+        fake_args, fake_kwargs = tree_map(lambda leaf: _moved(leaf, mode), (args, kwargs))
+        found = func(*fake_args, **fake_kwargs)
+        is_small = isinstance(found, FakeTensor) and found.is_floating_point() and found.nbytes <= LARGEST_REAL_BYTES
+        if is_small and func._schema.name not in known.EMPTY and known.value_of(found) is None:
+            value = known.computed(func, args, kwargs)
+            if isinstance(value, Tensor):
+                known.keep(found, value)
+        return found
 
     def _has_no_place(self, tensor: Tensor) -> bool:
         """Whether a tensor stays fake; on the meta device, only the empty ones that torch.load fills."""

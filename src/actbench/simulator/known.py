@@ -41,7 +41,7 @@ def floats_up_to(most_bytes: int) -> Iterator[None]:
 
 
 _aten = torch.ops.aten
-_EMPTY = frozenset(
+EMPTY = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 """Operators whose results have no values yet; fake forms of others write no values into them."""
@@ -116,7 +116,7 @@ def followed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
 
 def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Keep the values of what an operator returned, if they follow from known ones; forget values that it changed."""
-    if func._schema.name in _EMPTY:
+    if func._schema.name in EMPTY:
         return
     writes = func._schema.is_mutable
     outputs = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]

@@ -272,6 +272,7 @@ def test_nested_tensors_are_refused_in_words() -> None:
         torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_derivatives_of_derivatives_and_ranks_of_matrices_are_computed_on_the_card() -> None:
     """In both, torch makes small tensors of its own, which stand on no device here."""
     with simulated():

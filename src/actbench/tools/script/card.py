@@ -35,11 +35,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     Raises:
         UsageError: There is such a card already.
     """
-    if isinstance(vars(torch.cuda)["_cudart"], driver.Runtime):
-        raise UsageError(
-            "a simulation inside of another: this process has a simulated card already; leave that block first, or, in "
-            "a script for 'actbench run', leave actbench.simulate out"
-        )
+    refuse_nested()
     noted: set[str] = set()
 
     def note_once(text: str) -> None:
@@ -52,6 +48,9 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     with ExitStack() as stack:
         stack.callback(answers.forget)
         patches = stack.enter_context(Patches())
+        # a run that has seen enough ends anywhere
+        patches.callback(torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda"))
+        patches.callback(torch.set_autocast_dtype, "cuda", torch.get_autocast_dtype("cuda"))
         for functions in (
             driver.cuda_functions(counters, selected, note_once),
             driver.accelerator_functions(counters, selected, generators),
@@ -65,6 +64,15 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         _profile_the_host_only(patches, note_once)
         answers.forget()
         yield
+
+
+def refuse_nested() -> None:
+    """Raise a UsageError if this process has a simulated card already."""
+    if isinstance(vars(torch.cuda)["_cudart"], driver.Runtime):
+        raise UsageError(
+            "a simulation inside of another: this process has a simulated card already; leave that block first, or, in "
+            "a script for 'actbench run', leave actbench.simulate out"
+        )
 
 
 def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[CardGenerator, ...]) -> None:

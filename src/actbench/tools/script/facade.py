@@ -45,7 +45,7 @@ def card_is_the_cpu() -> Iterator[None]:
 
 def _replacements() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     yield Tensor, "to", _moving
-    yield Tensor, "cuda", lambda own: lambda tensor, device=None, **options: tensor.to("cuda:0", **options)
+    yield Tensor, "cuda", lambda own: _to_card
     yield Tensor, "pin_memory", lambda own: lambda tensor, device=None: tensor
     yield Tensor, "is_pinned", lambda own: lambda tensor, device=None: False
     yield Tensor, "record_stream", lambda own: lambda tensor, stream: None
@@ -75,6 +75,10 @@ def _moving(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(tensor, _HOST, *args[1:], **{name: value for name, value in kwargs.items() if name != "device"})
 
     return functools.wraps(own)(to)
+
+
+def _to_card(tensor: Tensor, device: Any = None, **options: Any) -> Tensor:
+    return tensor.to("cuda" if device is None else device, **options)
 
 
 def _making(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
-from actbench.tools.script.card import believed
+from actbench.tools.script.card import believed, refuse_nested
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
@@ -148,6 +148,7 @@ class Simulation:
             raise
 
     def _enter(self) -> None:
+        refuse_nested()
         with ExitStack() as stack:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())

@@ -20,6 +20,7 @@ from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
 from actbench.tools.script import bounds, masks, plausible
 from actbench.tools.script.ones import forget as forget_ones, ones
+from actbench.tools.script.streams import checked
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ _FACTORIZE = frozenset(
 )
 """Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
 
+_HOST = torch.device("cpu")
 _COPIES = aten._to_copy.default
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -54,6 +56,11 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what the values in its result are taken for, and below what number they are."""
+        if kwargs and (asked := kwargs.get("device")) is not None:
+            if asked.type == "cuda":
+                checked(asked.index or 0)
+            elif asked.type == "meta" and func is _COPIES:  # a skeleton of a model: its bytes are in neither place
+                kwargs = {**kwargs, "device": _HOST}
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
         written = masks.written(func, args, kwargs or {}) if func._schema.is_mutable else None
@@ -66,8 +73,6 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
                 if found is None
                 else known.made_fake(self, found, device_of(args, kwargs or {}))
             )
-        if func is _COPIES and result.device.type == "cpu" and args[0].device.type != "cpu":
-            return real_if_known(result)
         if func in _FACTORIZE:
             with _disabled():
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
@@ -79,6 +84,8 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             bounds.bound(func, args, kwargs or {}, result)
             masks.follow(func, args, kwargs or {}, result)
             plausible.follow(func, args, kwargs or {}, result)
+            if func is _COPIES and result.device.type == "cpu" and args[0].device.type == "cuda":
+                return real_if_known(result)
         return result
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
