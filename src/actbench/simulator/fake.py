@@ -130,6 +130,9 @@ def asks_for_device(arguments: Iterable[Any]) -> bool:
 LARGEST_REAL_BYTES = 64 * 1024
 """Bytes of the largest real tensor: even a thousand of them take little memory."""
 
+LAZY_PLACE = "_actbench_place"
+"""The attribute of a parameter without a shape that has the device off the CPU that it was moved to."""
+
 _lazily: Any = nn.parameter
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -157,11 +160,11 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _holds_fake(args) or _holds_fake(kwargs.values()):
             return func(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
+        if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
+            return self._made_elsewhere(func, args, kwargs, mode)
         if not _allocates(func, leaves):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
-            return self._made_elsewhere(func, args, kwargs, mode)
         try:
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
@@ -281,7 +284,8 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
     swap: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
 
     def materialized(lazy: Tensor, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        wanted = torch.empty(shape, device=device or lazy.data.device, dtype=dtype or lazy.data.dtype)
+        place = device or vars(lazy).get(LAZY_PLACE) or lazy.data.device
+        wanted = torch.empty(shape, device=place, dtype=dtype or lazy.data.dtype)
         if not isinstance(wanted, FakeTensor):
             materialize(lazy, shape, device, dtype)
             return

@@ -65,7 +65,6 @@ def dry_run_of(model: nn.Module, *, is_moved_first: bool) -> int:
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-@pytest.mark.xfail(strict=True, reason="a parameter without a shape cannot be on the simulated card")
 def test_lazy_modules_move_before_their_dry_run(is_small: bool) -> None:
     width = 64 if is_small else 1024
 
@@ -98,7 +97,7 @@ def test_blocks_of_a_mask_are_found() -> None:
         assert mask.kv_indices.is_cuda
 
 
-@pytest.mark.xfail(strict=True, reason="torch traces the derivative of flex_attention, in modes that see no card")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention_trains_with_a_mask_of_blocks() -> None:
     with actbench.simulate("rtx-4090") as card:
         mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 512, 512, device="cuda")

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from mlptraining import train
 from torch import nn
@@ -59,7 +58,6 @@ def of_a_layer() -> float:
     return layer.weight.grad.sum().item()
 
 
-@pytest.mark.xfail(strict=True, reason="modules of all threads get fake parameters")
 def test_a_layer_in_a_thread_beside_a_simulation_has_values() -> None:
     with actbench.simulate("rtx-4090"):
         found = in_thread(of_a_layer)
@@ -67,7 +65,6 @@ def test_a_layer_in_a_thread_beside_a_simulation_has_values() -> None:
     assert found == 2 * 600 * 600
 
 
-@pytest.mark.xfail(strict=True, reason="the modes of a simulation are those of one thread")
 def test_a_training_in_a_thread_needs_what_it_needs_without_one() -> None:
     with actbench.simulate("rtx-4090") as expected:
         train()

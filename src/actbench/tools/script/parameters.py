@@ -1,16 +1,21 @@
-"""Small parameters, which are made real, become fake when a module gets them: they move to the card with it."""
+"""Parameters move to the card with their module: small ones, which are made real, and those without a shape yet."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import UninitializedTensorMixin
 
 from actbench.simulator import known
+from actbench.simulator.fake import LAZY_PLACE
+from actbench.simulator.overrides import attribute
 
 _TWIN = "_actbench_twin"
 """The attribute of a real parameter that has the fake one: several modules may get the same."""
@@ -19,9 +24,10 @@ _TWIN = "_actbench_twin"
 @contextmanager
 def faked_when_registered(mode: FakeTensorMode) -> Iterator[None]:
     """Inside the block, let modules get fake parameters of ``mode``, where the real ones are."""
+    this_thread = threading.get_ident()  # others compute for real in host memory
 
     def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if type(parameter) is not nn.Parameter or parameter.is_meta:
+        if type(parameter) is not nn.Parameter or parameter.is_meta or threading.get_ident() != this_thread:
             return None
         twin: nn.Parameter | None = getattr(parameter, _TWIN, None)
         if twin is None and not hasattr(parameter, "fake_mode"):
@@ -36,6 +42,20 @@ def faked_when_registered(mode: FakeTensorMode) -> Iterator[None]:
     hook: Any = registered  # torch says that such a hook returns nothing
     handle = register_module_parameter_registration_hook(hook)
     try:
-        yield
+        with attribute(UninitializedTensorMixin, "to", _move), attribute(UninitializedTensorMixin, "cuda", _to_card):
+            yield
     finally:
         handle.remove()
+
+
+def _move(lazy: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note where a parameter without a shape is to be made, and return it."""
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    if device is None or device.type != "cuda":
+        return Tensor.to(lazy, *args, **kwargs)
+    vars(lazy)[LAZY_PLACE] = device
+    return lazy
+
+
+def _to_card(lazy: Any, device: Any = None, **_: Any) -> Any:
+    return _move(lazy, "cuda" if device is None else device)

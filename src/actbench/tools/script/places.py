@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,8 +42,16 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
     torch cannot resize.
     """
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count its result; in inference mode, those that it is composed of."""
+        """Run an operator and count its result; in inference mode, those that it is composed of.
+
+        An operator on functions, such as ``flex_attention``, is composed of others where nothing is compiled.
+        """
+        if isinstance(func, HigherOrderOperator):
+            with self:
+                return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **(kwargs or {}))
         if torch.is_inference_mode_enabled() and func.namespace == "aten":
             kernel = composite(func) or func.decompose
             with self:

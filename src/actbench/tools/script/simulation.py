@@ -49,6 +49,7 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
+from actbench.tools.script.threads import threads_followed
 from actbench.tools.script.values import ScriptMode
 from actbench.units import MIB
 
@@ -159,9 +160,10 @@ class Simulation:
                 stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._draws.seeded())
             stack.enter_context(self._mode)
-            stack.enter_context(LargeAreFake(KNOWN_BYTES))
+            stack.enter_context(large := LargeAreFake(KNOWN_BYTES))
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
+            stack.enter_context(threads_followed(self.tracker, self._mode, large))
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
