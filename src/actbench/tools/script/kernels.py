@@ -31,29 +31,32 @@ _SCORES = (
 )
 
 
+def eager(note: Note, why: str = _EAGER) -> Callable[..., Any]:
+    """Return what stands in for ``torch.compile`` and leaves models and functions as they are; ``note`` is told so."""
+
+    def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - torch's name
+        if model is None:
+            return lambda given: compile(given, **options)
+        if isinstance(model, nn.Module):
+            note(why)
+            return model
+
+        if getattr(model, "__name__", "") == "single_param_adam":  # see _compiled_step
+            return model
+
+        @functools.wraps(model)
+        def run(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that no script calls
+            note(_SCORES if getattr(model, "__name__", "") == "flex_attention" else why)
+            return model(*args, **kwargs)
+
+        return run
+
+    return compile
+
+
 @contextmanager
 def uncompiled(note: Note) -> Iterator[None]:
     """Inside the block, let ``torch.compile`` and ``Module.compile`` leave models and functions as they are."""
-
-    def compiling(_: Any) -> Callable[..., Any]:
-        def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - torch's name
-            if model is None:
-                return lambda given: compile(given, **options)
-            if isinstance(model, nn.Module):
-                note(_EAGER)
-                return model
-
-            if getattr(model, "__name__", "") == "single_param_adam":  # see _compiled_step
-                return model
-
-            @functools.wraps(model)
-            def run(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that no script calls
-                note(_SCORES if getattr(model, "__name__", "") == "flex_attention" else _EAGER)
-                return model(*args, **kwargs)
-
-            return run
-
-        return compile
 
     def in_place(_: Any) -> Callable[..., None]:
         def compile(self: nn.Module, *args: Any, **options: Any) -> None:  # noqa: A001 - torch's name
@@ -61,7 +64,7 @@ def uncompiled(note: Note) -> Iterator[None]:
 
         return compile
 
-    with rebound(torch, "compile", compiling), changed(nn.Module, "compile", in_place):
+    with rebound(torch, "compile", lambda _: eager(note)), changed(nn.Module, "compile", in_place):
         yield
 
 

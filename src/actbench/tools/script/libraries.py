@@ -36,17 +36,19 @@ def prepared(
     batch_size: int | None = None,
     real: Real = nullcontext,
     fetched: Callable[[int], object] = lambda rows: None,
+    compiler: Callable[[Note], AbstractContextManager[None]] = kernels.uncompiled,
 ) -> Iterator[None]:
     """Inside the block, let libraries that are or will be imported run on tensors without values.
 
     Enter it inside the fake tensor mode. Weights come from shapes, nothing is saved, logged or uploaded, data is loaded
-    in this process, and compilers and kernels leave their work to torch's operators.
+    in this process, and kernels leave their work to torch's operators.
 
     Args:
         note: Receives, once, a sentence about each thing that is done in another way.
         batch_size: Rows of a batch, in place of the script's own (see :mod:`actbench.tools.script.data`).
         real: Makes the context in which data is loaded, where no tensor is fake.
         fetched: Is told the samples of each batch that is fetched while gradients are recorded.
+        compiler: Makes the context in which ``torch.compile`` is called.
     """
     told: set[str] = set()
 
@@ -69,7 +71,7 @@ def prepared(
         stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
         stack.enter_context(checkpoints.kept_in_mind(once))
         stack.enter_context(loading.nothing_fetched_by_torch(once))
-        stack.enter_context(kernels.uncompiled(once))
+        stack.enter_context(compiler(once))
         stack.enter_context(kernels.unflattened())
         stack.enter_context(kernels.unnested())
         stack.enter_context(linesearch.all_iterations())

@@ -64,13 +64,31 @@ class Lines:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside the block, follow the modules that run."""
+
+        def enter(module: nn.Module, *_: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():  # which calls hooks where compiled code would
+                self._enter(module)
+
+        def leave(module: nn.Module, *arguments: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                self._leave(arguments[:-1])  # the last is the result
+
         with ExitStack() as stack:
-            stack.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
-            leave: Any = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            stack.callback(leave.remove)
+            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            leaving: Any = hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+            stack.callback(leaving.remove)
             # the handle leaves this entry behind, and torch.compile then warns of hooks on all modules
-            stack.callback(hooks._global_forward_hooks_with_kwargs.pop, leave.id)
+            stack.callback(hooks._global_forward_hooks_with_kwargs.pop, leaving.id)
             yield
+
+    @contextmanager
+    def calling(self, module: nn.Module, arguments: Any) -> Iterator[None]:
+        """Inside the block, follow a module whose hooks nobody calls."""
+        self._enter(module)
+        try:
+            yield
+        finally:
+            self._leave((arguments, {}))
 
     def made(self, name: int, func: Any) -> None:
         """Note that an operator makes a storage now."""
@@ -137,7 +155,8 @@ class Lines:
             return self.path_of(self._active[-1])
         return OPTIMIZER if self.is_updating() else OUTSIDE
 
-    def _enter(self, module: nn.Module, *_: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
+        module = module._modules.get("_orig_mod") or module  # the first is in what torch.compile returns
         if torch._C._current_autograd_node() is not None:
             self.runs_again = True
         elif not self._active and id(module) not in self._paths:
@@ -149,10 +168,10 @@ class Lines:
             if device is not None:
                 self.autocast[str(torch.get_autocast_dtype(device)).removeprefix("torch.")] = None
 
-    def _leave(self, module: nn.Module, *arguments: Any) -> None:
+    def _leave(self, arguments: Any) -> None:
         self._active.pop()
         if not self._active and torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
-            self.fed(arguments[:-1])  # the last is the result
+            self.fed(arguments)
 
     def _add_root(self, module: nn.Module) -> None:
         """Name the modules inside of one that runs by itself; a part of another keeps its name there.

@@ -29,7 +29,7 @@ from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import card_operators, device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import groups, kernels, reading, sensors, sharing
+from actbench.tools.script import compiled, groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed, refuse_nested
@@ -106,6 +106,10 @@ class Simulation:
         self.notes: dict[str, None] = {}
         self.moved: set[int] = set()
         self.lines = Lines(folder or Path.cwd(), script)
+        capability = profile.compute_capability
+        self._inductor: compiled.Inductor | None = None
+        if capability is not None and compiled.is_possible():
+            self._inductor = compiled.Inductor(capability, self.lines.calling)
         self.bounds = Bounds(self.lines.line)
         self._applied = None if scheme is None else Applied(scheme)
         self._batches = Batches(batch_size, are_needed=needs_batches)
@@ -159,8 +163,11 @@ class Simulation:
             else:
                 stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._draws.seeded())
+            large = LargeAreFake(KNOWN_BYTES)
+            if self._inductor is not None:
+                self._inductor.see_into(large, self.tracker)
             stack.enter_context(self._mode)
-            stack.enter_context(large := LargeAreFake(KNOWN_BYTES))
+            stack.enter_context(large)
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
             stack.enter_context(threads_followed(self.tracker, self._mode, large))
@@ -171,7 +178,8 @@ class Simulation:
             if not self.profile.is_cuda:
                 stack.enter_context(card_is_the_cpu())
             stack.enter_context(faked_when_registered(self._mode))
-            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real))
+            compiler = kernels.uncompiled if self._inductor is None else self._inductor.compiling
+            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real, compiler=compiler))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
@@ -281,7 +289,8 @@ class Simulation:
         step.rows = self._batches.of_step()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
         self._stepped(len(self.steps.done), step)
-        self._blocks.find(self.lines.roots)
+        if self._inductor is None or not self._inductor.has_run:  # compiled code calls no hooks of blocks
+            self._blocks.find(self.lines.roots)
         if self._applied is not None and not self._applied.setups:
             self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
             self.steps.hand_over(optimizers)

@@ -50,6 +50,7 @@ class OnCard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tracker: StorageTracker, modes: tuple[TorchDispatchMode, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tracker, self._modes = tracker, modes
+        self.ignore_compile_internals = tracker.ignore_compile_internals  # type: ignore[method-assign]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
