@@ -32,6 +32,12 @@ from actbench.tools.script.values import real_if_known
 
 _HOST = torch.device("cpu")
 
+_OTHER_CARD = (
+    "tensors are put on cuda:{0}, a card of another process: a run simulates the first process, which has cuda:0, and "
+    "cuda:1 to cuda:{1} are those of the others; take the card from the environment variable LOCAL_RANK, or run "
+    "a script that puts its layers on several cards with --meter cuda"
+)
+
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
@@ -242,19 +248,21 @@ def is_card(device: Any) -> bool:
 
     Raises:
         torch.AcceleratorError: It is a card that is not there.
+        MeasurementError: It is the card of another process.
     """
     if isinstance(device, int) and not isinstance(device, bool):
-        checked(device)
-        return True
+        device = torch.device("cuda", device)
     found = torch.device(device) if isinstance(device, str) else device
     if not isinstance(found, torch.device) or found.type != "cuda":
         return False
-    checked(found.index or 0)
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if checked(index) != CARD.index:
+        raise MeasurementError(_OTHER_CARD.format(index, torch.cuda.device_count() - 1))
     return True
 
 
 def _to_card(tensor: Tensor, device: Any = None, **options: Any) -> Tensor:
-    return tensor.to(CARD if device is None else device, **_memory(options))
+    return tensor.to("cuda" if device is None else device, **_memory(options))
 
 
 def _default_device() -> torch.device | None:
