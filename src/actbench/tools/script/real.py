@@ -106,6 +106,7 @@ class RealRun(TimedRun):
             self._held,
             self._allocations.events[: step.ended],
             origins=self._allocations.origins,
+            earlier=self.steps.done,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),

@@ -237,6 +237,7 @@ class Simulation:
             origins={**self.lines.origins, **{name: self.lines.of_gradient(name) for name in step.gradients}},
             communicated=self.tracker.communicated,
             moved=self.moved,
+            earlier=self.steps.done,
             workspace=self.tracker.workspace,
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
