@@ -140,7 +140,7 @@ class RealRun(TimedRun):
                 self.steps.only_timed_from = len(self.steps.done)
             self.steps.renew(self._began)
         if len(self._seconds) >= TIMED:
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()
 

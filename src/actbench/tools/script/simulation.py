@@ -264,7 +264,7 @@ class Simulation:
 
     def _ended(self, step: Step) -> None:
         if self._measured is not None:
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
@@ -281,7 +281,7 @@ class Simulation:
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         self.steps.renew(self._began)
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
