@@ -11,6 +11,8 @@ import torch
 from mlptraining import WIDTH, model, train
 
 import actbench
+from actbench import scheme as schemes
+from actbench.errors import UsageError
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.records import Case
 from actbench.simulator import profiles
@@ -160,3 +162,16 @@ def test_memory_runs_out_where_a_script_has_limited_itself() -> None:
         torch.cuda.set_per_process_memory_fraction(0.01)
         with pytest.raises(torch.OutOfMemoryError, match=r"of which a step may take 242\.07 MiB"):
             module(torch.randn(512 * MIB // WIDTH, WIDTH, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        (schemes.build("compile:1"), "torch.compile runs eagerly inside a simulated loop"),
+        (schemes.build("checkpoint+compile:1"), "torch.compile runs eagerly inside a simulated loop"),
+        ("checkpoint", "simulate: scheme"),
+    ],
+)
+def test_a_scheme_that_no_simulated_loop_can_have_is_refused_in_words(scheme: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        actbench.simulate("rtx-4090", scheme=scheme)
