@@ -159,6 +159,9 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 }
 
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 template <class To, class From>
