@@ -121,30 +121,38 @@ struct Elements {
 
 struct Codes {
     unsigned halves[kRuns][2];
-
-    __device__ __forceinline__ Word eight(int run, int bits) const { return halves[run][0] | Word(halves[run][1]) << (4 * bits); }
 };
 
-// A float from 256 up whose last bit is 2^-15 becomes 2^23 and its whole part less 256, whose bits are the code.
+// A float from 256 up whose last bit is 2^-15 becomes 2^23 and its whole part less 256: the bits of 2^23, and the code.
 __device__ __forceinline__ unsigned whole_part(float x) { return __float_as_uint(sum_down(x, 8388608.0f - 256.0f)); }
 constexpr unsigned kWhole = 0x4B000000;  // 2^23 as a float
 
-// Rounds the values of a lane. The largest place is rounded to the last code exactly: it is off by less than 2^-16.
-// Values are scaled and cut only in `extreme` groups: no other value is outside of its bounds.
-template <bool extreme>
-__device__ __forceinline__ void round_all(
-    const Elements& elements, const Scaled& scaled, float slope, Noise noise, int bits, Codes& codes) {
-    const float span = scaled.span >= 0 ? scaled.span : 0;  // of a group that is NaN all codes are 0
+// What the bits of 2^23 add to `count` codes. They are above the lowest 24 bits.
+__device__ __forceinline__ unsigned added(int count, int bits) {
+    unsigned result = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) result += kWhole << (i * bits);
+    return result;
+}
+
+// Rounds the values of a lane to halves, with what the bits of 2^23 add to them. The largest place is off by less than
+// 2^-16, so it becomes the last code.
+template <bool ordinary>
+__device__ __forceinline__ void round_all(const Elements& elements, unsigned word, Noise noise, int bits, Codes& codes) {
+    const Scaled scaled(word, ordinary);
+    const bool differ = above(scaled.span, 0);
+    const float span = differ ? scaled.span : 0;  // 0 where one is NaN: then all codes are 0
+    const float slope = quotient(float((1u << bits) - 1), differ ? scaled.span : 1);
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            unsigned packed = 0u - (kWhole + (kWhole << bits) + (kWhole << (2 * bits)) + (kWhole << (3 * bits)));
+            unsigned packed = 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float x = elements.value(8 * run + 4 * half + i);
-                float d = difference(extreme ? product(x, scaled.scale) : x, scaled.offset);
-                if (extreme) d = lesser(greater(d, 0), span);
+                float d = difference(ordinary ? x : product(x, scaled.scale), scaled.offset);
+                if (!ordinary) d = lesser(greater(d, 0), span);
                 packed += whole_part(fused(d, slope, noise.next())) << (i * bits);
             }
             codes.halves[run][half] = packed;
@@ -211,12 +219,17 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
     if constexpr (bits == 8) {
 #pragma unroll
         for (int run = 0; run < kRuns; ++run)
-            store_words<2>(
-                reinterpret_cast<unsigned*>(target) + ((mine() * kRuns + run) * LANES + place()) * 2, codes.halves[run]);
+        {
+            const unsigned halves[2] = {codes.halves[run][0] - added(4, 8), codes.halves[run][1] - added(4, 8)};
+            store_words<2>(reinterpret_cast<unsigned*>(target) + ((mine() * kRuns + run) * LANES + place()) * 2, halves);
+        }
     } else {
         unsigned eights[kRuns], words[bits];
 #pragma unroll
-        for (int run = 0; run < kRuns; ++run) eights[run] = codes.halves[run][0] + (codes.halves[run][1] << (4 * bits));
+        for (int run = 0; run < kRuns; ++run) {
+            eights[run] = codes.halves[run][0] + (codes.halves[run][1] << (4 * bits));
+            if (bits == 4) eights[run] -= added(8, 4);  // of fewer bits, no byte from the fourth on is read
+        }
         if (LANES > 1) {
 #pragma unroll
             for (int run = 0; run < kRuns; ++run) *exchange.run(run) = eights[run];
@@ -241,7 +254,7 @@ __device__ __forceinline__ void store_some(
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
         const int here = left - run * kApart;
-        Word eight = codes.eight(run, bits);
+        Word eight = (codes.halves[run][0] - added(4, bits)) | Word(codes.halves[run][1] - added(4, bits)) << (4 * bits);
         if (here < 8) eight = here > 0 ? eight & ((Word(1) << (here * bits)) - 1) : 0;
         unsigned char* bytes = exchange.bytes(run, bits);
 #pragma unroll
@@ -305,23 +318,35 @@ __device__ __forceinline__ void load_some(Codes& codes, int bits, const unsigned
     __syncwarp();
 }
 
-// The values of eight codes: code * step and the offset are two roundings. A code that ends below bit 23 is masked where
-// it lies in its half: under the exponent of 2^23 it counts 2^shift times, and the step as much less, without rounding.
+// Eight codes to values: code * step and the offset are two roundings. A code that ends below bit 23 is masked where it
+// lies in its half: under the exponent of 2^23 it counts 2^shift times, and the step as much less, without rounding.
 template <int kBits>
-__device__ __forceinline__ void values_of(const unsigned (&halves)[2], int bits, float step, float offset, float (&values)[8]) {
-    const unsigned most = (1u << bits) - 1;
+struct Steps {
+    static constexpr int kInPlace = kBits == 0 || kBits == 8 ? 0 : 23 / kBits < 4 ? 23 / kBits : 4;
+    float steps[4], ground[4];  // what 2^23 itself counts, to be taken away
+
+    unsigned exponent;
+
+    // `nothing` is 0, but the compiler must not know it: else it fills a register anew for each mask.
+    __device__ __forceinline__ Steps(const Scaled& scaled, int bits, unsigned nothing) {
+        exponent = kWhole | nothing;
+        const float step = quotient(scaled.span, float((1u << bits) - 1));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const unsigned half = halves[i / 4];
-        const int shift = i % 4 * bits;
-        constexpr int reach = kBits == 0 ? 0 : 23 / kBits;  // codes of a half that end below bit 23
-        if (i % 4 < reach) {
-            const float less = product(step, 1.0f / float(1u << shift));
-            values[i] = fused(__uint_as_float((half & most << shift) | kWhole), less, -8388608.0f * less);
-        } else {
-            const unsigned code = kBits == 8 ? __byte_perm(half, kWhole, 0x7540 | i % 4) : (half >> shift & most) | kWhole;
-            values[i] = fused(__uint_as_float(code), step, -8388608.0f * step);
+        for (int i = 0; i < 4; ++i) {
+            steps[i] = i < kInPlace ? product(step, 1.0f / float(1u << (i * bits))) : step;
+            ground[i] = product(steps[i], -8388608.0f);
         }
-        values[i] = sum(values[i], offset);
     }
-}
+    __device__ __forceinline__ void values(const unsigned (&halves)[2], int bits, float offset, float (&values)[8]) const {
+        const unsigned most = (1u << bits) - 1;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const unsigned half = halves[i / 4];
+            const int shift = i % 4 * bits;
+            const unsigned code = i % 4 < kInPlace ? (half & most << shift) | exponent
+                                  : kBits == 8     ? __byte_perm(half, kWhole, 0x7540 | i % 4)
+                                                   : (half >> shift & most) | exponent;
+            values[i] = sum(fused(__uint_as_float(code), steps[i % 4], ground[i % 4]), offset);
+        }
+    }
+};

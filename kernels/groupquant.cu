@@ -19,6 +19,6 @@ KERNEL groupquant_encode(
 }
 
 KERNEL groupquant_decode(
-    const unsigned char* codes, const unsigned* meta, SCALAR* out, Index count, Index size, int group_size, Index start) {
+    const unsigned char* codes, const unsigned* meta, SCALAR* out, Index count, Index size, int group_size, int start) {
     decode(codes, meta, out, OneStream{size}, 1, count, group_size, start);
 }

@@ -34,15 +34,11 @@ KERNEL groupquant_decode_rows(
 }
 
 KERNEL groupquant_words(const SCALAR* x, unsigned* meta, unsigned rows, Index columns, int group_size) {
-    const int size = LANES < kLanes ? kMine * LANES : group_size;
-    const unsigned groups = (columns + size - 1) / size, steps = steps_of(groups);
-    for (Walk<true> walk(steps); walk.goes_on(rows, steps); walk.on(steps)) {
-        const Piece piece(walk.step, 0, columns, group_size);
-        const SCALAR* source = x + Index(walk.row) * columns + piece.begin;
+    const Groups<true> groups(x, 0, columns, group_size);
+    for (Walk<true> walk(groups.steps); walk.goes_on(rows, groups.steps); walk.on(groups.steps)) {
         Elements elements;
-        if (piece.whole() && aligned(source)) elements.load(source + piece.own());
-        else elements.load_some(source + piece.own(), piece.left);
+        const int left = load(elements, x + Index(walk.row) * columns, groups, walk.step);
         const unsigned word = elements.word();
-        if (place() == 0 && piece.left > 0) meta[Index(walk.row) * groups + walk.step * kGroups + mine()] = word;
+        if (place() == 0 && left > 0) meta[groups.number(walk.row, walk.step)] = word;
     }
 }

@@ -87,28 +87,35 @@ __device__ __forceinline__ unsigned word_of(float low, float high) {
     return (a == 0x8000 ? 0 : a) | (b == 0x8000 ? 0 : b) << 16;
 }
 
-// Whether a bound is the largest, beyond which a value may lie that is no bfloat16.
+// Whether a group's bounds are below 2^60 and not below 2^-60, so that nothing needs a scale, and no value lies outside of
+// them, as one beyond the largest bfloat16 may.
 template <class Scalar>
-__device__ __forceinline__ bool is_cut(unsigned word) {
-    return (word & 0x7fff) == kLargest<Scalar> || (word >> 16 & 0x7fff) == kLargest<Scalar>;
+__device__ __forceinline__ bool is_ordinary(unsigned word) {
+    constexpr unsigned least = 67u << 23, huge = 187u << 23, cut = kLargest<Scalar> << 16;
+    const unsigned low = word << 16 & 0x7fffffff, high = word & 0x7fff0000;
+    return (low > high ? low : high) - least < (huge < cut ? huge : cut) - least;
 }
 
 // A power of two that keeps everything in range, its inverse, and the scaled offset and range.
 struct Scaled {
     float scale = 1, inverse = 1, offset, span;
-    __device__ __forceinline__ explicit Scaled(unsigned word) {
-        const float low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000);
-        const unsigned a = __float_as_uint(low) & 0x7fffffff, b = __float_as_uint(high) & 0x7fffffff;
-        const unsigned largest = a > b ? a : b, up = 191u << 23, down = 63u << 23;  // 2^64, 2^-64
-        if (largest >= 187u << 23) {  // 2^60
-            scale = __uint_as_float(down);
-            inverse = __uint_as_float(up);
-        } else if (largest < 67u << 23) {  // 2^-60
-            scale = __uint_as_float(up);
-            inverse = __uint_as_float(down);
+    __device__ __forceinline__ Scaled(unsigned word, bool ordinary) {
+        offset = __uint_as_float(word << 16);
+        float high = __uint_as_float(word & 0xffff0000);
+        if (!ordinary) {
+            const unsigned a = word << 16 & 0x7fffffff, b = word & 0x7fff0000;
+            const unsigned largest = a > b ? a : b, up = 191u << 23, down = 63u << 23;  // 2^64, 2^-64
+            if (largest >= 187u << 23) {  // 2^60
+                scale = __uint_as_float(down);
+                inverse = __uint_as_float(up);
+            } else if (largest < 67u << 23) {  // 2^-60
+                scale = __uint_as_float(up);
+                inverse = __uint_as_float(down);
+            }
+            offset = product(offset, scale);
+            high = product(high, scale);
         }
-        offset = product(low, scale);
-        span = difference(product(high, scale), offset);
+        span = difference(high, offset);
     }
 };
 

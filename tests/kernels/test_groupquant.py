@@ -124,7 +124,7 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, bits: int, group
         encoding = codes[start:], meta, *counts, np.uint64(noise.mixed(SEED)), np.uint32(1)
         host_launch("groupquant", "groupquant_encode", macros, 1024, x, *encoding)
         host_launch(
-            "groupquant", "groupquant_decode", macros, 1024, codes[start:], meta, out[start:], *counts, np.int64(0)
+            "groupquant", "groupquant_decode", macros, 1024, codes[start:], meta, out[start:], *counts, np.int32(0)
         )
 
         assert torch.equal(codes[start : start + size], expected)

@@ -64,8 +64,11 @@ def launch_words(meta: Tensor, x: Tensor, group_size: int) -> None:
 
 def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Launch ``groupquant_decode`` of ``kernels/groupquant.cu``."""
-    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int64(start)
-    threads, macros = _threads(1, out.numel(), group_size, start), {**_macros(out.dtype, group_size), "BITS": bits}
+    first, start = divmod(start, group_size)  # the kernel begins at the first group that it needs
+    if first:
+        codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
+    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(start)
+    macros, threads = {**_macros(out.dtype, group_size), "BITS": bits}, _threads(1, start + out.numel(), group_size)
     rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
 
 
@@ -80,13 +83,9 @@ def launch_decode_rows(
     _launch_rows("decode_rows", out, group_size, *arguments)
 
 
-def _threads(rows: int, columns: int, group_size: int, start: int = 0) -> int:
+def _threads(rows: int, columns: int, group_size: int) -> int:
     """Return the threads with work: a warp for as many groups of a row as its lanes share out."""
-    if columns == 0:
-        return 0
-    groups = -(-(start + columns) // group_size) - start // group_size
-    together = 32 // reference.lanes_of(group_size)
-    return rows * -(-groups // together) * 32
+    return rows * -(-columns // (group_size * (32 // reference.lanes_of(group_size)))) * 32
 
 
 def _macros(dtype: torch.dtype, group_size: int) -> dict[str, str | int]:
