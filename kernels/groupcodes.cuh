@@ -127,12 +127,9 @@ struct Codes {
 __device__ __forceinline__ unsigned whole_part(float x) { return __float_as_uint(sum_down(x, 8388608.0f - 256.0f)); }
 constexpr unsigned kWhole = 0x4B000000;  // 2^23 as a float
 
-// What the bits of 2^23 add to `count` codes. They are above the lowest 24 bits.
-__device__ __forceinline__ unsigned added(int count, int bits) {
-    unsigned result = 0;
-#pragma unroll
-    for (int i = 0; i < count; ++i) result += kWhole << (i * bits);
-    return result;
+// What the bits of 2^23 add to a half. They are above the lowest 24 bits.
+__device__ __forceinline__ unsigned added(int bits) {
+    return kWhole + (kWhole << bits) + (kWhole << (2 * bits)) + (kWhole << (3 * bits));
 }
 
 // Rounds the values of a lane to halves, with what the bits of 2^23 add to them. The largest place is off by less than
@@ -220,7 +217,7 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
 #pragma unroll
         for (int run = 0; run < kRuns; ++run)
         {
-            const unsigned halves[2] = {codes.halves[run][0] - added(4, 8), codes.halves[run][1] - added(4, 8)};
+            const unsigned halves[2] = {codes.halves[run][0] - added(8), codes.halves[run][1] - added(8)};
             store_words<2>(reinterpret_cast<unsigned*>(target) + ((mine() * kRuns + run) * LANES + place()) * 2, halves);
         }
     } else {
@@ -228,7 +225,7 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
 #pragma unroll
         for (int run = 0; run < kRuns; ++run) {
             eights[run] = codes.halves[run][0] + (codes.halves[run][1] << (4 * bits));
-            if (bits == 4) eights[run] -= added(8, 4);  // of fewer bits, no byte from the fourth on is read
+            if (bits == 4) eights[run] -= added(4) + (added(4) << 16);  // of fewer bits, no byte from the fourth on is read
         }
         if (LANES > 1) {
 #pragma unroll
@@ -242,7 +239,7 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
 #pragma unroll
         for (int k = 0; k < bits; ++k) {
             const int from = from_run(bits, k);
-            words[k] = __byte_perm(eights[from], eights[from < kRuns - 1 ? from + 1 : from], bytes_from(bits, k));
+            words[k] = bits == 4 ? eights[k] : __byte_perm(eights[from], eights[from + 1], bytes_from(bits, k));
         }
         store_words<bits>(reinterpret_cast<unsigned*>(target) + lane() * bits, words);
     }
@@ -254,7 +251,7 @@ __device__ __forceinline__ void store_some(
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
         const int here = left - run * kApart;
-        Word eight = (codes.halves[run][0] - added(4, bits)) | Word(codes.halves[run][1] - added(4, bits)) << (4 * bits);
+        Word eight = (codes.halves[run][0] - added(bits)) | Word(codes.halves[run][1] - added(bits)) << (4 * bits);
         if (here < 8) eight = here > 0 ? eight & ((Word(1) << (here * bits)) - 1) : 0;
         unsigned char* bytes = exchange.bytes(run, bits);
 #pragma unroll
