@@ -167,9 +167,9 @@ struct alignas(16) Exchange {
     __device__ __forceinline__ Vector<unsigned>& four() {
         return *reinterpret_cast<Vector<unsigned>*>(words + mine() * apart + 4 * place());
     }
-    __device__ __forceinline__ unsigned char* bytes(int run, int bits) {
-        return reinterpret_cast<unsigned char*>(words) + ((mine() * kRuns + run) * LANES + place()) * bits;
-    }
+    __device__ __forceinline__ unsigned char* bytes() { return reinterpret_cast<unsigned char*>(words); }
+    // The number of a run in the piece, in the order of its elements.
+    static __device__ __forceinline__ int eight(int run) { return (mine() * kRuns + run) * LANES + place(); }
 };
 
 // Where word k of four runs comes from, as __byte_perm takes it: from the run `from` and the one after it.
@@ -218,7 +218,7 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
         for (int run = 0; run < kRuns; ++run)
         {
             const unsigned halves[2] = {codes.halves[run][0] - added(8), codes.halves[run][1] - added(8)};
-            store_words<2>(reinterpret_cast<unsigned*>(target) + ((mine() * kRuns + run) * LANES + place()) * 2, halves);
+            store_words<2>(reinterpret_cast<unsigned*>(target) + Exchange::eight(run) * 2, halves);
         }
     } else {
         unsigned eights[kRuns], words[bits];
@@ -245,6 +245,17 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
     }
 }
 
+// Copies the bytes of a piece, as many as `room` has: as vectors where all are there and lie at aligned addresses.
+__device__ __forceinline__ void copy_bytes(unsigned char* target, const unsigned char* source, int bits, Index room) {
+    const int bytes = kPiece / 8 * bits;
+    if (room >= bytes && aligned(target) && aligned(source)) {
+        for (int i = lane(); i < bytes / 16; i += kLanes)
+            reinterpret_cast<Bytes16*>(target)[i] = reinterpret_cast<const Bytes16*>(source)[i];
+    } else {
+        for (int i = lane(); i < bytes && i < room; i += kLanes) target[i] = source[i];
+    }
+}
+
 // Writes those of a lane's codes that it has elements for, and at most `room` bytes of the piece.
 __device__ __forceinline__ void store_some(
     const Codes& codes, int bits, int left, unsigned char* target, Index room, Exchange& exchange) {
@@ -253,14 +264,13 @@ __device__ __forceinline__ void store_some(
         const int here = left - run * kApart;
         Word eight = (codes.halves[run][0] - added(bits)) | Word(codes.halves[run][1] - added(bits)) << (4 * bits);
         if (here < 8) eight = here > 0 ? eight & ((Word(1) << (here * bits)) - 1) : 0;
-        unsigned char* bytes = exchange.bytes(run, bits);
+        unsigned char* bytes = exchange.bytes() + exchange.eight(run) * bits;
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             if (i < bits) bytes[i] = static_cast<unsigned char>(eight >> (8 * i));
     }
     __syncwarp();
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(exchange.words);
-    for (int i = lane(); i < kLanes * kRuns * bits && i < room; i += kLanes) target[i] = bytes[i];
+    copy_bytes(target, exchange.bytes(), bits, room);
     __syncwarp();
 }
 
@@ -270,9 +280,7 @@ __device__ __forceinline__ void load_piece(Codes& codes, const unsigned char* so
     if constexpr (bits == 8) {
 #pragma unroll
         for (int run = 0; run < kRuns; ++run)
-            load_words<2>(
-                reinterpret_cast<const unsigned*>(source) + ((mine() * kRuns + run) * LANES + place()) * 2,
-                codes.halves[run]);
+            load_words<2>(reinterpret_cast<const unsigned*>(source) + Exchange::eight(run) * 2, codes.halves[run]);
     } else {
         unsigned words[bits];
         load_words<bits>(reinterpret_cast<const unsigned*>(source) + lane() * bits, words);
@@ -297,14 +305,13 @@ __device__ __forceinline__ void load_piece(Codes& codes, const unsigned char* so
     }
 }
 
-// Reads those codes of a piece that lie in `room` bytes; others are 0.
+// Reads those codes of a piece that lie in `room` bytes; others are anything.
 __device__ __forceinline__ void load_some(Codes& codes, int bits, const unsigned char* source, Index room, Exchange& exchange) {
-    unsigned char* staged = reinterpret_cast<unsigned char*>(exchange.words);
-    for (int i = lane(); i < kLanes * kRuns * bits; i += kLanes) staged[i] = i < room ? source[i] : 0;
+    copy_bytes(exchange.bytes(), source, bits, room);
     __syncwarp();
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
-        const unsigned char* bytes = exchange.bytes(run, bits);
+        const unsigned char* bytes = exchange.bytes() + exchange.eight(run) * bits;
         Word eight = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i)

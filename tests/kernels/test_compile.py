@@ -40,10 +40,10 @@ KERNELS = {
     "smaqstep": {"smaqstep_adam", "smaqstep_sgd"},
 }
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp needs more: 5 blocks. Group
-# quantization holds 32 elements a lane: 4 blocks, with 4 kilobytes on their way to each warp. SmaQ looks at a block's
-# elements many times: 4 blocks, and 2 where all elements of several tiles stay in registers. A step of an optimizer holds two
-# such blocks and the parameter: 2 blocks.
-MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 64, "smaq": 64, "smaqstep": 120}
+# quantization holds 32 elements a lane: 4 blocks, with 4 kilobytes on their way to each warp, and 3 for rows of bits of
+# their own. SmaQ looks at a block's elements many times: 4 blocks, and 2 where all elements of several tiles stay in
+# registers. A step of an optimizer holds two such blocks and the parameter: 2 blocks.
+MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 64, "smaqstep": 120}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
@@ -56,7 +56,9 @@ EVERYTHING = [
     for stem in MACROS
     for place, macros in enumerate(MACROS[stem])
     for arch in ARCHITECTURES
-    if stem not in ("stepwise", "activate", "groupquant") or arch not in BETWEEN or arch == BETWEEN[place % len(BETWEEN)]
+    if stem not in ("stepwise", "activate", "groupquant")
+    or arch not in BETWEEN
+    or arch == BETWEEN[place % len(BETWEEN)]
 ]
 FIRST = {stem: macros[0] for stem, macros in MACROS.items()}
 QUICK = [*((stem, macros, 90) for stem, macros in FIRST.items()), ("stepwise", FIRST["stepwise"], 75)]

@@ -93,7 +93,8 @@ def _macros(dtype: torch.dtype, group_size: int) -> dict[str, str | int]:
 
 
 def _launch_rows(kernel: str, x: Tensor, group_size: int, *arguments: Tensor | np.generic) -> None:
-    macros, threads = _macros(x.dtype, group_size), _threads(*x.shape, group_size)
+    rows, columns = x.shape
+    macros, threads = _macros(x.dtype, group_size), _threads(rows, columns, group_size)
     rawkernel.launch("groupquantrows", f"groupquant_{kernel}", macros, threads, *arguments)
 
 

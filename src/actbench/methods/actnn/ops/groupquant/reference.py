@@ -69,7 +69,7 @@ def _grouped(x: Tensor, group_size: int) -> Tensor:
 
 
 def lanes_of(group_size: int) -> int:
-    """Return how many sequences of noise, and lanes of a warp, share a group: one for 32 elements if that divides 32."""
+    """Return how many sequences of noise, or lanes of a warp, share a group: one for 32 elements, or 32."""
     return group_size // 32 if group_size in (32, 64, 128, 256, 512) else 32
 
 
