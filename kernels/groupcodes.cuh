@@ -249,6 +249,7 @@ __device__ __forceinline__ void store_piece(const Codes& codes, unsigned char* t
 __device__ __forceinline__ void copy_bytes(unsigned char* target, const unsigned char* source, int bits, Index room) {
     const int bytes = kPiece / 8 * bits;
     if (room >= bytes && aligned(target) && aligned(source)) {
+#pragma unroll 1  // two turns at most
         for (int i = lane(); i < bytes / 16; i += kLanes)
             reinterpret_cast<Bytes16*>(target)[i] = reinterpret_cast<const Bytes16*>(source)[i];
     } else {

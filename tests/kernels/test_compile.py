@@ -178,10 +178,11 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
         "stepwise_decode": [vectors + 1, vectors],
         **dict.fromkeys(("activate_gelu", "activate_gelu_tanh", "activate_silu", "relu_mask"), one_pass),
         "mask_select": [vectors + 1, vectors],
-        # four runs of eight a lane, and codes as three words of a lane, or byte by byte
-        **{f"groupquant_{part}": [4 * vectors, 0] for part in ("encode", "encode_rows", "words")},
-        "groupquant_decode": [0, 8 * vectors],  # pieces that are whole, and others
-        "groupquant_decode_rows": [0, 4 * vectors],
+        # four runs of eight a lane; three words of codes a lane in pieces that are whole, and vectors in others
+        **{f"groupquant_{part}": [4 * vectors, 1] for part in ("encode", "encode_rows")},
+        "groupquant_words": [4 * vectors, 0],
+        "groupquant_decode": [1, 8 * vectors],  # of both
+        "groupquant_decode_rows": [1, 4 * vectors],
         "smaq_encode": [vectors, 1],
         "smaq_decode": [1, vectors],
         "smaqstep_adam": [2 * vectors + 2, vectors + 2],  # two moments
