@@ -25,13 +25,17 @@ class Machine:
         architecture: 80, 90 or 120.
         warps: Those of the block that run. One alone is right where warps share nothing.
         ran: The kernel of the last launch and its block, which has the counts.
+        moved: The bytes of the tensors that it read, and of those that it wrote, each once.
     """
 
     architecture: int
     warps: Iterable[int] = ALL_WARPS
     ran: tuple[Kernel, Block] | None = field(default=None, init=False)
+    moved: int = field(default=0, init=False)
 
-    def launch(self, stem: str, kernel: str, macros: rawkernel.Macros, threads: int, *arguments: Tensor | np.generic) -> None:
+    def launch(
+        self, stem: str, kernel: str, macros: rawkernel.Macros, threads: int, *arguments: Tensor | np.generic
+    ) -> None:
         """Run a kernel; an access outside of its tensors is a ValueError."""
         if threads == 0:
             return
@@ -53,6 +57,12 @@ class Machine:
         for each in tensors:
             place = places[each.data_ptr()]
             each.view(-1).view(torch.uint8).copy_(torch.from_numpy(memory.bytes[place : place + each.nbytes].copy()))
+        touched = [
+            (slice(start, start + each.nbytes), each.nbytes) for each in tensors for start in [places[each.data_ptr()]]
+        ]
+        self.moved = sum(
+            size * bool(kind[place].any()) for place, size in touched for kind in (memory.read, memory.written)
+        )
         self.ran = code, block
 
 

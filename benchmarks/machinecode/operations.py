@@ -95,7 +95,13 @@ def multiply_add(w: Warp, i: Instruction) -> None:
     """Multiply two numbers and add a third: 32 bits, the product's upper ones (HI), or 64 (WIDE)."""
     written, (a, b, c), read = split(i)
     if not i.marks & {"WIDE", "HI"}:
-        add(w, i, [w.bits(a).astype(np.uint64) * w.bits(b) & u64(0xFFFFFFFF), addend(w, c, "X" in i.marks)], written, read)
+        add(
+            w,
+            i,
+            [w.bits(a).astype(np.uint64) * w.bits(b) & u64(0xFFFFFFFF), addend(w, c, "X" in i.marks)],
+            written,
+            read,
+        )
         return
     kind = np.uint32 if "U32" in i.marks else np.int32
     product = (w.bits(a).view(kind).astype(np.int64) * w.bits(b).view(kind)).view(np.uint64)
@@ -217,7 +223,15 @@ def least_or_greatest(w: Warp, i: Instruction) -> None:
         least = w.truth(i.operands[-2])
         w.put_wide(to, np.where(least, np.minimum(*numbers), np.maximum(*numbers)).view(np.uint64))
         return
-    kind = np.dtype(np.int16 if "S16x2" in i.marks else np.uint16 if "U16x2" in i.marks else np.uint32 if "U32" in i.marks else np.int32)
+    kind = np.dtype(
+        np.int16
+        if "S16x2" in i.marks
+        else np.uint16
+        if "U16x2" in i.marks
+        else np.uint32
+        if "U32" in i.marks
+        else np.int32
+    )
     numbers = [np.ascontiguousarray(w.bits(o)).view(kind).reshape(32, -1) for o in inputs]
     if i.name == "VIADDMNMX":
         numbers = [numbers[0] + numbers[1], numbers[2]]
@@ -238,7 +252,11 @@ def magnitude(w: Warp, i: Instruction) -> None:
 @operation("POPC", "FLO", "BREV")
 def count_bits(w: Warp, i: Instruction) -> None:
     """Count the bits that are 1, find the highest one (-1 of zero), or reverse all."""
-    of = {"POPC": int.bit_count, "FLO": lambda x: (x.bit_length() - 1) % 2**32, "BREV": lambda x: int(f"{x:032b}"[::-1], 2)}
+    of = {
+        "POPC": int.bit_count,
+        "FLO": lambda x: (x.bit_length() - 1) % 2**32,
+        "BREV": lambda x: int(f"{x:032b}"[::-1], 2),
+    }
     found = np.array([of[i.name](int(x)) for x in w.bits(i.operands[1])], np.uint32)
     w.put(i.operands[0], np.where(found < 32, 31 - found, found) if "SH" in i.marks else found)
 
@@ -336,7 +354,14 @@ def vote(w: Warp, i: Instruction) -> None:
 def reduce(w: Warp, i: Instruction) -> None:
     """Combine a word of all lanes that are here."""
     kind = np.int32 if "S32" in i.marks else np.uint32
-    whole = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}
+    whole = {
+        "SUM": np.add,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "AND": np.bitwise_and,
+        "OR": np.bitwise_or,
+        "XOR": np.bitwise_xor,
+    }
     with np.errstate(over="ignore"):
         found = whole[i.mark(*whole, default="SUM")].reduce(w.bits(i.operands[1]).view(kind)[w.here])
     w.put(i.operands[0], np.full(32, found, kind).view(np.uint32))
@@ -389,7 +414,14 @@ def division_is_special(w: Warp, i: Instruction) -> None:
 @operation("MUFU")
 def special_function(w: Warp, i: Instruction) -> None:
     """Compute what the device approximates; here the nearest float."""
-    of = {"RCP": lambda x: 1 / x, "RSQ": lambda x: 1 / np.sqrt(x), "EX2": np.exp2, "LG2": np.log2, "SQRT": np.sqrt, "TANH": np.tanh}
+    of = {
+        "RCP": lambda x: 1 / x,
+        "RSQ": lambda x: 1 / np.sqrt(x),
+        "EX2": np.exp2,
+        "LG2": np.log2,
+        "SQRT": np.sqrt,
+        "TANH": np.tanh,
+    }
     w.put_float(i.operands[0], of[i.mark(*of)](w.float(i.operands[1], flush=True).astype(np.float64)), flush=True)
 
 
@@ -399,7 +431,10 @@ def float_to_integer(w: Warp, i: Instruction) -> None:
     away = {"TRUNC": np.trunc, "FLOOR": np.floor, "CEIL": np.ceil}
     x = np.nan_to_num(away.get(i.mark(*away), np.rint)(w.float(i.operands[1], "FTZ" in i.marks).astype(np.longdouble)))
     if i.marks & {"U64", "S64"}:
-        w.put_wide(i.operands[0], np.clip(x, 0, 2.0**64 - 1).astype(np.uint64) if "U64" in i.marks else x.astype(np.int64).view(np.uint64))
+        w.put_wide(
+            i.operands[0],
+            np.clip(x, 0, 2.0**64 - 1).astype(np.uint64) if "U64" in i.marks else x.astype(np.int64).view(np.uint64),
+        )
     elif "U32" in i.marks:
         w.put(i.operands[0], np.clip(x, 0, 2**32 - 1).astype(np.uint64))
     else:
@@ -431,7 +466,9 @@ def halves(w: Warp, o: Operand, bfloat: bool) -> Lanes:
         return np.full((2, 32), o.number, np.float32)
     word = w.bits(Operand(o.kind, o.index, o.base))
     two = np.stack([word & np.uint32(0xFFFF), word >> np.uint32(16)])
-    values = (two << np.uint32(16)).view(np.float32) if bfloat else two.astype(np.uint16).view(np.float16).astype(np.float32)
+    values = (
+        (two << np.uint32(16)).view(np.float32) if bfloat else two.astype(np.uint16).view(np.float16).astype(np.float32)
+    )
     if o.part in ("H0_H0", "H1_H1"):
         values = values[[int(o.part[1])] * 2]
     values = np.abs(values) if o.absolute else values
@@ -490,7 +527,10 @@ def compare_halves(w: Warp, i: Instruction) -> None:
     a, b = (halves(w, o, is_bfloat(i)) for o in i.operands[1:3])
     holds = compare(i, a, b) & w.truth(i.operands[3])
     ones = np.where(holds, np.uint32(0xFFFF), np.uint32(0))
-    w.put(i.operands[0], word_of(holds.astype(np.float32), is_bfloat(i)) if "BF" in i.marks else ones[0] | ones[1] << np.uint32(16))
+    w.put(
+        i.operands[0],
+        word_of(holds.astype(np.float32), is_bfloat(i)) if "BF" in i.marks else ones[0] | ones[1] << np.uint32(16),
+    )
 
 
 # ---- Memory and other lanes
@@ -543,7 +583,9 @@ def shuffle(w: Warp, i: Instruction) -> None:
     clamp, segment = bound & 31, bound >> 8 & 31
     most = lanes & segment | clamp & ~segment
     kind = i.mark("BFLY", "IDX", "UP", "DOWN")
-    wanted = {"BFLY": lanes ^ step, "IDX": lanes & segment | step & ~segment, "UP": lanes - step, "DOWN": lanes + step}[kind]
+    wanted = {"BFLY": lanes ^ step, "IDX": lanes & segment | step & ~segment, "UP": lanes - step, "DOWN": lanes + step}[
+        kind
+    ]
     reaches = wanted >= most if kind == "UP" else wanted <= most
     w.put_truth(inside, reaches)
     w.put(to, w.bits(source)[np.where(reaches, wanted, lanes)])
@@ -551,14 +593,14 @@ def shuffle(w: Warp, i: Instruction) -> None:
 
 @operation("S2R")
 def special_register(w: Warp, i: Instruction) -> None:
-    """Read the number of the thread or lane; of the block it is 0."""
+    """Read the number of the thread or lane; that of the block is 0, and so is where shared memory begins."""
     name = i.operands[1].text
     lanes = np.arange(32, dtype=np.uint32)
     if name == "SR_TID.X":
         w.put(i.operands[0], lanes + np.uint32(32 * w.index))
     elif name == "SR_LANEID":
         w.put(i.operands[0], lanes)
-    elif name == "SR_CTAID.X" or name.startswith("SR_CgaCtaId"):
+    elif name in ("SR_CTAID.X", "SR_CgaCtaId", "SR_SWINHI"):
         w.put(i.operands[0], np.zeros(32, np.uint32))
     else:
         raise NotImplementedError(name)

@@ -137,7 +137,9 @@ class Instruction:
         self.uniform = name[0] == "U" or name in ("LDCU", "VOTEU", "S2UR", "R2UR")
         self.name = {"LDCU": "LDC", "ULDC": "LDC", "VOTEU": "VOTE", "S2UR": "S2R"}.get(name, name.removeprefix("U"))
         self.marks = frozenset(marks)
-        self.operands = tuple(operand(part) for part in re.findall(r"`\(.*?\)|c\[\w+\]\s*\[.*?\]|\|.*?\|[^,\s]*|[^,\s]+", rest))
+        self.operands = tuple(
+            operand(part) for part in re.findall(r"`\(.*?\)|c\[\w+\]\s*\[.*?\]|\|.*?\|[^,\s]*|[^,\s]+", rest)
+        )
 
     def mark(self, *known: str, default: str = "") -> str:
         """Return which of these marks it has."""

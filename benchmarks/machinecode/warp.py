@@ -26,15 +26,15 @@ class Memory:
     """Bytes that begin at an address, of which only some may be touched.
 
     Attributes:
-        read: Bytes that were read, all lanes together.
-        written: Bytes that were written.
+        read: Which bytes were read.
+        written: Which were written.
         turns: Turns of the unit that moves them: a line of 128 bytes each, or the most words of one bank.
     """
 
     def __init__(self, size: int, base: int, banks: bool) -> None:
         """Make `size` bytes from address `base`, in banks if it is shared memory; none may be touched yet."""
         self.bytes, self.known, self.base, self.banks = np.zeros(size, np.uint8), np.zeros(size, bool), base, banks
-        self.read = self.written = self.turns = 0
+        self.read, self.written, self.turns = np.zeros(size, bool), np.zeros(size, bool), 0
 
     def _places(self, addresses: Lanes, size: int) -> Lanes:
         first = addresses - self.base
@@ -52,13 +52,15 @@ class Memory:
 
     def load(self, addresses: Lanes, size: int) -> Lanes:
         """Return (lanes, size) bytes."""
-        self.read += size * len(addresses)
-        return self.bytes[self._places(addresses, size)]
+        places = self._places(addresses, size)
+        self.read[places] = True
+        return self.bytes[places]
 
     def store(self, addresses: Lanes, data: Lanes) -> None:
         """Write (lanes, size) bytes."""
-        self.written += data.size
-        self.bytes[self._places(addresses, data.shape[1])] = data
+        places = self._places(addresses, data.shape[1])
+        self.written[places] = True
+        self.bytes[places] = data
 
 
 class Block:
@@ -132,7 +134,11 @@ class Warp:
         if o.kind == "number":
             return np.full(32, o.index % 2**64, np.uint64)
         plain = Operand(o.kind, o.index, o.base)
-        above = plain if o.index in (ZERO, UNIFORM_ZERO) else Operand(o.kind, o.index + (4 if o.kind == "constant" else 1), o.base)
+        above = (
+            plain
+            if o.index in (ZERO, UNIFORM_ZERO)
+            else Operand(o.kind, o.index + (4 if o.kind == "constant" else 1), o.base)
+        )
         value = self.bits(plain).astype(np.uint64) | self.bits(above).astype(np.uint64) << np.uint64(32)
         return -value if o.negative else ~value if o.inverted else value
 

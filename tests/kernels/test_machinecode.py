@@ -1,0 +1,84 @@
+"""The machine code of the kernels, run on the CPU: bit for bit the reference, and no more instructions than planned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from actbench.ops import rawkernel
+
+instructions = pytest.importorskip("instructions")
+machinecode = pytest.importorskip("machinecode.program")
+
+pytestmark = pytest.mark.skipif(machinecode.missing() is not None, reason=f"needs {machinecode.missing()}")
+
+ARCHITECTURES = (80, 90, 120)
+CASES = [(name, dtype) for name, subject in instructions.SUBJECTS.items() for dtype in subject.dtypes]
+NEAR = ("activate_gelu", "activate_silu")
+"""Their outputs have the last bits of the device's exponential, which is not known here; their codes are exact."""
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of floats, all NaN as one; zeros of either sign are one, as CUDA's ReLU of -0.0 is not the CPU's."""
+    if not tensor.is_floating_point():
+        return tensor
+    plain = torch.where(tensor.isnan(), torch.nan, tensor) + 0.0
+    return plain.view(torch.int32 if tensor.itemsize == 4 else torch.int16)
+
+
+@pytest.mark.sampled(fast=10, slow=20)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_the_machine_code_gives_what_the_reference_gives(name: str, dtype: str, architecture: int) -> None:
+    _, case, found = instructions.run(instructions.SUBJECTS[name], dtype, architecture, 2048)
+
+    for ours, expected in zip(found, case.reference(), strict=True):
+        if name in NEAR and ours.is_floating_point():
+            torch.testing.assert_close(ours, expected.view_as(ours))
+        else:
+            assert torch.equal(bits_of(ours).view(-1), bits_of(expected).view(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [each for each in CASES if each[1] in instructions.SUBJECTS[each[0]].budgets]
+)
+def test_an_element_takes_no_more_instructions_than_its_budget(name: str, dtype: str) -> None:
+    count = instructions.counted(name, dtype, 90)
+
+    assert count.issued <= instructions.SUBJECTS[name].budgets[dtype]
+    assert count.stack == 0
+
+
+def test_ends_and_misaligned_tensors_are_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actbench.methods.fewbit.ops import stepwise
+    from machinecode.launch import Machine
+
+    monkeypatch.setattr(rawkernel, "launch", Machine(90).launch)
+    bounds = torch.linspace(-1, 1, 7)
+    for count in (1, 7, 255, 300):
+        x = torch.randn(count + 1).bfloat16()[1:]
+        packed = torch.zeros(-(-3 * count // 8), dtype=torch.uint8)
+
+        stepwise.launch_encode(packed, x, bounds, 3, False)
+
+        assert torch.equal(packed, stepwise.encode_reference(x, bounds, 3, False))
+
+
+def test_an_access_outside_of_the_tensors_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actbench.methods.fewbit.ops import mask
+    from machinecode.launch import Machine
+
+    monkeypatch.setattr(rawkernel, "launch", Machine(90).launch)
+    with pytest.raises(RuntimeError, match="outside of all tensors"):
+        mask.launch_select(torch.empty(200), torch.zeros(32, dtype=torch.uint8), torch.zeros(256))
+
+
+def test_the_committed_table_has_every_kernel_and_type() -> None:
+    path = instructions.MEASURED.parents[2] / "kernels" / "instructions.md"
+    lines = [
+        [cell.strip() for cell in line.split("|")] for line in path.read_text().splitlines() if line.startswith("| ")
+    ]
+
+    assert [(line[1], line[2], int(line[3])) for line in lines[2:]] == [
+        (*case, sm) for case in CASES for sm in ARCHITECTURES
+    ]
