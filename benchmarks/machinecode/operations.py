@@ -1,7 +1,7 @@
 """What each instruction does to a warp, by name: integers, floats, pairs of half types, predicates, memory, flow.
 
-The instructions are described, in one line each, in NVIDIA's CUDA Binary Utilities; what their operands and marks mean in
-detail was found by running kernels whose results are known.
+The instructions are described, in one line each, in NVIDIA's CUDA Binary Utilities; what their operands and marks mean
+in detail was found by running kernels whose results are known.
 """
 
 from __future__ import annotations

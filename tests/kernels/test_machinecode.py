@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import instructions
 import pytest
 import torch
+from machinecode import program
+from machinecode.launch import Machine
 
+from actbench.methods.fewbit.ops import mask, stepwise
 from actbench.ops import rawkernel
 
-instructions = pytest.importorskip("instructions")
-machinecode = pytest.importorskip("machinecode.program")
-
-pytestmark = pytest.mark.skipif(machinecode.missing() is not None, reason=f"needs {machinecode.missing()}")
+pytestmark = pytest.mark.skipif(program.missing() is not None, reason=f"needs {program.missing()}")
 
 ARCHITECTURES = (80, 90, 120)
 CASES = [(name, dtype) for name, subject in instructions.SUBJECTS.items() for dtype in subject.dtypes]
+WITH_BUDGETS = [case for case in CASES if case[1] in instructions.SUBJECTS[case[0]].budgets]
 NEAR = ("activate_gelu", "activate_silu")
 """Their outputs have the last bits of the device's exponential, which is not known here; their codes are exact."""
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats, all NaN as one; zeros of either sign are one, as CUDA's ReLU of -0.0 is not the CPU's."""
+    """Return the bits of floats, all NaN as one, and both zeros, as CUDA's ReLU of -0.0 is not the CPU's."""
     if not tensor.is_floating_point():
         return tensor
     plain = torch.where(tensor.isnan(), torch.nan, tensor) + 0.0
@@ -39,9 +41,8 @@ def test_the_machine_code_gives_what_the_reference_gives(name: str, dtype: str, 
             assert torch.equal(bits_of(ours).view(-1), bits_of(expected).view(-1))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [each for each in CASES if each[1] in instructions.SUBJECTS[each[0]].budgets]
-)
+@pytest.mark.sampled(fast=12, slow=1000)
+@pytest.mark.parametrize(("name", "dtype"), WITH_BUDGETS)
 def test_an_element_takes_no_more_instructions_than_its_budget(name: str, dtype: str) -> None:
     count = instructions.counted(name, dtype, 90)
 
@@ -50,9 +51,6 @@ def test_an_element_takes_no_more_instructions_than_its_budget(name: str, dtype:
 
 
 def test_ends_and_misaligned_tensors_are_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actbench.methods.fewbit.ops import stepwise
-    from machinecode.launch import Machine
-
     monkeypatch.setattr(rawkernel, "launch", Machine(90).launch)
     bounds = torch.linspace(-1, 1, 7)
     for count in (1, 7, 255, 300):
@@ -65,9 +63,6 @@ def test_ends_and_misaligned_tensors_are_as_in_the_reference(monkeypatch: pytest
 
 
 def test_an_access_outside_of_the_tensors_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actbench.methods.fewbit.ops import mask
-    from machinecode.launch import Machine
-
     monkeypatch.setattr(rawkernel, "launch", Machine(90).launch)
     with pytest.raises(RuntimeError, match="outside of all tensors"):
         mask.launch_select(torch.empty(200), torch.zeros(32, dtype=torch.uint8), torch.zeros(256))
