@@ -62,6 +62,45 @@ def test_ends_and_misaligned_tensors_are_as_in_the_reference(monkeypatch: pytest
         assert torch.equal(packed, stepwise.encode_reference(x, bounds, 3, False))
 
 
+PROBE = """
+extern "C" __global__ void probe(const float* x, float* out, long long* count) {
+    __shared__ float block[256];
+    const int lane = threadIdx.x % 32;
+    float value = x[threadIdx.x];
+    int steps = 0;
+    while (value > 1.0f) {  // lanes leave one by one
+        value = __fdiv_rn(value, 3.0f);  // sm_120 multiplies by a third for a mere /
+        ++steps;
+    }
+    if (lane % 3 == 0) value = __fsqrt_rn(value);
+    else if (lane % 3 == 1) value = -value;
+    block[threadIdx.x] = value + __shfl_xor_sync(~0u, value, 1);
+    __syncthreads();
+    out[threadIdx.x] = block[255 - threadIdx.x];
+    count[threadIdx.x] = (long long)steps * -1234567891011 + __popc(__ballot_sync(~0u, steps > 2)) % 7;
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lanes_part_and_meet_and_warps_wait_for_one_another(architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rawkernel, "source", lambda stem: PROBE)
+    x = torch.rand(256, generator=torch.Generator().manual_seed(1)) * 100
+    out, count = torch.empty(256), torch.empty(256, dtype=torch.int64)
+
+    Machine(architecture).launch("probe", "probe", {}, 256, x, out, count)
+
+    value, steps = x.clone(), torch.zeros(256, dtype=torch.int64)
+    while (more := value > 1).any():
+        value, steps = torch.where(more, value / 3, value), steps + more
+    lane = torch.arange(256) % 32
+    value = torch.where(lane % 3 == 0, value.double().sqrt().float(), torch.where(lane % 3 == 1, -value, value))
+    together = value + value.view(-1, 2).flip(1).flatten()
+    votes = (steps > 2).view(-1, 32).sum(1) % 7
+    assert torch.equal(out, together.flip(0))
+    assert torch.equal(count, steps * -1234567891011 + votes.repeat_interleave(32))
+
+
 def test_an_access_outside_of_the_tensors_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rawkernel, "launch", Machine(90).launch)
     with pytest.raises(RuntimeError, match="outside of all tensors"):
