@@ -41,7 +41,6 @@ def test_the_machine_code_gives_what_the_reference_gives(name: str, dtype: str, 
             assert torch.equal(bits_of(ours).view(-1), bits_of(expected).view(-1))
 
 
-@pytest.mark.sampled(fast=12, slow=1000)
 @pytest.mark.parametrize(("name", "dtype"), WITH_BUDGETS)
 def test_an_element_takes_no_more_instructions_than_its_budget(name: str, dtype: str) -> None:
     count = instructions.counted(name, dtype, 90)
