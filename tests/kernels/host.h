@@ -204,9 +204,35 @@ inline unsigned short float_to_half(float wide) {
     return sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13);
 }
 
+inline unsigned floats_to_halves(float low, float high) { return float_to_half(low) | unsigned(float_to_half(high)) << 16; }
+
+// A byte of the result is one of the eight of high and low, or 255 times its highest bit where the selector has an 8.
+inline unsigned permuted(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t source = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned nibble = selector >> 4 * i & 15, byte = source >> 8 * (nibble & 7) & 255;
+        result |= (nibble & 8 ? byte >> 7 ? 255 : 0 : byte) << 8 * i;
+    }
+    return result;
+}
+
 inline void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned words[] = {a, b, c, d};
     std::memcpy(target, words, sizeof words);
+}
+
+// ---- What kernels/search.cuh writes as instructions.
+
+inline unsigned masks(bool low, bool high) { return (low ? 0xffff : 0) | (high ? 0xffff0000 : 0); }
+inline unsigned halves_above(unsigned two, unsigned bounds) {
+    return masks(half_to_float(two) > half_to_float(bounds), half_to_float(two >> 16) > half_to_float(bounds >> 16));
+}
+inline unsigned bfloats_above(unsigned two, unsigned bounds) {
+    const unsigned high = 0xffff0000;
+    return masks(
+        __uint_as_float(two << 16) > __uint_as_float(bounds << 16),
+        __uint_as_float(two & high) > __uint_as_float(bounds & high));
 }
 
 // ---- What kernels/groups.cuh writes as instructions.

@@ -45,6 +45,7 @@ KERNELS = {
 # registers. A step of an optimizer holds two such blocks and the parameter: 2 blocks.
 MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 64, "smaqstep": 120}
 MOST_REGISTERS_OF_OTHERS = 40
+MOST_REGISTERS_OF_FOUR_BITS = {"activate": 56}  # 4 blocks: a search holds 15 bounds
 MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
 MOST_REGISTERS_OF_TILES = {"smaq": 128}
@@ -110,6 +111,8 @@ def most_registers(stem: str, macros: dict[str, str | int], architecture: int) -
         return MOST_REGISTERS_OF_TILES[stem]
     if architecture == 75:
         return MOST_REGISTERS_OF_TURING.get(stem, MOST_REGISTERS_OF_OTHERS_OF_TURING)
+    if macros.get("BITS") == 4 and stem in MOST_REGISTERS_OF_FOUR_BITS:
+        return MOST_REGISTERS_OF_FOUR_BITS[stem]
     return MOST_REGISTERS.get(stem, MOST_REGISTERS_OF_OTHERS)
 
 
