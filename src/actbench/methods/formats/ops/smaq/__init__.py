@@ -82,7 +82,8 @@ def encode(x: Tensor, seed: Tensor, form: Format = SMAQ, *, stochastic: bool = T
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
-        uint8 ``(form.packed_bytes(n),)``. A block with a non-finite value, or one of 2**126 or more, decodes to NaN.
+        uint8 ``(form.packed_bytes(n),)``. A block with a non-finite value decodes to NaN, and
+        so may one with a value of 2**123 or more.
     """
     return _encode(x, seed, stochastic, *form)
 

@@ -117,11 +117,10 @@ def _adam(
             least = np.float32(np.float32(0.5) * step)
             _step_adam(p, g, moments[0, :count], moments[1, :count], least, rule)
             _store(p, kind, param + 2 * first)
-            k = count * outliers // block
             for moment in range(2):
                 packed = at((means if moment == 0 else roots) + begin, length, np.uint8)
                 state = mean_state if moment == 0 else root_state
-                write_block(moments[moment, :count], bits, k, first, state, True, work, packed)
+                write_block(moments[moment, :count], bits, (outliers, block), first, state, True, work, packed)
 
 
 @kernel
@@ -157,4 +156,4 @@ def _sgd(
             )
             _step_sgd(p, g, b, rule)
             _store(p, kind, param + 2 * first)
-            write_block(b, bits, count * outliers // block, first, state, True, work, stream[begin:end])
+            write_block(b, bits, (outliers, block), first, state, True, work, stream[begin:end])
