@@ -1,6 +1,6 @@
-// A step of an optimizer whose state is SmaQ blocks; the twin of actbench/ops/smaqstep, whose rules.py says what is
-// computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, and -DTILES=1: blocks
-// have at most 256 elements. A warp reads, steps and writes one block at a time.
+// A step of an optimizer whose state is SmaQ blocks; the twin of methods/formats/ops/smaqstep, whose rules.py says what
+// is computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, -DMAIN_BITS,
+// -DOUTLIER_BITS, and -DLANES=8: blocks have at most 256 elements. 8 lanes read, step and write one block at a time.
 #include "common.cuh"
 #include "groups.cuh"
 #include "outliers.cuh"
@@ -16,97 +16,75 @@ __device__ __forceinline__ float root(float x) {
 }
 #endif
 
-// ---- A warp's block, eight numbers a lane.
-
-// Returns half a main step.
-__device__ __forceinline__ float read_block(
-    const unsigned char* packed, const Form& form, int here, Shared& shared, float (&values)[8]) {
-    move(packed, shared.bytes, form.bytes_of(here));
-    __syncwarp();
-    const Levels levels(form, shared);
-    int before = 0;
-    read_eight(form, levels, shared, 0, here, before, values);
-    __syncwarp();
-    return product(0.5f, levels.step);
-}
-
-__device__ __forceinline__ void write_block(
-    const float (&values)[8], const Form& form, int here, Word state, Index first, Shared& shared, unsigned char* packed) {
-    Elements elements(values, here);
-    make_bytes(elements, form, here, state, first, true, shared);
-    __syncwarp();
-    move(shared.bytes, packed, form.bytes_of(here));
-    __syncwarp();
-}
-
-// ---- Where a warp's block and the lane's elements begin, and how many elements each has.
+// ---- Where a lane's block begins, and its elements and bytes.
 
 struct Place {
-    Index first, mine;
-    int here, left;
-    __device__ __forceinline__ Place(Index index, int block, Index count) {
-        first = index * block, mine = first + 8 * lane();
-        here = count - first < block ? int(count - first) : block;
-        left = here - 8 * lane();
+    Index first, byte;
+    int here, bytes;
+    __device__ __forceinline__ Place(Index index, const Form& form, Index count) {
+        first = index * form.block, byte = index * form.bytes_of(form.block);
+        const Index left = count - first;
+        here = left < 0 ? 0 : left < form.block ? int(left) : form.block;
+        bytes = here > 0 ? form.bytes_of(here) : 0;
     }
 };
 
 KERNEL smaqstep_adam(
-    SCALAR* param, const SCALAR* grad, unsigned char* means, unsigned char* roots, Index count, int main_bits,
-    int outlier_bits, int outliers, int block, Word means_state, Word roots_state, float sign, float kept, float decay,
-    unsigned from_gradient, float toward, float beta2, float rest2, float correction, float eps, float rate) {
-    __shared__ Shared all[kWarps];
-    __shared__ float parked[kWarps][8][kLanes];  // the second moment, while the first one needs the registers
-    Shared& shared = all[warp()];
-    const Form form{main_bits, outlier_bits, outliers, block};
-    const int block_bytes = form.bytes_of(block);
-    for (Index index = first_tile(); index * block < count; index += tile_step()) {
-        const Place place(index, block, count);
-        unsigned char *const mean_bytes = means + index * block_bytes, *const root_bytes = roots + index * block_bytes;
-        float m[8], s[8], p[8], g[8];
-        read_block(mean_bytes, form, place.here, shared, m);
-        const float least = read_block(root_bytes, form, place.here, shared, s);
-        load8(param + place.mine, place.left, aligned(param + place.mine), p);
-        load8(grad + place.mine, place.left, aligned(grad + place.mine), g);
+    SCALAR* param, const SCALAR* grad, unsigned char* means, unsigned char* roots, Index count, int outliers, int block,
+    Word means_state, Word roots_state, float sign, float kept, float decay, unsigned from_gradient, float toward,
+    float beta2, float rest2, float correction, float eps, float rate) {
+    __shared__ Room<SCALAR> rooms[kWarps];
+    Room<SCALAR>& room = rooms[warp()];
+    const Form form{outliers, block};
+    int guess_mean = -1, guess_root = -1;
+    for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
+        const Place place(index + slot(), form, count);
+        unsigned char *const mean_bytes = means + place.byte, *const root_bytes = roots + place.byte;
+        float p[kMine], g[kMine], m[kMine], s[kMine];
+        load_block(param + place.first, place.here, room, p);
+        load_block(grad + place.first, place.here, room, g);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float weight = product(p[i], kept), gradient = sum(product(g[i], sign), product(p[i], decay));
-            const float before = above(s[i], least) ? s[i] : least;
-            m[i] = sum(from_gradient ? gradient : m[i], product(toward, difference(gradient, m[i])));
-            s[i] = root(sum(product(product(before, before), beta2), product(product(gradient, rest2), gradient)));
-            p[i] = sum(weight, quotient(product(m[i], rate), sum(quotient(s[i], correction), eps)));
-            parked[warp()][i][lane()] = s[i];
+        for (int i = 0; i < kMine; ++i) {
+            g[i] = sum(product(g[i], sign), product(p[i], decay));
+            p[i] = product(p[i], kept);
         }
-        store8(param + place.mine, place.left, aligned(param + place.mine), p);
-        write_block(m, form, place.here, means_state, place.first, shared, mean_bytes);
+        read_block(mean_bytes, place.bytes, place.here, room, m);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[i] = parked[warp()][i][lane()];
-        write_block(s, form, place.here, roots_state, place.first, shared, root_bytes);
+        for (int i = 0; i < kMine; ++i) m[i] = sum(from_gradient ? g[i] : m[i], product(toward, difference(g[i], m[i])));
+        const float least = read_block(root_bytes, place.bytes, place.here, room, s);
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+            const float before = above(s[i], least) ? s[i] : least;
+            s[i] = root(sum(product(product(before, before), beta2), product(product(g[i], rest2), g[i])));
+            p[i] = sum(p[i], quotient(product(m[i], rate), sum(quotient(s[i], correction), eps)));
+        }
+        store_block(p, 0, place.here, room, param + place.first);
+        write_block(m, form, place.here, means_state, place.first, true, guess_mean, room, mean_bytes);
+        write_block(s, form, place.here, roots_state, place.first, true, guess_root, room, root_bytes);
     }
 }
 
 KERNEL smaqstep_sgd(
-    SCALAR* param, const SCALAR* grad, unsigned char* buffers, Index count, int main_bits, int outlier_bits, int outliers,
-    int block, Word state, float sign, float decay, float momentum, float added, unsigned nesterov, float rate) {
-    __shared__ Shared all[kWarps];
-    Shared& shared = all[warp()];
-    const Form form{main_bits, outlier_bits, outliers, block};
-    const int block_bytes = form.bytes_of(block);
-    for (Index index = first_tile(); index * block < count; index += tile_step()) {
-        const Place place(index, block, count);
-        unsigned char* const bytes = buffers + index * block_bytes;
-        float b[8], p[8], g[8];
-        read_block(bytes, form, place.here, shared, b);
-        load8(param + place.mine, place.left, aligned(param + place.mine), p);
-        load8(grad + place.mine, place.left, aligned(grad + place.mine), g);
+    SCALAR* param, const SCALAR* grad, unsigned char* buffers, Index count, int outliers, int block, Word state,
+    float sign, float decay, float momentum, float added, unsigned nesterov, float rate) {
+    __shared__ Room<SCALAR> rooms[kWarps];
+    Room<SCALAR>& room = rooms[warp()];
+    const Form form{outliers, block};
+    int guess = -1;
+    for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
+        const Place place(index + slot(), form, count);
+        float p[kMine], g[kMine], b[kMine];
+        load_block(param + place.first, place.here, room, p);
+        load_block(grad + place.first, place.here, room, g);
+        read_block(buffers + place.byte, place.bytes, place.here, room, b);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < kMine; ++i) {
             const float gradient = sum(product(g[i], sign), product(p[i], decay));
             b[i] = sum(product(b[i], momentum), product(gradient, added));
             const float direction = nesterov ? sum(gradient, product(b[i], momentum)) : b[i];
             p[i] = sum(p[i], product(direction, rate));
         }
-        store8(param + place.mine, place.left, aligned(param + place.mine), p);
-        write_block(b, form, place.here, state, place.first, shared, bytes);
+        store_block(p, 0, place.here, room, param + place.first);
+        write_block(b, form, place.here, state, place.first, true, guess, room, buffers + place.byte);
     }
 }

@@ -158,6 +158,12 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     });
 }
 
+inline unsigned atomicOr(unsigned* place, unsigned bits) {  // threads change places only at barriers
+    const unsigned before = *place;
+    *place |= bits;
+    return before;
+}
+
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
@@ -207,6 +213,14 @@ inline float greater(float a, float b) { return std::fmax(a, b); }
 inline unsigned nearest_count(float x) {
     if (!(x > 0)) return 0;
     return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
+}
+
+// ---- What kernels/smaqblocks.cuh writes as an instruction.
+
+inline float sum_down(float a, float b) {
+    const double exact = double(a) + double(b);
+    const float near = float(exact);
+    return near > exact ? std::nextafter(near, -INFINITY) : near;
 }
 
 // ---- What kernels/smaqstep.cu writes as an instruction.
