@@ -192,3 +192,25 @@ __device__ __forceinline__ Word random_bits(Word state, Word position) {
     const Word low = random_word(state, position / 64) >> shift;
     return shift == 0 ? low : low | random_word(state, position / 64 + 1) << (64 - shift);
 }
+
+// ---- Noise for rounding: a sequence of 32 numbers of 15 bits, as in actbench/ops/noise.py.
+
+struct Noise {
+    unsigned word, increment;
+
+    __device__ __forceinline__ Noise(Word state, unsigned sequence, bool stochastic) {
+        word = sequence * 0x9E3779B1u + unsigned(state);
+        word = (word ^ word >> 16) * 0x85EBCA6Bu + unsigned(state >> 32);
+        word ^= word >> 13;
+        increment = word | 1;
+        word *= 0xC2B2AE35u;
+        word ^= word >> 16;
+        if (!stochastic) word = 1u << 31, increment = 0;  // which every step returns to
+    }
+
+    // Returns 256 + n / 2^15 for the next number n; 256.5 for the nearest code.
+    __device__ __forceinline__ float next() {
+        word = word * 0xADB4A92Du + increment;
+        return __uint_as_float(__funnelshift_r(word, 0x8700u, 17));  // 0x43800000 | word >> 17, in one instruction
+    }
+};

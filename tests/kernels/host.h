@@ -165,6 +165,9 @@ inline unsigned atomicOr(unsigned* place, unsigned bits) {  // threads change pl
 }
 
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 template <class To, class From>

@@ -1,10 +1,17 @@
-"""Random words from a counter, and fresh seeds that follow ``torch.manual_seed``.
+"""Random words from a counter, noise for rounding, and fresh seeds that follow ``torch.manual_seed``.
 
 Word i of a seed is a hash of the seed and i, so there is no state, and any part can be made alone. The hash is
 splitmix64 (Steele, Lea, Flood 2014): ``finalize(state + (i + 1) * GOLDEN)``. The state is the finalized seed, not the
 seed itself: else the words of two seeds that differ by a multiple of ``GOLDEN`` would overlap. This file is the
 reference, in torch on any device: int64 stands for uint64, products wrap around, and a logical shift is an arithmetic
 shift with the copies of the sign masked.
+
+Rounding needs fewer bits for more elements, and 64-bit products are dear on a GPU. So its noise is 15 bits an element,
+in sequences of 32 numbers: a hash of the state and of the sequence's number, in 32 bits, gives a word and an odd
+increment, and number k is the upper 15 bits of the word after k + 1 steps ``word = word * STEP + increment``. This is a
+linear congruential generator with a multiplier of Steele and Vigna (2021); the increments keep any two sequences
+apart. Elements come in units of 32 * width, whose ``width`` sequences take turns every 8 elements, as the lanes of a
+warp do that read a unit in vectors of 8.
 
 A fresh seed takes no number from torch's generator: dropout on the CPU draws from that, and a scheme would change the
 dropout masks of the model that it is compared with. A separate generator would not see ``torch.manual_seed``, nor be
@@ -35,6 +42,26 @@ from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+
+NUMBERS = 32
+"""Numbers of a sequence of noise."""
+
+RUN = 8
+"""Elements that take neighbouring numbers of one sequence."""
+
+NOISE_BITS = 15
+"""Bits of a number of noise."""
+
+HASHES = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+"""Odd multipliers of the hash that begins a sequence: the golden ratio's, and those of murmur3 (Appleby 2011)."""
+
+STEP = 0xADB4A92D
+_HALF_WORD = (1 << 32) - 1
+
+POWERS = tuple(pow(STEP, k, 1 << 32) for k in range(1, NUMBERS + 1))
+"""By what word and increment are multiplied and added up to give the word after k + 1 steps: these, and the next."""
+
+SUMS = tuple(sum(pow(STEP, i, 1 << 32) for i in range(k)) & _HALF_WORD for k in range(1, NUMBERS + 1))
 
 
 def mixed(seed: int) -> int:
@@ -97,6 +124,37 @@ def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) ->
     shifts = torch.arange(0, 64, bits, dtype=torch.int64, device=device)
     cut = (words(seed, first_word, needed, device)[:, None] >> shifts) & ((1 << bits) - 1)
     return cut.flatten()[skipped : skipped + count]
+
+
+def numbers(seed: int, first: int, units: int, width: int, device: torch.device) -> Tensor:
+    """Return the noise of the elements of ``units`` units from unit ``first`` on: int64 ``(units, 32 * width)``.
+
+    Each is 0 to 2**15 - 1. Unit u has sequences ``u * width .. (u + 1) * width - 1``; see the top of this file.
+    """
+    state = mixed(seed)
+    low, high = state & _HALF_WORD, state >> 32
+    word = torch.arange(first * width, (first + units) * width, dtype=torch.int64, device=device)
+    word = (word * HASHES[0] + low) & _HALF_WORD
+    word = ((word ^ (word >> 16)) * HASHES[1] + high) & _HALF_WORD
+    word = word ^ (word >> 13)
+    increment = word | 1
+    word = (word * HASHES[2]) & _HALF_WORD
+    word = word ^ (word >> 16)
+
+    powers, sums = (
+        torch.tensor(table, dtype=torch.int64, device=device).view(1, NUMBERS // RUN, 1, RUN)
+        for table in (POWERS, SUMS)
+    )
+    word, increment = (part.view(units, 1, width, 1) for part in (word, increment))
+    stepped = (word * powers + increment * sums) & _HALF_WORD  # a product that wraps around keeps its low 32 bits
+    return (stepped >> (32 - NOISE_BITS)).reshape(units, NUMBERS * width)
+
+
+def from_sequence(seed: int, first: int) -> int:
+    """Return the seed, an int64, whose sequences from 0 on are those of ``seed`` from sequence ``first`` on."""
+    state = mixed(seed)
+    low = (state + first * HASHES[0]) & _HALF_WORD
+    return signed(unmixed(state & ~_HALF_WORD | low))
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:

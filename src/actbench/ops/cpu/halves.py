@@ -1,4 +1,4 @@
-"""Float types in Numba, and random words. Numba has no half precision: values travel as their bits, in integers.
+"""Float types, random words and noise in Numba. It has no half precision: values travel as their bits, in integers.
 
 Widening is exact and narrowing rounds once to nearest even, as torch does. The loops have no branches, so that they
 vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
@@ -17,6 +17,8 @@ KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT1
 """The kind that kernels take, by type."""
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.uint64(noise.SECOND)
+_HASHES = tuple(np.uint32(factor) for factor in noise.HASHES)
+_POWERS, _SUMS = np.array(noise.POWERS, np.uint32), np.array(noise.SUMS, np.uint32)
 
 
 @inlined
@@ -99,3 +101,27 @@ def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
         word = (word ^ (word >> np.uint64(30))) * _FIRST
         word = (word ^ (word >> np.uint64(27))) * _SECOND
         words[i] = word ^ (word >> np.uint64(31))
+
+
+@inlined
+def fill_noise(state: np.uint64, unit: int, width: int, target: np.ndarray) -> None:
+    """Write 256 + n / 2**15, float32, of each number n of a unit; see :func:`actbench.ops.noise.numbers`.
+
+    The size of ``target`` is a multiple of 8, and at most the unit's.
+    """
+    bits = target.view(np.uint32)
+    low, high = np.uint32(state), np.uint32(state >> np.uint64(32))
+    for place in range(width):
+        word = np.uint32(np.uint32(unit * width + place) * _HASHES[0] + low)
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * _HASHES[1] + high)
+        word = np.uint32(word ^ np.uint32(word >> np.uint32(13)))
+        increment = np.uint32(word | np.uint32(1))
+        word = np.uint32(word * _HASHES[2])
+        word = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
+        for run in range(4):
+            first = 8 * (run * width + place)
+            if first >= bits.size:
+                break
+            for i in range(8):
+                stepped = np.uint32(np.uint32(word * _POWERS[8 * run + i]) + np.uint32(increment * _SUMS[8 * run + i]))
+                bits[first + i] = np.uint32(np.uint32(0x43800000) | np.uint32(stepped >> np.uint32(17)))
