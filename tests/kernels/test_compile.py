@@ -13,6 +13,10 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC, which co
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 SCALARS = tuple(rawkernel.SCALARS.values())
+USUAL, *FORMATS = (  # of SmaQ: the default, and those with the most and the fewest high bits, and 32 lanes a block
+    {"LANES": lanes, "MAIN_BITS": main, "OUTLIER_BITS": outlier}
+    for lanes, main, outlier in ((8, 6, 7), (8, 3, 8), (32, 8, 8), (32, 6, 7))
+)
 MACROS = {
     "stepwise": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
     "activate": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
@@ -20,8 +24,8 @@ MACROS = {
     "bitpack": [{"BITS": bits} for bits in range(1, 9)],
     "sketch": [{"SCALAR": scalar} for scalar in SCALARS],
     "groupquant": [{"SCALAR": scalar, "TILES": tiles} for scalar, tiles in product(SCALARS, (1, 4))],
-    "smaq": [{"SCALAR": scalar, "TILES": tiles} for scalar, tiles in product(SCALARS, (1, 4))],
-    "smaqstep": [{"SCALAR": scalar, "TILES": 1} for scalar in SCALARS],
+    "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, *FORMATS))],
+    "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, FORMATS[0]))],
 }
 KERNELS = {
     "stepwise": {"stepwise_encode", "stepwise_decode"},

@@ -8,7 +8,7 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.ops.groupquant.cpu import noise_of, per_unit, values_of
+from actbench.methods.actnn.ops.groupquant.cpu import per_unit, values_of
 from actbench.methods.formats.ops.smaq.cpublock import (
     HUGE,
     HUGE_MEAN,
@@ -27,7 +27,7 @@ from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
 from actbench.methods.formats.ops.smaq.reference import NAN_HALF
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, narrow
 from actbench.ops.noise import state_of
 
 MOST = 1024
@@ -43,7 +43,7 @@ class Work(NamedTuple):
     """Buffers for one block; a thread reuses them for all its blocks.
 
     Attributes:
-        random: uint64, each with four numbers of noise.
+        noise: float32 noise and 256.
         d: float32 differences from the mean.
         keys: int16, the upper bits of their magnitudes.
         header: uint16, the four numbers of the header.
@@ -52,7 +52,7 @@ class Work(NamedTuple):
         places: int16, the indexes of the outliers.
     """
 
-    random: np.ndarray
+    noise: np.ndarray
     d: np.ndarray
     keys: np.ndarray
     header: np.ndarray
@@ -64,10 +64,10 @@ class Work(NamedTuple):
 @inlined
 def workspace() -> Work:
     """Return buffers for any block; their noise rounds to the nearest until it is filled."""
-    random = np.full(MOST // 4 + 1, 0x8000800080008000, np.uint64)
+    noise = np.full(MOST, 256.5, np.float32)
     d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int16), np.empty(4, np.uint16)
     return Work(
-        random,
+        noise,
         d,
         keys,
         header,
@@ -109,9 +109,11 @@ def write_block(
         copy(header.view(np.uint8), packed[:HEADER_BYTES])
         return
     cut = part(keys, most, outliers, header[1:])
-    lanes = noise_of(state, stochastic, first, count, work.random)
+    if stochastic:
+        for unit in range((count + 31) // 32):
+            fill_noise(state, first // 32 + unit, 1, work.noise[32 * unit : 32 * unit + 32])
     work.eights[(count - 1) // 8] = np.uint64(0)
-    quantize(d, keys, cut, header[1:], bits, lanes, codes, rests)
+    quantize(d, keys, cut, header[1:], bits, work.noise, codes, rests)
     copy(header.view(np.uint8), packed[:HEADER_BYTES])
     rest = _rest_start(count, bits[0])
     if more > 0:

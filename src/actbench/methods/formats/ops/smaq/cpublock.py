@@ -136,7 +136,7 @@ def quantize(
     cut: int,
     header: np.ndarray,
     bits: tuple[int, int],
-    lanes: np.ndarray,
+    noise: np.ndarray,
     codes: np.ndarray,
     rests: np.ndarray,
 ) -> None:
@@ -148,7 +148,7 @@ def quantize(
         cut: As :func:`part` gives it.
         header: uint16, as :func:`part` writes it.
         bits: Bits of main codes and of outlier codes.
-        lanes: The noise: uint16, at least as many as elements.
+        noise: The noise and 256, float32, at least as many as elements.
         codes: uint8 result: tags and low bits.
         rests: uint8 result: the high bits, written for all elements, used for outliers.
     """
@@ -158,12 +158,11 @@ def quantize(
     tail_slope = np.float32(np.float32(tail_steps) / np.float32(float_of(header[2]) - start))
     tag, shift = np.int32(1 << (bits[0] - 1)), np.int32(bits[0] - 1)
     for i in range(d.size):
-        base = np.float32(np.float32(128) + np.float32(np.float32(lanes[i]) * np.float32(2.0**-16)))
-        place = np.float32(np.float32(d[i] * slope) + base)
-        main = np.int32(np.int32(place) + np.int32(steps - np.int32(128)))
-        place = np.float32(np.float32(np.float32(abs(d[i]) - start) * tail_slope) + base)
+        place = np.float32(np.float32(d[i] * slope) + noise[i])
+        main = np.int32(np.int32(place) + np.int32(steps - np.int32(256)))
+        place = np.float32(np.float32(np.float32(abs(d[i]) - start) * tail_slope) + noise[i])
         sign = np.int32(np.int32(d.view(np.uint32)[i] >> np.uint32(31)) << np.int32(bits[1] - 2))
-        tail = np.int32(np.int32(place) - np.int32(128)) | sign
+        tail = np.int32(np.int32(place) - np.int32(256)) | sign
         codes[i] = np.uint8(np.int32(tag | (tail & (tag - np.int32(1)))) if keys[i] >= bound else main)
         rests[i] = np.uint8(tail >> shift)
 

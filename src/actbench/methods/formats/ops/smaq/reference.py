@@ -11,13 +11,13 @@ beforehand. In float32 (float64 for float64), each operation rounded by itself:
     ends      main end: the bfloat16 after the largest key of the others; tail start: the least key of outliers; tail
               end: the bfloat16 after their largest
     steps     main step = main end / M, tail step = (tail end - tail start) / T
-    main      code = floor(d * (M / main end) + (128 + w)) - 128 + M
+    main      code = floor(d * (M / main end) + (256 + w)) - 256 + M
               value = (code - M) * main step + mean
-    outlier   code = floor((|d| - tail start) * (T / (tail end - tail start)) + (128 + w)) - 128, its sign above it
+    outlier   code = floor((|d| - tail start) * (T / (tail end - tail start)) + (256 + w)) - 256, its sign above it
               value = sign * (code * tail step + tail start) + mean
 
-where M = ``main_steps``, T = ``tail_steps`` and w is the noise of the element, a multiple of 2**-16 below 1: the mean
-over w is the element. For the nearest code w is 1/2. Nothing lies outside the ends. No upper end is below
+where M = ``main_steps``, T = ``tail_steps`` and w is the element's noise, n / 2**15 for its number n of
+:func:`actbench.ops.noise.numbers` in units of 32 elements: the mean over w is the element. For the nearest code w is 1/2. Nothing lies outside the ends. No upper end is below
 :data:`LEAST`, which keeps quotients finite. The deviation sigma of SmaQ would divide d and the ends, and cancels. In
 its place the tail has a start, and no code is spent on the gap between main values and outliers.
 
@@ -74,8 +74,7 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     bad = ~((d.abs() < HUGE).all(1, keepdim=True) & (mean.abs() < HUGE / 2))
     mean, d = mean.masked_fill(bad, 0), d.masked_fill(bad, 0)
     outlier, ends = _parted(_keys_of(d), form.outliers_of(count))
-    lanes = noise.lanes(seed, first, x.numel(), 16, x.device).view(x.shape) if stochastic else 32768
-    base = 128 + lanes * torch.full_like(mean, 2.0**-16)
+    base = 256 + (_noise(seed, first, x) if stochastic else torch.full_like(d, 0.5))
     main_end, start, end = (end.to(d.dtype) for end in ends)
     main = _codes(d, main_end, form.main_steps, base) + form.main_steps
     tail = _codes(d.abs() - start, end - start, form.tail_steps, base) | (d.signbit().long() << (form.outlier_bits - 2))
@@ -88,6 +87,12 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     if form.rest_bits:
         parts.append(_packed(rest, form.rest_bits, form.bytes_of(count) - form.rest_start(count)))
     return torch.cat(parts, 1)
+
+
+def _noise(seed: int, first: int, x: Tensor) -> Tensor:
+    units = -(-x.numel() // noise.NUMBERS)
+    numbers = noise.numbers(seed, first // noise.NUMBERS, units, 1, x.device)
+    return numbers.flatten()[: x.numel()].view(x.shape) / torch.full_like(wide(x), 2.0**noise.NOISE_BITS)
 
 
 def _mean_of(values: Tensor, block: int) -> Tensor:
@@ -136,9 +141,9 @@ def _parted(keys: Tensor, outliers: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def _codes(distance: Tensor, end: Tensor, steps: int, base: Tensor) -> Tensor:
-    """Return the steps from zero to each distance, with the fraction of ``base``, 128 to 129, rounded down."""
+    """Return the steps from zero to each distance, with the fraction of ``base``, 256 to 257, rounded down."""
     place = distance * (torch.full_like(end, steps) / end) + base
-    return place.floor().long() - 128
+    return place.floor().long() - 256
 
 
 def _packed(codes: Tensor, bits: int, size: int) -> Tensor:
