@@ -84,8 +84,13 @@ struct Elements {
     unsigned mean;  // as bfloat16
     int most;       // the largest key
 
-    // Takes a block's first `count` values, and zeros.
-    __device__ __forceinline__ Elements(const float (&values)[kMine], int count) {
+    // Takes a block's first `count` values; the others become zeros.
+    __device__ __forceinline__ Elements(float (&values)[kMine], int count) {
+        const int mine = of_mine(count);
+        if (mine < kMine) {
+#pragma unroll
+            for (int i = 0; i < kMine; ++i) values[i] = i < mine ? values[i] : 0;
+        }
         mean = mean_of(values, count);
 #pragma unroll
         for (int i = 0; i < kMine; ++i) d[i] = difference(values[i], wide(mean));
@@ -94,7 +99,6 @@ struct Elements {
             const unsigned low = __float_as_uint(d[i]), high = __float_as_uint(d[i + kPairs]);
             keys[i] = (low >> 16 | (high & 0xffff0000)) & 0x7fff7fff;
         }
-        const int mine = of_mine(count);
         if (mine < kMine) {
 #pragma unroll
             for (int i = 0; i < kPairs; ++i)

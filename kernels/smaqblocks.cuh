@@ -202,7 +202,7 @@ struct Codes {
 // Encodes the first `count` values of a lane's block, whose first element is number `first` of the tensor, to `target`.
 template <class Scalar>
 __device__ __forceinline__ void write_block(
-    const float (&values)[kMine], const Form& form, int count, Word state, Index first, bool stochastic, int& guess,
+    float (&values)[kMine], const Form& form, int count, Word state, Index first, bool stochastic, int& guess,
     Room<Scalar>& room, unsigned char* target) {
     const Elements elements(values, count);
     const bool huge = elements.huge();
