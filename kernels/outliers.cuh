@@ -8,6 +8,7 @@ constexpr int kMine = 32, kPairs = kMine / 2, kMost = kMine * LANES, kSlots = kL
 constexpr int kHuge = 254 << 7, kHugeMean = 253 << 7;  // 2^127 and 2^126 as bfloat16
 constexpr int kLeast = 37 << 7;                        // 2^-90
 constexpr int kNear = 160;                             // from the largest key to that of 64 of 256 normal numbers
+constexpr int kMany = 6;                               // steps of the search until equal keys are likely
 
 __device__ __forceinline__ int rank() { return lane() % LANES; }  // which lane of its block
 __device__ __forceinline__ int slot() { return lane() / LANES; }  // which block of the warp
@@ -39,7 +40,7 @@ __device__ __forceinline__ unsigned sum_before(unsigned mine) {
 
 // ---- Two 16-bit numbers a word. From sm_90 on each of these is one instruction.
 
-__device__ __forceinline__ unsigned twice(unsigned half) { return (half & 0xffff) * 0x10001u; }
+__device__ __forceinline__ unsigned twice(unsigned half) { return __byte_perm(half, 0, 0x1010); }
 
 #if __CUDA_ARCH__ >= 900
 // Returns 1 for each key, at least -1, that is not below `cut`, and 0 for the others; less = twice(1 - cut).
@@ -60,7 +61,19 @@ __device__ __forceinline__ unsigned lowered(unsigned keys, unsigned by, unsigned
     asm("{ .reg .b32 t; add.u16x2 t, %1, %2; min.u16x2 %0, t, %3; }" : "=r"(result) : "r"(keys), "r"(by), "r"(least));
     return result;
 }
+// Whether the keys of a word, at least -1, are not below a cut below 0x7f80; cuts = twice(cut). As bfloat16 they are
+// ordered like integers, but for -1, which is NaN.
+__device__ __forceinline__ void compare(unsigned keys, unsigned cuts, bool& first, bool& second) {
+    unsigned low, high;
+    asm("{ .reg .pred p, q; setp.ge.bf16x2 p|q, %2, %3; selp.u32 %0, 1, 0, p; selp.u32 %1, 1, 0, q; }"
+        : "=r"(low), "=r"(high) : "r"(keys), "r"(cuts));
+    first = low, second = high;
+}
 #else
+__device__ __forceinline__ void compare(unsigned keys, unsigned cuts, bool& first, bool& second) {
+    first = int(keys << 16) >= int(cuts << 16);
+    second = int(keys) >= int(cuts & 0xffff0000);
+}
 __device__ __forceinline__ unsigned reached(unsigned keys, unsigned less) {
     const unsigned cut = twice(1 - less);
     return ((keys ^ 0x80008000u) - cut) >> 15 & 0x10001u;  // with 2^15 added no half borrows from the other
@@ -76,7 +89,7 @@ __device__ __forceinline__ unsigned lowered(unsigned keys, unsigned by, unsigned
 #endif
 
 // ---- A lane's distances from the mean of its block, and their keys: the upper 16 bits of the magnitudes, and -1 past
-// the block's end. Pair i holds the keys of elements i and i + 16.
+// the block's end. Word i holds the keys of elements 2i and 2i + 1.
 
 struct Elements {
     float d[kMine];
@@ -96,13 +109,13 @@ struct Elements {
         for (int i = 0; i < kMine; ++i) d[i] = difference(values[i], wide(mean));
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            const unsigned low = __float_as_uint(d[i]), high = __float_as_uint(d[i + kPairs]);
-            keys[i] = (low >> 16 | (high & 0xffff0000)) & 0x7fff7fff;
+            const unsigned uppers = __byte_perm(__float_as_uint(d[2 * i]), __float_as_uint(d[2 * i + 1]), 0x7632);
+            keys[i] = uppers & 0x7fff7fff;
         }
         if (mine < kMine) {
 #pragma unroll
             for (int i = 0; i < kPairs; ++i)
-                keys[i] |= (i < mine ? 0 : 0xffff) | (i + kPairs < mine ? 0 : 0xffff0000);
+                keys[i] |= (2 * i < mine ? 0 : 0xffff) | (2 * i + 1 < mine ? 0 : 0xffff0000);
         }
         unsigned after = 0;  // the number after the largest key, so that -1 counts as 0
 #pragma unroll
@@ -141,11 +154,22 @@ struct Elements {
 
     // A bit for each of them: bit i for element i.
     __device__ __forceinline__ unsigned bits_not_below(int cut) const {
-        const unsigned less = twice(1 - cut);
         unsigned found = 0;
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) found += reached(keys[i], less) << i;
+        for (int i = 0; i < kPairs; ++i) {
+            const unsigned two = reached(keys[i], twice(1 - cut));
+            found |= ((two | two >> 15) & 3) << (2 * i);
+        }
         return found;
+    }
+
+    // Makes keys -1, which no cut is below; a bit for each.
+    __device__ __forceinline__ void drop(unsigned bits) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            const unsigned two = bits >> (2 * i);
+            keys[i] |= ((two & 1) | (two & 2) << 15) * 0xffff;
+        }
     }
 
     // The largest key of the block below `cut`, or -1, in the lower half, and the least other key in the upper half.
@@ -166,26 +190,32 @@ struct Elements {
 // ---- Which elements are outliers, and where main values and outliers end, as bfloat16.
 
 struct Parted {
-    unsigned outliers;  // a bit for each of the lane's elements
-    unsigned before;    // outliers of the lanes before this one
+    int cut;          // the lane's outliers are those whose keys are not below it
+    unsigned before;  // outliers of the lanes before this one
     unsigned main_end, tail_start = 0, tail_end = kLeast;
 
     // `guess` is where the search begins if it is not negative, and then where it ended.
-    __device__ __forceinline__ Parted(const Elements& elements, int count, int wanted, int& guess) {
+    __device__ __forceinline__ Parted(Elements& elements, int count, int wanted, int& guess) {
         int low = 0, high = elements.most + 1;         // at least `wanted` keys reach `low`, and fewer `high`
         int to_low = count, to_high = 0;               // how many do
         int mine_low = of_mine(count), mine_high = 0;  // of this lane
         if (wanted == 0) low = high, to_low = mine_low = 0;
         int middle = guess < 0 ? high - kNear : guess;
-        while (__ballot_sync(~0u, to_low != wanted && high - low > 1)) {
+        float slope = 1.5f;  // keys for each element that the count is off
+        for (int steps = 1; __ballot_sync(~0u, to_low != wanted && high - low > 1); ++steps) {
             middle = middle < high - 1 ? middle : high - 1;
             middle = middle > low + 1 ? middle : low + 1;
             const int mine = elements.not_below(middle), here = total(mine);
-            if (to_low != wanted && high - low > 1) {
-                if (here >= wanted) low = middle, to_low = here, mine_low = mine;
-                else high = middle, to_high = here, mine_high = mine;
-            }
-            middle = low + (high - low) / 2;
+            const bool goes_on = to_low != wanted && high - low > 1;
+            const bool up = goes_on && here >= wanted, down = goes_on && here < wanted;
+            low = up ? middle : low, to_low = up ? here : to_low, mine_low = up ? mine : mine_low;
+            high = down ? middle : high, to_high = down ? here : to_high, mine_high = down ? mine : mine_high;
+            // Between two keys that were tried expect the cut where a straight line does, else step further and further.
+            // After some steps equal keys are likely: halve.
+            const bool between = low > 0 && high <= elements.most;
+            slope = between ? product(float(high - low), inverse(float(to_low - to_high))) : product(slope, 2);
+            const float step = sum(product(float(here - wanted), slope), 12582912.0f);  // whole in the low bits
+            middle = steps < kMany ? middle + int(__float_as_uint(step) - 0x4b400000) : low + (high - low) / 2;
         }
         guess = low;
 
@@ -197,20 +227,24 @@ struct Parted {
         before = (both & 0xffff) + (equal_before < wanted_equal ? equal_before : wanted_equal);
         int kept = wanted_equal - equal_before;
         kept = kept < 0 ? 0 : kept < equal ? kept : equal;
-        outliers = elements.bits_not_below(spare > 0 && kept == 0 ? high : low);
+        cut = spare > 0 && kept == 0 ? high : low;
+        const unsigned ends = elements.beside(low);
         const bool divided = kept > 0 && kept < equal;
         if (__ballot_sync(~0u, divided)) {
-            unsigned last = divided ? outliers & ~elements.bits_not_below(high) : 0;
+            unsigned last = divided ? elements.bits_not_below(low) & ~elements.bits_not_below(high) : 0;
             for (int i = 0; i < kept && divided; ++i) last &= last - 1;
-            outliers &= ~last;
+            elements.drop(last);
         }
-
-        const unsigned ends = elements.beside(low);
         const unsigned main = (spare > 0 ? low : ends) & 0xffff;
         main_end = end_above(main);
         if (wanted == 0) return;
         tail_start = ends >> 16;
         tail_end = end_above(elements.most);
+    }
+
+    // 1 / x, within an eighth: the exponent and, about, the fraction change their signs.
+    static __device__ __forceinline__ float inverse(float x) {
+        return __uint_as_float(0x7ef311c7u - __float_as_uint(x));
     }
 
     static __device__ __forceinline__ unsigned end_above(unsigned key) {

@@ -107,9 +107,13 @@ __device__ __forceinline__ float sum_down(float a, float b) {
     asm("add.rm.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
+__device__ __forceinline__ float magnitude(float x) {
+    float result;
+    asm("abs.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
 #endif
 
-__device__ __forceinline__ float magnitude(float x) { return __uint_as_float(__float_as_uint(x) & 0x7fffffff); }
 
 // The high bits of outliers' codes, the first one lowest: they are taken in at the low end, the last one first.
 struct Rests {
@@ -138,6 +142,7 @@ struct Backwards {
     __device__ __forceinline__ explicit Backwards(const Noise& noise) {
         word = noise.word * kPower + noise.increment * kSum;
         increment = 0 - noise.increment * kInverse;
+        asm("" : "+r"(increment));  // else the compiler takes the product apart again, at each element
     }
     __device__ __forceinline__ float next() {
         const unsigned here = word;
@@ -157,14 +162,15 @@ struct Codes {
         constexpr float main_code = 8388608.0f - 256 + kMainSteps, tail_code = 8388608.0f - 256 + (kRestBits == 1 ? kTag : 0);
         Backwards noises(noise);
         unsigned fours[kMine / 4] = {};
+        bool even, odd;  // whether the elements of a pair are outliers
 #pragma unroll
         for (int i = kMine - 1; i >= 0; --i) {
-            const bool outlier = parted.outliers >> i & 1;
+            if (i % 2) compare(elements.keys[i / 2], twice(parted.cut), even, odd);
+            const bool outlier = i % 2 ? odd : even;
             const unsigned sign = __float_as_uint(elements.d[i]) >> 31;
-            const float fraction = noises.next();
-            const float distance = outlier ? difference(magnitude(elements.d[i]), start) : elements.d[i];
-            const float place = sum(product(distance, outlier ? tail_slope : slope), fraction);
-            unsigned code = __float_as_uint(sum_down(place, outlier ? tail_code : main_code));
+            float place = product(elements.d[i], slope);
+            if (outlier) place = product(difference(magnitude(elements.d[i]), start), tail_slope);
+            unsigned code = __float_as_uint(sum_down(sum(place, noises.next()), outlier ? tail_code : main_code));
             if (kRestBits == 1) {
                 if (outlier) rests.take(__float_as_uint(elements.d[i]));
             } else {
@@ -204,13 +210,13 @@ template <class Scalar>
 __device__ __forceinline__ void write_block(
     float (&values)[kMine], const Form& form, int count, Word state, Index first, bool stochastic, int& guess,
     Room<Scalar>& room, unsigned char* target) {
-    const Elements elements(values, count);
+    Elements elements(values, count);
     const bool huge = elements.huge();
-    Parted parted(elements, count, huge ? 0 : form.outliers_of(count), guess);
-    if (huge) parted.outliers = 0;
+    const Parted parted(elements, count, huge ? 0 : form.outliers_of(count), guess);
     Codes codes(elements, parted, Noise(state, unsigned(first / kMine) + rank(), stochastic));
     const int mine = huge ? 0 : of_mine(count);
     if (mine < kMine) codes.keep(mine);
+    if (huge) codes.rests = Rests();
 
     unsigned *const words = room.words(), *const own = words + 2 + rank() * MAIN_BITS;
 #pragma unroll

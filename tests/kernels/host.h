@@ -168,6 +168,12 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
 }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t both = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 template <class To, class From>
@@ -218,8 +224,9 @@ inline unsigned nearest_count(float x) {
     return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
 }
 
-// ---- What kernels/smaqblocks.cuh writes as an instruction.
+// ---- What kernels/outliers.cuh and kernels/smaqblocks.cuh write as an instruction.
 
+inline float magnitude(float x) { return std::fabs(x); }
 inline float sum_down(float a, float b) {
     const double exact = double(a) + double(b);
     const float near = float(exact);
