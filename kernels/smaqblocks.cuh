@@ -151,6 +151,15 @@ struct Backwards {
     }
 };
 
+// Zeros all codes of a lane but the first `count`.
+__device__ __forceinline__ void keep_codes(int count, unsigned* words) {
+#pragma unroll
+    for (int i = 0; i < MAIN_BITS; ++i) {
+        const int bits = count * MAIN_BITS - 32 * i;
+        words[i] &= bits >= 32 ? ~0u : bits > 0 ? (1u << bits) - 1 : 0;
+    }
+}
+
 struct Codes {
     unsigned words[MAIN_BITS] = {};
     Rests rests;
@@ -194,15 +203,6 @@ struct Codes {
 
     static constexpr unsigned kLeading = 0x4b000000;  // the bits of 2^23
     static constexpr int kTop = kRestBits > 0 ? 32 - kRestBits : 0;
-
-    // Zeros all codes but the first `count`.
-    __device__ __forceinline__ void keep(int count) {
-#pragma unroll
-        for (int i = 0; i < MAIN_BITS; ++i) {
-            const int bits = count * MAIN_BITS - 32 * i;
-            words[i] &= bits >= 32 ? ~0u : bits > 0 ? (1u << bits) - 1 : 0;
-        }
-    }
 };
 
 // Encodes the first `count` values of a lane's block, whose first element is number `first` of the tensor, to `target`.
@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_block(
     const Parted parted(elements, count, huge ? 0 : form.outliers_of(count), guess);
     Codes codes(elements, parted, Noise(state, unsigned(first / kMine) + rank(), stochastic));
     const int mine = huge ? 0 : of_mine(count);
-    if (mine < kMine) codes.keep(mine);
+    if (mine < kMine) keep_codes(mine, codes.words);
     if (huge) codes.rests = Rests();
 
     unsigned *const words = room.words(), *const own = words + 2 + rank() * MAIN_BITS;
@@ -240,6 +240,21 @@ __device__ __forceinline__ void write_block(
 }
 
 // ---- Decoding.
+
+// If `tag` is not 0, takes the distance of an outlier from its code, 2^23 and more, and the highest bit of `signs`, which
+// moves on. Written out, as the compiler would copy what each instruction may leave as it is.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ void take_tail(unsigned tag, unsigned code, float step, float start, float& distance, unsigned& signs) {
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p sub.rn.f32 %0, %3, 0f4B000000; @p mul.rn.f32 %0, %0, %4;"
+        " @p add.rn.f32 %0, %0, %5; @p lop3.b32 %0, %0, %1, 0x80000000, 0xf8; @p shl.b32 %1, %1, 1; }"
+        : "+f"(distance), "+r"(signs) : "r"(tag), "f"(__uint_as_float(code)), "f"(step), "f"(start));
+}
+__device__ __forceinline__ unsigned masked_with(unsigned bits, unsigned mask, unsigned others) {  // bits & mask | others
+    unsigned result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(bits), "r"(mask), "r"(others));
+    return result;
+}
+#endif
 
 struct Levels {
     float mean, step, start, tail_step;
@@ -273,18 +288,20 @@ __device__ __forceinline__ float read_block(
         tags[bit / 32] |= 1u << bit % 32;
     }
     const int mine = of_mine(here);
+    if (mine < kMine) keep_codes(mine, own);
     unsigned outliers = 0;
 #pragma unroll
-    for (int i = 0; i < MAIN_BITS; ++i) {
-        const int bits = mine * MAIN_BITS - 32 * i;
-        outliers += __popc(own[i] & tags[i] & (bits >= 32 ? ~0u : bits > 0 ? (1u << bits) - 1 : 0));
-    }
+    for (int i = 0; i < MAIN_BITS; ++i) outliers += __popc(own[i] & tags[i]);
     const int bit = 8 * Form::rest_start(here) + int(sum_before(outliers)) * kRestBits;
     unsigned rests[kRestBits + 1] = {};
 #pragma unroll
     for (int i = 0; i < kRestBits; ++i) rests[i] = __funnelshift_r(words[bit / 32 + i], words[bit / 32 + i + 1], bit % 32);
+    if (kRestBits == 1) rests[0] = __brev(rests[0]);  // signs, the first one highest
 
     // A code is made a float where it lies, as 2^23 + code * 2^shift, and its step divided by 2^shift.
+    constexpr float two23 = 8388608.0f;
+    // Its bits, and a zero that the compiler does not know: an instruction has room for one number, and that is the mask.
+    const unsigned leading = 0x4b000000 | unsigned(here) >> 31;
     float steps[4], tail_steps[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -293,26 +310,23 @@ __device__ __forceinline__ float read_block(
     }
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-        constexpr float two23 = 8388608.0f;
         const int at = i / 4 * 4 * MAIN_BITS, k = i % 4, shift = shift_of(k);
         unsigned four = own[at / 32] >> at % 32;
         if (at % 32 + 4 * MAIN_BITS > 32) four |= own[at / 32 + 1] << (32 - at % 32);
         if (shift == 0) four >>= k * MAIN_BITS;
-        const unsigned low = four & ((kTag - 1) << shift);
-        values[i] = sum(product(difference(__uint_as_float(low | 0x4b000000), two23 + float(kMainSteps << shift)), steps[k]), levels.mean);
-        if (four & (kTag << shift)) {
-            unsigned code = low, sign = rests[0] << 31;
-            if (kRestBits != 1) {
-                const unsigned whole = low >> shift | (rests[0] & ((1u << kRestBits) - 1)) << (MAIN_BITS - 1);
-                code = (whole & kTailSteps) << shift;
-                sign = whole >> (OUTLIER_BITS - 2) << 31;
-            }
-            const float place = difference(__uint_as_float(code | 0x4b000000), two23);
-            const float distance = sum(product(place, tail_steps[k]), levels.start);
-            values[i] = sum(__uint_as_float(__float_as_uint(distance) | sign), levels.mean);
+        const unsigned low = masked_with(four, (kTag - 1) << shift, leading);
+        const unsigned tag = four & (kTag << shift);
+        float distance = product(difference(__uint_as_float(low), two23 + float(kMainSteps << shift)), steps[k]);
+        if (kRestBits == 1) {
+            take_tail(tag, low, tail_steps[k], levels.start, distance, rests[0]);
+        } else if (tag) {
+            const unsigned whole = (low - leading) >> shift | (rests[0] & ((1u << kRestBits) - 1)) << (MAIN_BITS - 1);
+            unsigned sign = whole << (33 - OUTLIER_BITS);
+            take_tail(tag, (whole & kTailSteps) << shift | leading, tail_steps[k], levels.start, distance, sign);
 #pragma unroll
             for (int w = 0; w < kRestBits; ++w) rests[w] = __funnelshift_r(rests[w], rests[w + 1], kRestBits);
         }
+        values[i] = sum(distance, levels.mean);
     }
     __syncwarp();
     return product(0.5f, levels.step);

@@ -174,6 +174,11 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
     return result;
 }
+inline unsigned __brev(unsigned x) {
+    unsigned result = 0;
+    for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+    return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 template <class To, class From>
@@ -231,6 +236,14 @@ inline float sum_down(float a, float b) {
     const double exact = double(a) + double(b);
     const float near = float(exact);
     return near > exact ? std::nextafter(near, -INFINITY) : near;
+}
+
+inline unsigned masked_with(unsigned bits, unsigned mask, unsigned others) { return (bits & mask) | others; }
+inline void take_tail(unsigned tag, unsigned code, float step, float start, float& distance, unsigned& signs) {
+    if (tag == 0) return;
+    const float far = sum(product(difference(__uint_as_float(code), 0x1p23f), step), start);
+    distance = __uint_as_float(__float_as_uint(far) | (signs & 0x80000000u));
+    signs <<= 1;
 }
 
 // ---- What kernels/smaqstep.cu writes as an instruction.
