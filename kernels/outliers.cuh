@@ -8,7 +8,7 @@ constexpr int kMine = 32, kPairs = kMine / 2, kMost = kMine * LANES, kSlots = kL
 constexpr int kHuge = 254 << 7, kHugeMean = 253 << 7;  // 2^127 and 2^126 as bfloat16
 constexpr int kLeast = 37 << 7;                        // 2^-90
 constexpr int kNear = 160;                             // from the largest key to that of 64 of 256 normal numbers
-constexpr int kMany = 6;                               // steps of the search until equal keys are likely
+constexpr int kFew = 4;                                // steps of the search until equal keys are likely
 
 __device__ __forceinline__ int rank() { return lane() % LANES; }  // which lane of its block
 __device__ __forceinline__ int slot() { return lane() / LANES; }  // which block of the warp
@@ -26,8 +26,8 @@ __device__ __forceinline__ int total(int mine) {
     return mine;
 }
 
-// The sum over the lanes before this one.
-__device__ __forceinline__ unsigned sum_before(unsigned mine) {
+// The sum over the lanes before this one; `mine` becomes that over all lanes.
+__device__ __forceinline__ unsigned sum_before(unsigned& mine) {
     unsigned before = 0;
 #pragma unroll
     for (int flip = 1; flip < LANES; flip *= 2) {
@@ -152,24 +152,18 @@ struct Elements {
         return (found + (found >> 16)) & 0xffff;
     }
 
-    // A bit for each of them: bit i for element i.
-    __device__ __forceinline__ unsigned bits_not_below(int cut) const {
-        unsigned found = 0;
+    // Which keys of the lane are equal to `cut`: bit i for element 2i, bit 16 + i for element 2i + 1.
+    __device__ __forceinline__ unsigned equal_to(int cut) const {
+        unsigned others = 0;
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-            const unsigned two = reached(keys[i], twice(1 - cut));
-            found |= ((two | two >> 15) & 3) << (2 * i);
-        }
-        return found;
+        for (int i = 0; i < kPairs; ++i) others += lowered(keys[i], twice(-cut), 0x10001u) << i;
+        return ~others;
     }
 
-    // Makes keys -1, which no cut is below; a bit for each.
+    // Makes keys -1, which no cut is below; the bits are as those of equal_to.
     __device__ __forceinline__ void drop(unsigned bits) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-            const unsigned two = bits >> (2 * i);
-            keys[i] |= ((two & 1) | (two & 2) << 15) * 0xffff;
-        }
+        for (int i = 0; i < kPairs; ++i) keys[i] |= (bits >> i & 0x10001u) * 0xffff;
     }
 
     // The largest key of the block below `cut`, or -1, in the lower half, and the least other key in the upper half.
@@ -197,54 +191,50 @@ struct Parted {
     // `guess` is where the search begins if it is not negative, and then where it ended.
     __device__ __forceinline__ Parted(Elements& elements, int count, int wanted, int& guess) {
         int low = 0, high = elements.most + 1;         // at least `wanted` keys reach `low`, and fewer `high`
-        int to_low = count, to_high = 0;               // how many do
-        int mine_low = of_mine(count), mine_high = 0;  // of this lane
-        if (wanted == 0) low = high, to_low = mine_low = 0;
+        int mine_low = of_mine(count), mine_high = 0;  // how many of this lane do
+        if (wanted == 0) low = high, mine_low = 0;
+        bool exact = wanted == 0 || wanted == count;  // so many reach `low`
         int middle = guess < 0 ? high - kNear : guess;
-        float slope = 1.5f;  // keys for each element that the count is off
-        for (int steps = 1; __ballot_sync(~0u, to_low != wanted && high - low > 1); ++steps) {
+        for (int steps = 1; __ballot_sync(~0u, !exact && high - low > 1); ++steps) {
             middle = middle < high - 1 ? middle : high - 1;
             middle = middle > low + 1 ? middle : low + 1;
-            const int mine = elements.not_below(middle), here = total(mine);
-            const bool goes_on = to_low != wanted && high - low > 1;
-            const bool up = goes_on && here >= wanted, down = goes_on && here < wanted;
-            low = up ? middle : low, to_low = up ? here : to_low, mine_low = up ? mine : mine_low;
-            high = down ? middle : high, to_high = down ? here : to_high, mine_high = down ? mine : mine_high;
-            // Between two keys that were tried expect the cut where a straight line does, else step further and further.
-            // After some steps equal keys are likely: halve.
-            const bool between = low > 0 && high <= elements.most;
-            slope = between ? product(float(high - low), inverse(float(to_low - to_high))) : product(slope, 2);
-            const float step = sum(product(float(here - wanted), slope), 12582912.0f);  // whole in the low bits
-            middle = steps < kMany ? middle + int(__float_as_uint(step) - 0x4b400000) : low + (high - low) / 2;
+            const int mine = elements.not_below(middle), off = total(mine) - wanted;
+            const bool goes_on = !exact && high - low > 1, up = goes_on && off >= 0, down = goes_on && off < 0;
+            low = up ? middle : low, mine_low = up ? mine : mine_low;
+            high = down ? middle : high, mine_high = down ? mine : mine_high;
+            exact = exact || (up && off == 0);
+            // One key has, nearly, one of 256 normal numbers. If a few steps do not end the search there are equal keys,
+            // or others: step further and further, and then halve.
+            if (steps < kFew) middle += off + (off >> 2) + (off > 0);
+            else middle = low > 0 && high <= elements.most ? low + (high - low) / 2 : middle + off * (2 << (steps < 16 ? steps : 16));
         }
         guess = low;
 
         // If too many reach the cut, the first of those that are equal to it are outliers.
-        const int spare = to_low - wanted, wanted_equal = spare > 0 ? wanted - to_high : 0;
-        const int equal = spare > 0 ? mine_low - mine_high : 0, larger = spare > 0 ? mine_high : mine_low;
-        const unsigned both = sum_before(larger | equal << 16);
-        const int equal_before = both >> 16;
-        before = (both & 0xffff) + (equal_before < wanted_equal ? equal_before : wanted_equal);
+        const int equal = exact ? 0 : mine_low - mine_high, larger = exact ? mine_low : mine_high;
+        unsigned all = larger | equal << 16;
+        const unsigned before_both = sum_before(all);
+        const int wanted_equal = wanted - int(all & 0xffff), equal_before = before_both >> 16;
+        before = (before_both & 0xffff) + (equal_before < wanted_equal ? equal_before : wanted_equal);
         int kept = wanted_equal - equal_before;
         kept = kept < 0 ? 0 : kept < equal ? kept : equal;
-        cut = spare > 0 && kept == 0 ? high : low;
+        cut = exact || kept > 0 ? low : high;
         const unsigned ends = elements.beside(low);
         const bool divided = kept > 0 && kept < equal;
         if (__ballot_sync(~0u, divided)) {
-            unsigned last = divided ? elements.bits_not_below(low) & ~elements.bits_not_below(high) : 0;
-            for (int i = 0; i < kept && divided; ++i) last &= last - 1;
+            unsigned last = divided ? elements.equal_to(low) : 0;
+            for (int i = 0; i < kept && divided; ++i) {
+                const unsigned even = last & (0 - last) & 0xffff, odd = last >> 16 & (0 - (last >> 16));
+                last ^= even - 1 <= odd - 1 ? even : odd << 16;  // the first one
+            }
             elements.drop(last);
         }
-        const unsigned main = (spare > 0 ? low : ends) & 0xffff;
+
+        const unsigned main = (exact ? ends : low) & 0xffff;
         main_end = end_above(main);
         if (wanted == 0) return;
         tail_start = ends >> 16;
         tail_end = end_above(elements.most);
-    }
-
-    // 1 / x, within an eighth: the exponent and, about, the fraction change their signs.
-    static __device__ __forceinline__ float inverse(float x) {
-        return __uint_as_float(0x7ef311c7u - __float_as_uint(x));
     }
 
     static __device__ __forceinline__ unsigned end_above(unsigned key) {

@@ -56,16 +56,34 @@ __device__ __forceinline__ void load_block(const Scalar* source, int count, Room
     __syncwarp();
 }
 
+// The bits of two neighbours, the first one lowest.
+template <class Scalar>
+__device__ __forceinline__ unsigned two_of(float first, float second) {
+    return Scalar::nearest(first).bits | unsigned(Scalar::nearest(second).bits) << 16;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ unsigned two_of<BFloat16>(float first, float second) {
+    unsigned result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
+    return result;
+}
+#endif
+
 // Writes elements first .. end - 1 of a block.
 template <class Scalar>
 __device__ __forceinline__ void store_block(
     const float (&values)[kMine], int first, int end, Room<Scalar>& room, Scalar* target) {
 #pragma unroll
     for (int i = 0; i < room.vectors; ++i) {
-        Vector<Scalar> part;
+        constexpr int per_word = Room<Scalar>::size / 4;
+        Vector<unsigned> part;
 #pragma unroll
-        for (int k = 0; k < room.size; ++k) part.lanes[k] = Scalar::nearest(values[i * room.size + k]);
-        room.all[lane()][i] = part;
+        for (int k = 0; k < 4; ++k) {
+            const float* const own = values + i * room.size + k * per_word;
+            part.lanes[k] = per_word == 1 ? __float_as_uint(own[0]) : two_of<Scalar>(own[0], own[per_word - 1]);
+        }
+        reinterpret_cast<Vector<unsigned>&>(room.all[lane()][i]) = part;
     }
     __syncwarp();
     if (first <= 0 && end >= kMost && aligned(target)) {
