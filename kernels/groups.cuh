@@ -14,9 +14,19 @@ __device__ __forceinline__ float sum(float a, float b) {
     asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
+__device__ __forceinline__ float sum_down(float a, float b) {  // rounded down
+    float result;
+    asm("add.rm.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
 __device__ __forceinline__ float difference(float a, float b) {
     float result;
     asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float fused(float a, float b, float c) {  // a * b + c, rounded once
+    float result;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
     return result;
 }
 __device__ __forceinline__ float lesser(float a, float b) {  // if one is NaN, the other

@@ -138,7 +138,8 @@ struct Elements {
         float all = product(sums[0], 1.0f / 1024);
 #pragma unroll
         for (int flip = LANES / 2; flip > 0; flip /= 2) all = sum(all, __shfl_xor_sync(~0u, all, flip));
-        return BFloat16::nearest(quotient(all, product(float(count), 1.0f / 1024))).bits;
+        const float whole = product(all, 1024.0f / kMost);  // a power of two: the quotient's value
+        return BFloat16::nearest(count == kMost ? whole : quotient(all, product(float(count), 1.0f / 1024))).bits;
     }
 
     __device__ __forceinline__ bool huge() const { return most >= kHuge || (mean & 0x7fff) >= kHugeMean; }
@@ -195,7 +196,7 @@ struct Parted {
         if (wanted == 0) low = high, mine_low = 0;
         bool exact = wanted == 0 || wanted == count;  // so many reach `low`
         int middle = guess < 0 ? high - kNear : guess;
-        for (int steps = 1; __ballot_sync(~0u, !exact && high - low > 1); ++steps) {
+        for (int steps = 1; __any_sync(~0u, !exact && high - low > 1); ++steps) {
             middle = middle < high - 1 ? middle : high - 1;
             middle = middle > low + 1 ? middle : low + 1;
             const int mine = elements.not_below(middle), off = total(mine) - wanted;
@@ -221,7 +222,7 @@ struct Parted {
         cut = exact || kept > 0 ? low : high;
         const unsigned ends = elements.beside(low);
         const bool divided = kept > 0 && kept < equal;
-        if (__ballot_sync(~0u, divided)) {
+        if (__any_sync(~0u, divided)) {
             unsigned last = divided ? elements.equal_to(low) : 0;
             for (int i = 0; i < kept && divided; ++i) {
                 const unsigned even = last & (0 - last) & 0xffff, odd = last >> 16 & (0 - (last >> 16));

@@ -10,15 +10,14 @@ KERNEL smaq_encode(
     const SCALAR* x, unsigned char* packed, Index count, int outliers, int block, Word state, unsigned stochastic) {
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
-    const Form form{outliers, block};
-    const int block_bytes = form.bytes_of(block);
+    const Form form(outliers, block);
     int guess = -1;
     for (Index first = first_tile() * kSlots; first * block < count; first += tile_step() * kSlots) {
         const Index index = first + slot(), left = count - index * block;
         const int here = left < 0 ? 0 : left < block ? int(left) : block;
         float values[kMine];
         load_block(x + index * block, here, room, values);
-        write_block(values, form, here, state, index * block, stochastic, guess, room, packed + index * block_bytes);
+        write_block(values, form, here, state, index * block, stochastic, guess, room, packed + index * form.bytes);
     }
 }
 
@@ -33,15 +32,14 @@ KERNEL smaq_decode(
     const unsigned char* packed, SCALAR* out, Index size, Index room_for, Index start, Index count, int outliers, int block) {
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
-    const Form form{outliers, block};
-    const int block_bytes = form.bytes_of(block);
+    const Form form(outliers, block);
     const Index end = start + count;
     for (Index first = start / block + first_tile() * kSlots; first * block < end; first += tile_step() * kSlots) {
-        const Index index = first + slot(), rest = room_for - index * block, left = size - index * block_bytes;
+        const Index index = first + slot(), rest = room_for - index * block, left = size - index * form.bytes;
         const int here = rest < 0 ? 0 : rest < block ? int(rest) : block;
-        const int bytes = left < 0 ? 0 : left < block_bytes ? int(left) : block_bytes;
+        const int bytes = left < 0 ? 0 : left < form.bytes ? int(left) : form.bytes;
         float values[kMine];
-        read_block(packed + index * block_bytes, bytes, here, room, values);
+        read_block(packed + index * form.bytes, bytes, here, room, values);
 #pragma unroll
         for (int i = 0; i < kMine; ++i) values[i] = limited<SCALAR>(values[i]);
         const Index skipped = start - index * block, last = end - index * block;

@@ -9,12 +9,16 @@ constexpr int kMainSteps = (1 << (MAIN_BITS - 2)) - 1, kTailSteps = (1 << (OUTLI
 constexpr unsigned kTag = 1u << (MAIN_BITS - 1), kNanHalf = 0x7fc0;
 
 struct Form {
-    int outliers, block;
+    int outliers, block, bytes;  // bytes of a whole block
+    __device__ __forceinline__ Form(int outliers, int block) : outliers(outliers), block(block) {
+        bytes = rest_start(block) + (outliers * kRestBits + 7) / 8;
+    }
     __device__ __forceinline__ int outliers_of(int count) const {
         return count == block ? outliers : count * outliers / block;
     }
     static __device__ __forceinline__ int rest_start(int count) { return kHeader + (count + 7) / 8 * MAIN_BITS; }
     __device__ __forceinline__ int bytes_of(int count) const {
+        if (count == block) return bytes;
         return rest_start(count) + (outliers_of((count + 7) / 8 * 8) * kRestBits + 7) / 8;
     }
 };
@@ -120,11 +124,6 @@ __device__ __forceinline__ void move(const void* source, void* target, int size)
 // ---- Encoding.
 
 #ifdef __CUDA_ARCH__
-__device__ __forceinline__ float sum_down(float a, float b) {
-    float result;
-    asm("add.rm.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
-}
 __device__ __forceinline__ float magnitude(float x) {
     float result;
     asm("abs.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -195,9 +194,10 @@ struct Codes {
             if (i % 2) compare(elements.keys[i / 2], twice(parted.cut), even, odd);
             const bool outlier = i % 2 ? odd : even;
             const unsigned sign = __float_as_uint(elements.d[i]) >> 31;
-            float place = product(elements.d[i], slope);
-            if (outlier) place = product(difference(magnitude(elements.d[i]), start), tail_slope);
-            unsigned code = __float_as_uint(sum_down(sum(place, noises.next()), outlier ? tail_code : main_code));
+            const float fraction = noises.next();
+            float place = fused(elements.d[i], slope, fraction);
+            if (outlier) place = fused(difference(magnitude(elements.d[i]), start), tail_slope, fraction);
+            unsigned code = __float_as_uint(sum_down(place, outlier ? tail_code : main_code));
             if (kRestBits == 1) {
                 if (outlier) rests.take(__float_as_uint(elements.d[i]));
             } else {

@@ -22,7 +22,7 @@ struct Place {
     Index first, byte;
     int here, bytes;
     __device__ __forceinline__ Place(Index index, const Form& form, Index count) {
-        first = index * form.block, byte = index * form.bytes_of(form.block);
+        first = index * form.block, byte = index * form.bytes;
         const Index left = count - first;
         here = left < 0 ? 0 : left < form.block ? int(left) : form.block;
         bytes = here > 0 ? form.bytes_of(here) : 0;
@@ -35,7 +35,7 @@ KERNEL smaqstep_adam(
     float beta2, float rest2, float correction, float eps, float rate) {
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
-    const Form form{outliers, block};
+    const Form form(outliers, block);
     int guess_mean = -1, guess_root = -1;
     for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);
@@ -69,7 +69,7 @@ KERNEL smaqstep_sgd(
     float sign, float decay, float momentum, float added, unsigned nesterov, float rate) {
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
-    const Form form{outliers, block};
+    const Form form(outliers, block);
     int guess = -1;
     for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);

@@ -165,14 +165,16 @@ inline unsigned atomicOr(unsigned* place, unsigned bits) {  // threads change pl
 }
 
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline bool __any_sync(unsigned, bool vote) { return __ballot_sync(~0u, vote) != 0; }
+
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
-}
-inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    const uint64_t both = uint64_t(high) << 32 | low;
-    unsigned result = 0;
-    for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-    return result;
 }
 inline unsigned __brev(unsigned x) {
     unsigned result = 0;
@@ -222,6 +224,12 @@ inline void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d
 
 inline float sum(float a, float b) { return a + b; }
 inline float difference(float a, float b) { return a - b; }
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+inline float sum_down(float a, float b) {
+    const double exact = double(a) + double(b);
+    const float near = float(exact);
+    return near > exact ? std::nextafter(near, -INFINITY) : near;
+}
 inline float lesser(float a, float b) { return std::fmin(a, b); }
 inline float greater(float a, float b) { return std::fmax(a, b); }
 inline unsigned nearest_count(float x) {
@@ -232,11 +240,6 @@ inline unsigned nearest_count(float x) {
 // ---- What kernels/outliers.cuh and kernels/smaqblocks.cuh write as an instruction.
 
 inline float magnitude(float x) { return std::fabs(x); }
-inline float sum_down(float a, float b) {
-    const double exact = double(a) + double(b);
-    const float near = float(exact);
-    return near > exact ? std::nextafter(near, -INFINITY) : near;
-}
 
 inline unsigned masked_with(unsigned bits, unsigned mask, unsigned others) { return (bits & mask) | others; }
 inline void take_tail(unsigned tag, unsigned code, float step, float start, float& distance, unsigned& signs) {

@@ -153,7 +153,8 @@ def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     assert "setp.gt.f32" in ptx
     assert "mul.rn.f32" in ptx
     assert not re.findall(r"^\s.*\.ftz.*$", ptx, re.MULTILINE)
-    assert not re.findall(r"^\s*fma\..*$", ptx, re.MULTILINE)
+    if stem == "stepwise":  # the others name some; one that the compiler makes of two operations would flush
+        assert not re.findall(r"^\s*fma\..*$", ptx, re.MULTILINE)
 
 
 @pytest.mark.sampled(slow=1)

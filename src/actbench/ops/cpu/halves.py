@@ -6,11 +6,14 @@ vectorise; every intermediate is cast back to 32 bits, because Numba widens inte
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numba import types
 
 from actbench.ops import noise
-from actbench.ops.cpu import inlined
+from actbench.ops.cpu import inlined, intrinsic
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
@@ -91,6 +94,16 @@ def _rounded_half(wide: np.uint32) -> np.uint32:
     half = np.uint32(0x7C00) if magnitude >= np.uint32(0x477FF000) else half  # 65520 and above round to infinity
     half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
     return np.uint32(half | sign)
+
+
+@intrinsic
+def fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of float32 numbers, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
 
 
 @inlined

@@ -10,6 +10,7 @@ import numpy as np
 
 from actbench.methods.formats.ops.smaq.reference import HALF_MOST
 from actbench.ops.cpu import inlined
+from actbench.ops.cpu.halves import fused
 
 HUGE = 254 << 7
 """The key of ``reference.HUGE``, 2**127."""
@@ -158,9 +159,9 @@ def quantize(
     tail_slope = np.float32(np.float32(tail_steps) / np.float32(float_of(header[2]) - start))
     tag, shift = np.int32(1 << (bits[0] - 1)), np.int32(bits[0] - 1)
     for i in range(d.size):
-        place = np.float32(np.float32(d[i] * slope) + noise[i])
+        place = fused(d[i], slope, noise[i])
         main = np.int32(np.int32(place) + np.int32(steps - np.int32(256)))
-        place = np.float32(np.float32(np.float32(abs(d[i]) - start) * tail_slope) + noise[i])
+        place = fused(np.float32(abs(d[i]) - start), tail_slope, noise[i])
         sign = np.int32(np.int32(d.view(np.uint32)[i] >> np.uint32(31)) << np.int32(bits[1] - 2))
         tail = np.int32(np.int32(place) - np.int32(256)) | sign
         codes[i] = np.uint8(np.int32(tag | (tail & (tag - np.int32(1)))) if keys[i] >= bound else main)

@@ -11,15 +11,16 @@ beforehand. In float32 (float64 for float64), each operation rounded by itself:
     ends      main end: the bfloat16 after the largest key of the others; tail start: the least key of outliers; tail
               end: the bfloat16 after their largest
     steps     main step = main end / M, tail step = (tail end - tail start) / T
-    main      code = floor(d * (M / main end) + (256 + w)) - 256 + M
+    main      code = floor(fma(d, M / main end, 256 + w)) - 256 + M
               value = (code - M) * main step + mean
-    outlier   code = floor((|d| - tail start) * (T / (tail end - tail start)) + (256 + w)) - 256, its sign above it
+    outlier   code = floor(fma(|d| - tail start, T / (tail end - tail start), 256 + w)) - 256, its sign above it
               value = sign * (code * tail step + tail start) + mean
 
-where M = ``main_steps``, T = ``tail_steps`` and w is the element's noise, n / 2**15 for its number n of
-:func:`actbench.ops.noise.numbers` in units of 32 elements: the mean over w is the element. For the nearest code w is 1/2. Nothing lies outside the ends. No upper end is below
-:data:`LEAST`, which keeps quotients finite. The deviation sigma of SmaQ would divide d and the ends, and cancels. In
-its place the tail has a start, and no code is spent on the gap between main values and outliers.
+where M = ``main_steps``, T = ``tail_steps``, fma rounds a product and a sum once, and w is the element's noise: n / 2**15
+for its number n of :func:`actbench.ops.noise.numbers` in units of 32 elements. The mean over w is the element. For the
+nearest code w is 1/2. Nothing lies outside the ends. No upper end is below :data:`LEAST`, which keeps quotients finite.
+The deviation sigma of SmaQ would divide d and the ends, and cancels. In its place the tail has a start, and no code is
+spent on the gap between main values and outliers.
 
 If a value is NaN or infinite, |d| reaches :data:`HUGE`, or the mean half of it, the header is NaN, and the whole block
 decodes to NaN. Values below :data:`LARGEST` do neither, nor does the sum of 32 of them overflow.
@@ -49,6 +50,8 @@ LEAST: Final = 2.0**-90
 NAN_HALF: Final = 0x7FC0
 """Each of the four numbers in the header of a NaN block."""
 
+_NEAREST: Final = 1 << (noise.NOISE_BITS - 1)  # in place of a number of noise
+
 HALF_MOST: Final = 65504.0
 """The largest float16: decoded values are clamped to it, since ends are rounded outwards."""
 
@@ -74,10 +77,10 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     bad = ~((d.abs() < HUGE).all(1, keepdim=True) & (mean.abs() < HUGE / 2))
     mean, d = mean.masked_fill(bad, 0), d.masked_fill(bad, 0)
     outlier, ends = _parted(_keys_of(d), form.outliers_of(count))
-    base = 256 + (_noise(seed, first, x) if stochastic else torch.full_like(d, 0.5))
+    numbers = _numbers(seed, first, x) if stochastic else torch.full_like(d, _NEAREST, dtype=torch.int64)
     main_end, start, end = (end.to(d.dtype) for end in ends)
-    main = _codes(d, main_end, form.main_steps, base) + form.main_steps
-    tail = _codes(d.abs() - start, end - start, form.tail_steps, base) | (d.signbit().long() << (form.outlier_bits - 2))
+    main = _codes(d, main_end, form.main_steps, numbers) + form.main_steps
+    tail = _codes(d.abs() - start, end - start, form.tail_steps, numbers) | (d.signbit().long() << (form.outlier_bits - 2))
     high = 1 << (form.main_bits - 1)
     codes = torch.where(outlier, high | (tail & (high - 1)), main).masked_fill(bad, 0)
     rest = (tail >> (form.main_bits - 1))[outlier].view(blocks, -1).masked_fill(bad, 0)
@@ -89,10 +92,10 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     return torch.cat(parts, 1)
 
 
-def _noise(seed: int, first: int, x: Tensor) -> Tensor:
+def _numbers(seed: int, first: int, x: Tensor) -> Tensor:
+    """Return the numbers of noise of elements (R, count), from number ``first`` on."""
     units = -(-x.numel() // noise.NUMBERS)
-    numbers = noise.numbers(seed, first // noise.NUMBERS, units, 1, x.device)
-    return numbers.flatten()[: x.numel()].view(x.shape) / torch.full_like(wide(x), 2.0**noise.NOISE_BITS)
+    return noise.numbers(seed, first // noise.NUMBERS, units, 1, x.device).flatten()[: x.numel()].view(x.shape)
 
 
 def _mean_of(values: Tensor, block: int) -> Tensor:
@@ -140,10 +143,18 @@ def _parted(keys: Tensor, outliers: int) -> tuple[Tensor, list[Tensor]]:
     return outlier, [each.view(torch.bfloat16) for each in (main_end, start, end)]
 
 
-def _codes(distance: Tensor, end: Tensor, steps: int, base: Tensor) -> Tensor:
-    """Return the steps from zero to each distance, with the fraction of ``base``, 256 to 257, rounded down."""
-    place = distance * (torch.full_like(end, steps) / end) + base
-    return place.floor().long() - 256
+def _codes(distance: Tensor, end: Tensor, steps: int, numbers: Tensor) -> Tensor:
+    """Return the steps from zero to each distance, with its noise, rounded down.
+
+    A float32 sum is a multiple of 2**-15 from 256 on, and of 2**-16 below. It is rounded once, and a tie goes to the
+    even sum. The product is exact in float64.
+    """
+    slope = torch.full_like(end, steps) / end
+    place = distance.double() * slope.double() * 2.0**noise.NOISE_BITS
+    odd = numbers & 1
+    upper = (place + odd).round().long() - odd + numbers
+    lower = (2 * place).round().long() + 2 * numbers
+    return torch.where(place + numbers >= 0, 2 * upper, lower) >> (noise.NOISE_BITS + 1)
 
 
 def _packed(codes: Tensor, bits: int, size: int) -> Tensor:
