@@ -6,6 +6,8 @@
 #include "outliers.cuh"
 #include "smaqblocks.cuh"
 
+constexpr int kVector = Room<SCALAR>::size;
+
 KERNEL smaq_encode(
     const SCALAR* x, unsigned char* packed, Index count, int outliers, int block, Word state, unsigned stochastic) {
     __shared__ Room<SCALAR> rooms[kWarps];
@@ -38,11 +40,13 @@ KERNEL smaq_decode(
         const Index index = first + slot(), rest = room_for - index * block, left = size - index * form.bytes;
         const int here = rest < 0 ? 0 : rest < block ? int(rest) : block;
         const int bytes = left < 0 ? 0 : left < form.bytes ? int(left) : form.bytes;
-        float values[kMine];
-        read_block(packed + index * form.bytes, bytes, here, room, values);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) values[i] = limited<SCALAR>(values[i]);
+        Coded coded(packed + index * form.bytes, bytes, here, room);
+        float values[kVector];
+        coded.decode([&](int i, float value) {
+            values[i % kVector] = limited<SCALAR>(value);
+            if (i % kVector == kVector - 1) put(values, room.all[lane()][i / kVector]);
+        });
         const Index skipped = start - index * block, last = end - index * block;
-        store_block(values, skipped < 0 ? 0 : int(skipped), last < here ? int(last) : here, room, out - skipped);
+        send(skipped < 0 ? 0 : int(skipped), last < here ? int(last) : here, room, out - skipped);
     }
 }

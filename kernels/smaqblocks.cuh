@@ -40,9 +40,9 @@ struct alignas(16) Room {
     __device__ __forceinline__ unsigned* words() { return reinterpret_cast<unsigned*>(all[slot() * LANES]); }
 };
 
-// Reads the first `count` elements of a block, and zeros.
+// Brings the first `count` elements of a block, and zeros, to its lanes.
 template <class Scalar>
-__device__ __forceinline__ void load_block(const Scalar* source, int count, Room<Scalar>& room, float (&values)[kMine]) {
+__device__ __forceinline__ void bring(const Scalar* source, int count, Room<Scalar>& room) {
     if (count == kMost && aligned(source)) {
 #pragma unroll
         for (int i = 0; i < room.vectors; ++i)
@@ -51,6 +51,11 @@ __device__ __forceinline__ void load_block(const Scalar* source, int count, Room
         for (int i = rank(); i < kMost; i += LANES) room.at(i) = i < count ? source[i] : Scalar{0};
     }
     __syncwarp();
+}
+
+template <class Scalar>
+__device__ __forceinline__ void load_block(const Scalar* source, int count, Room<Scalar>& room, float (&values)[kMine]) {
+    bring(source, count, room);
 #pragma unroll
     for (int i = 0; i < room.vectors; ++i) {
         const Vector<Scalar> part = room.all[lane()][i];
@@ -74,21 +79,22 @@ __device__ __forceinline__ unsigned two_of<BFloat16>(float first, float second) 
 }
 #endif
 
-// Writes elements first .. end - 1 of a block.
+// The lane's vector of numbers, as many as it has elements.
 template <class Scalar>
-__device__ __forceinline__ void store_block(
-    const float (&values)[kMine], int first, int end, Room<Scalar>& room, Scalar* target) {
+__device__ __forceinline__ void put(const float* values, Vector<Scalar>& target) {
+    constexpr int per_word = Room<Scalar>::size / 4;
+    Vector<unsigned> part;
 #pragma unroll
-    for (int i = 0; i < room.vectors; ++i) {
-        constexpr int per_word = Room<Scalar>::size / 4;
-        Vector<unsigned> part;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const float* const own = values + i * room.size + k * per_word;
-            part.lanes[k] = per_word == 1 ? __float_as_uint(own[0]) : two_of<Scalar>(own[0], own[per_word - 1]);
-        }
-        reinterpret_cast<Vector<unsigned>&>(room.all[lane()][i]) = part;
+    for (int k = 0; k < 4; ++k) {
+        const float* const own = values + k * per_word;
+        part.lanes[k] = per_word == 1 ? __float_as_uint(own[0]) : two_of<Scalar>(own[0], own[per_word - 1]);
     }
+    reinterpret_cast<Vector<unsigned>&>(target) = part;
+}
+
+// Writes elements first .. end - 1 of the block that the lanes have put into the room.
+template <class Scalar>
+__device__ __forceinline__ void send(int first, int end, Room<Scalar>& room, Scalar* target) {
     __syncwarp();
     if (first <= 0 && end >= kMost && aligned(target)) {
 #pragma unroll
@@ -276,6 +282,7 @@ __device__ __forceinline__ unsigned masked_with(unsigned bits, unsigned mask, un
 
 struct Levels {
     float mean, step, start, tail_step;
+    __device__ __forceinline__ Levels() {}
     __device__ __forceinline__ explicit Levels(const unsigned* header) {
         mean = wide(header[0]), start = wide(header[1]);
         step = quotient(wide(header[0] >> 16), float(kMainSteps));
@@ -289,63 +296,69 @@ __device__ constexpr int shift_of(int k) {
     return k * MAIN_BITS + bits <= 23 ? k * MAIN_BITS : 0;
 }
 
-// Decodes the first `size` bytes of a lane's block, which has room for `here` elements. Returns half a main step.
-template <class Scalar>
-__device__ __forceinline__ float read_block(
-    const unsigned char* source, int size, int here, Room<Scalar>& room, float (&values)[kMine]) {
-    move(source, room.words(), size);
-    __syncwarp();
-    const unsigned* const words = room.words();
-    const Levels levels(words);
-    unsigned own[MAIN_BITS + 1] = {}, tags[MAIN_BITS] = {};
-#pragma unroll
-    for (int i = 0; i < MAIN_BITS; ++i) own[i] = words[2 + rank() * MAIN_BITS + i];
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-        const int bit = i * MAIN_BITS + MAIN_BITS - 1;
-        tags[bit / 32] |= 1u << bit % 32;
-    }
-    const int mine = of_mine(here);
-    if (mine < kMine) keep_codes(mine, own);
-    unsigned outliers = 0;
-#pragma unroll
-    for (int i = 0; i < MAIN_BITS; ++i) outliers += __popc(own[i] & tags[i]);
-    const int bit = 8 * Form::rest_start(here) + int(sum_before(outliers)) * kRestBits;
-    unsigned rests[kRestBits + 1] = {};
-#pragma unroll
-    for (int i = 0; i < kRestBits; ++i) rests[i] = __funnelshift_r(words[bit / 32 + i], words[bit / 32 + i + 1], bit % 32);
-    if (kRestBits == 1) rests[0] = __brev(rests[0]);  // signs, the first one highest
+// A lane's codes in registers.
+struct Coded {
+    Levels levels;
+    unsigned words[MAIN_BITS + 1] = {}, rests[kRestBits + 1] = {};
+    // A zero that the compiler does not know, and the bits of 2^23: an instruction has room for one number, a mask.
+    unsigned leading;
 
-    // A code is made a float where it lies, as 2^23 + code * 2^shift, and its step divided by 2^shift.
-    constexpr float two23 = 8388608.0f;
-    // Its bits, and a zero that the compiler does not know: an instruction has room for one number, and that is the mask.
-    const unsigned leading = 0x4b000000 | unsigned(here) >> 31;
-    float steps[4], tail_steps[4];
+    // Reads the first `size` bytes of a lane's block, which has room for `here` elements.
+    template <class Scalar>
+    __device__ __forceinline__ Coded(const unsigned char* source, int size, int here, Room<Scalar>& room) {
+        const unsigned* const all = room.words();
+        move(source, room.words(), size);
+        __syncwarp();
+        levels = Levels(all);
+        leading = 0x4b000000 | unsigned(here) >> 31;
+        unsigned tags[MAIN_BITS] = {}, outliers = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const float down = 1.0f / (1 << shift_of(k));
-        steps[k] = product(levels.step, down), tail_steps[k] = product(levels.tail_step, down);
-    }
+        for (int i = 0; i < MAIN_BITS; ++i) words[i] = all[2 + rank() * MAIN_BITS + i];
+        const int mine = of_mine(here);
+        if (mine < kMine) keep_codes(mine, words);
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-        const int at = i / 4 * 4 * MAIN_BITS, k = i % 4, shift = shift_of(k);
-        unsigned four = own[at / 32] >> at % 32;
-        if (at % 32 + 4 * MAIN_BITS > 32) four |= own[at / 32 + 1] << (32 - at % 32);
-        if (shift == 0) four >>= k * MAIN_BITS;
-        const unsigned low = masked_with(four, (kTag - 1) << shift, leading);
-        const unsigned tag = four & (kTag << shift);
-        float distance = product(difference(__uint_as_float(low), two23 + float(kMainSteps << shift)), steps[k]);
-        if (kRestBits == 1) {
-            take_tail(tag, low, tail_steps[k], levels.start, distance, rests[0]);
-        } else if (tag) {
-            const unsigned whole = (low - leading) >> shift | (rests[0] & ((1u << kRestBits) - 1)) << (MAIN_BITS - 1);
-            unsigned sign = whole << (33 - OUTLIER_BITS);
-            take_tail(tag, (whole & kTailSteps) << shift | leading, tail_steps[k], levels.start, distance, sign);
-#pragma unroll
-            for (int w = 0; w < kRestBits; ++w) rests[w] = __funnelshift_r(rests[w], rests[w + 1], kRestBits);
+        for (int i = 0; i < kMine; ++i) {
+            const int bit = i * MAIN_BITS + MAIN_BITS - 1;
+            tags[bit / 32] |= 1u << bit % 32;
         }
-        values[i] = sum(distance, levels.mean);
+#pragma unroll
+        for (int i = 0; i < MAIN_BITS; ++i) outliers += __popc(words[i] & tags[i]);
+        const int bit = 8 * Form::rest_start(here) + int(sum_before(outliers)) * kRestBits;
+#pragma unroll
+        for (int i = 0; i < kRestBits; ++i) rests[i] = __funnelshift_r(all[bit / 32 + i], all[bit / 32 + i + 1], bit % 32);
+        if (kRestBits == 1) rests[0] = __brev(rests[0]);  // signs, the first one highest
+        __syncwarp();
     }
-    __syncwarp();
-    return product(0.5f, levels.step);
-}
+
+    // Calls take(i, value) for each of the lane's elements, in order.
+    template <class Take>
+    __device__ __forceinline__ void decode(const Take& take) {
+        // A code is made a float where it lies, as 2^23 + code * 2^shift, and its step divided by 2^shift.
+        constexpr float two23 = 8388608.0f;
+        float steps[4], tail_steps[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float down = 1.0f / (1 << shift_of(k));
+            steps[k] = product(levels.step, down), tail_steps[k] = product(levels.tail_step, down);
+        }
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+            const int at = i / 4 * 4 * MAIN_BITS, k = i % 4, shift = shift_of(k);
+            unsigned four = words[at / 32] >> at % 32;
+            if (at % 32 + 4 * MAIN_BITS > 32) four |= words[at / 32 + 1] << (32 - at % 32);
+            if (shift == 0) four >>= k * MAIN_BITS;
+            const unsigned low = masked_with(four, (kTag - 1) << shift, leading), tag = four & (kTag << shift);
+            float distance = product(difference(__uint_as_float(low), two23 + float(kMainSteps << shift)), steps[k]);
+            if (kRestBits == 1) {
+                take_tail(tag, low, tail_steps[k], levels.start, distance, rests[0]);
+            } else if (tag) {
+                const unsigned whole = (low - leading) >> shift | (rests[0] & ((1u << kRestBits) - 1)) << (MAIN_BITS - 1);
+                unsigned sign = whole << (33 - OUTLIER_BITS);
+                take_tail(tag, (whole & kTailSteps) << shift | leading, tail_steps[k], levels.start, distance, sign);
+#pragma unroll
+                for (int w = 0; w < kRestBits; ++w) rests[w] = __funnelshift_r(rests[w], rests[w + 1], kRestBits);
+            }
+            take(i, sum(distance, levels.mean));
+        }
+    }
+};

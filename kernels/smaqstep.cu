@@ -1,10 +1,15 @@
 // A step of an optimizer whose state is SmaQ blocks; the twin of methods/formats/ops/smaqstep, whose rules.py says what
 // is computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, -DMAIN_BITS,
 // -DOUTLIER_BITS, and -DLANES=8: blocks have at most 256 elements. 8 lanes read, step and write one block at a time.
+#ifndef KERNEL
+#define KERNEL extern "C" __global__ __launch_bounds__(256, 2) void  // two blocks a processor, so at most 128 registers
+#endif
 #include "common.cuh"
 #include "groups.cuh"
 #include "outliers.cuh"
 #include "smaqblocks.cuh"
+
+constexpr int kVector = Room<SCALAR>::size;
 
 // ---- One more named instruction, as in common.cuh.
 
@@ -29,6 +34,19 @@ struct Place {
     }
 };
 
+// The gradient of the loss, or of its negative, and of the weight decay.
+__device__ __forceinline__ void load_gradient(
+    const SCALAR* grad, const SCALAR* param, int here, float sign, float decay, Room<SCALAR>& room, float (&g)[kMine]) {
+    load_block(grad, here, room, g);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) g[i] = product(g[i], sign);
+    if (decay == 0) return;
+    float p[kMine];
+    load_block(param, here, room, p);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) g[i] = sum(g[i], product(p[i], decay));
+}
+
 KERNEL smaqstep_adam(
     SCALAR* param, const SCALAR* grad, unsigned char* means, unsigned char* roots, Index count, int outliers, int block,
     Word means_state, Word roots_state, float sign, float kept, float decay, unsigned from_gradient, float toward,
@@ -40,27 +58,28 @@ KERNEL smaqstep_adam(
     for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);
         unsigned char *const mean_bytes = means + place.byte, *const root_bytes = roots + place.byte;
-        float p[kMine], g[kMine], m[kMine], s[kMine];
-        load_block(param + place.first, place.here, room, p);
-        load_block(grad + place.first, place.here, room, g);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-            g[i] = sum(product(g[i], sign), product(p[i], decay));
-            p[i] = product(p[i], kept);
-        }
-        read_block(mean_bytes, place.bytes, place.here, room, m);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) m[i] = sum(from_gradient ? g[i] : m[i], product(toward, difference(g[i], m[i])));
-        const float least = read_block(root_bytes, place.bytes, place.here, room, s);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-            const float before = above(s[i], least) ? s[i] : least;
-            s[i] = root(sum(product(product(before, before), beta2), product(product(g[i], rest2), g[i])));
-            p[i] = sum(p[i], quotient(product(m[i], rate), sum(quotient(s[i], correction), eps)));
-        }
-        store_block(p, 0, place.here, room, param + place.first);
+        // 32 elements a lane of four tensors do not fit the registers: a root takes the place of its gradient, and the
+        // parameter is read again.
+        float g[kMine], m[kMine];
+        load_gradient(grad + place.first, param + place.first, place.here, sign, decay, room, g);
+        Coded(mean_bytes, place.bytes, place.here, room).decode([&](int i, float mean) {
+            m[i] = sum(from_gradient ? g[i] : mean, product(toward, difference(g[i], mean)));
+        });
+        Coded coded(root_bytes, place.bytes, place.here, room);
+        const float least = product(0.5f, coded.levels.step);
+        bring(param + place.first, place.here, room);
+        float stepped[kVector];
+        coded.decode([&](int i, float before) {
+            Vector<SCALAR>& part = room.all[lane()][i / kVector];
+            const float weight = product(part.lanes[i % kVector].value(), kept);
+            before = above(before, least) ? before : least;
+            g[i] = root(sum(product(product(before, before), beta2), product(product(g[i], rest2), g[i])));
+            stepped[i % kVector] = sum(weight, quotient(product(m[i], rate), sum(product(g[i], correction), eps)));
+            if (i % kVector == kVector - 1) put(stepped, part);
+        });
+        send(0, place.here, room, param + place.first);
         write_block(m, form, place.here, means_state, place.first, true, guess_mean, room, mean_bytes);
-        write_block(s, form, place.here, roots_state, place.first, true, guess_root, room, root_bytes);
+        write_block(g, form, place.here, roots_state, place.first, true, guess_root, room, root_bytes);
     }
 }
 
@@ -73,18 +92,20 @@ KERNEL smaqstep_sgd(
     int guess = -1;
     for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);
-        float p[kMine], g[kMine], b[kMine];
-        load_block(param + place.first, place.here, room, p);
-        load_block(grad + place.first, place.here, room, g);
-        read_block(buffers + place.byte, place.bytes, place.here, room, b);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-            const float gradient = sum(product(g[i], sign), product(p[i], decay));
-            b[i] = sum(product(b[i], momentum), product(gradient, added));
+        float b[kMine];
+        load_gradient(grad + place.first, param + place.first, place.here, sign, decay, room, b);
+        Coded coded(buffers + place.byte, place.bytes, place.here, room);
+        bring(param + place.first, place.here, room);
+        float stepped[kVector];
+        coded.decode([&](int i, float before) {
+            Vector<SCALAR>& part = room.all[lane()][i / kVector];
+            const float gradient = b[i];
+            b[i] = sum(product(before, momentum), product(gradient, added));
             const float direction = nesterov ? sum(gradient, product(b[i], momentum)) : b[i];
-            p[i] = sum(p[i], product(direction, rate));
-        }
-        store_block(p, 0, place.here, room, param + place.first);
+            stepped[i % kVector] = sum(part.lanes[i % kVector].value(), product(direction, rate));
+            if (i % kVector == kVector - 1) put(stepped, part);
+        });
+        send(0, place.here, room, param + place.first);
         write_block(b, form, place.here, state, place.first, true, guess, room, buffers + place.byte);
     }
 }
