@@ -13,13 +13,13 @@ KERNEL smaq_encode(
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
     const Form form(outliers, block);
-    int guess = -1;
+    room.guess(0) = -1;
     for (Index first = first_tile() * kSlots; first * block < count; first += tile_step() * kSlots) {
         const Index index = first + slot(), left = count - index * block;
         const int here = left < 0 ? 0 : left < block ? int(left) : block;
         float values[kMine];
         load_block(x + index * block, here, room, values);
-        write_block(values, form, here, state, index * block, stochastic, guess, room, packed + index * form.bytes);
+        write_block(values, form, here, state, index * block, stochastic, 0, room, packed + index * form.bytes);
     }
 }
 

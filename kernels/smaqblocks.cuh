@@ -29,13 +29,17 @@ template <class Scalar>
 struct alignas(16) Room {
     static constexpr int size = Vector<Scalar>::size, vectors = kMine / size;
     Vector<Scalar> all[kLanes][vectors + 1];  // the last vector keeps the lanes' banks apart
-    static_assert(LANES * sizeof(all[0]) >= kHeader + 4 * (LANES * OUTLIER_BITS + 1), "a block's bytes fit");
+    static_assert((LANES - 1) * sizeof(all[0]) >= kHeader + 4 * (LANES * OUTLIER_BITS + 1), "a block's bytes fit");
 
     __device__ __forceinline__ Scalar& at(int element) {  // of this lane's block
         return all[slot() * LANES + element / kMine][element % kMine / size].lanes[element % size];
     }
     __device__ __forceinline__ Vector<Scalar>& vector(int number) {
         return all[slot() * LANES + number / vectors][number % vectors];
+    }
+    // Where the search of a block's outliers ended, in the vector that is beside its last elements.
+    __device__ __forceinline__ int& guess(int number) {
+        return reinterpret_cast<int*>(all[slot() * LANES + LANES - 1] + vectors)[number];
     }
     __device__ __forceinline__ unsigned* words() { return reinterpret_cast<unsigned*>(all[slot() * LANES]); }
 };
@@ -230,13 +234,16 @@ struct Codes {
 };
 
 // Encodes the first `count` values of a lane's block, whose first element is number `first` of the tensor, to `target`.
+// Searches of one number begin where the one before has ended.
 template <class Scalar>
 __device__ __forceinline__ void write_block(
-    float (&values)[kMine], const Form& form, int count, Word state, Index first, bool stochastic, int& guess,
+    float (&values)[kMine], const Form& form, int count, Word state, Index first, bool stochastic, int search,
     Room<Scalar>& room, unsigned char* target) {
     Elements elements(values, count);
     const bool huge = elements.huge();
+    int guess = room.guess(search);
     const Parted parted(elements, count, huge ? 0 : form.outliers_of(count), guess);
+    room.guess(search) = guess;
     Codes codes(elements, parted, Noise(state, unsigned(first / kMine) + rank(), stochastic));
     const int mine = huge ? 0 : of_mine(count);
     if (mine < kMine) keep_codes(mine, codes.words);

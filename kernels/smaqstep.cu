@@ -21,17 +21,19 @@ __device__ __forceinline__ float root(float x) {
 }
 #endif
 
-// ---- Where a lane's block begins, and its elements and bytes.
+// ---- Where a lane's block begins, and its elements and bytes. What follows from the block's number is computed again
+// where it is used: registers are scarce.
 
 struct Place {
-    Index first, byte;
-    int here, bytes;
-    __device__ __forceinline__ Place(Index index, const Form& form, Index count) {
-        first = index * form.block, byte = index * form.bytes;
-        const Index left = count - first;
+    unsigned index;
+    int here;
+    __device__ __forceinline__ Place(unsigned index, const Form& form, Index count) : index(index) {
+        const Index left = count - first(form);
         here = left < 0 ? 0 : left < form.block ? int(left) : form.block;
-        bytes = here > 0 ? form.bytes_of(here) : 0;
     }
+    __device__ __forceinline__ Index first(const Form& form) const { return Index(index) * form.block; }
+    __device__ __forceinline__ Index byte(const Form& form) const { return Index(index) * form.bytes; }
+    __device__ __forceinline__ int bytes(const Form& form) const { return here > 0 ? form.bytes_of(here) : 0; }
 };
 
 // The gradient of the loss, or of its negative, and of the weight decay.
@@ -54,20 +56,19 @@ KERNEL smaqstep_adam(
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
     const Form form(outliers, block);
-    int guess_mean = -1, guess_root = -1;
-    for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
+    room.guess(0) = room.guess(1) = -1;
+    for (unsigned index = first_tile() * kSlots; Index(index) * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);
-        unsigned char *const mean_bytes = means + place.byte, *const root_bytes = roots + place.byte;
         // 32 elements a lane of four tensors do not fit the registers: a root takes the place of its gradient, and the
         // parameter is read again.
         float g[kMine], m[kMine];
-        load_gradient(grad + place.first, param + place.first, place.here, sign, decay, room, g);
-        Coded(mean_bytes, place.bytes, place.here, room).decode([&](int i, float mean) {
+        load_gradient(grad + place.first(form), param + place.first(form), place.here, sign, decay, room, g);
+        Coded(means + place.byte(form), place.bytes(form), place.here, room).decode([&](int i, float mean) {
             m[i] = sum(from_gradient ? g[i] : mean, product(toward, difference(g[i], mean)));
         });
-        Coded coded(root_bytes, place.bytes, place.here, room);
+        Coded coded(roots + place.byte(form), place.bytes(form), place.here, room);
         const float least = product(0.5f, coded.levels.step);
-        bring(param + place.first, place.here, room);
+        bring(param + place.first(form), place.here, room);
         float stepped[kVector];
         coded.decode([&](int i, float before) {
             Vector<SCALAR>& part = room.all[lane()][i / kVector];
@@ -77,9 +78,9 @@ KERNEL smaqstep_adam(
             stepped[i % kVector] = sum(weight, quotient(product(m[i], rate), sum(product(g[i], correction), eps)));
             if (i % kVector == kVector - 1) put(stepped, part);
         });
-        send(0, place.here, room, param + place.first);
-        write_block(m, form, place.here, means_state, place.first, true, guess_mean, room, mean_bytes);
-        write_block(g, form, place.here, roots_state, place.first, true, guess_root, room, root_bytes);
+        send(0, place.here, room, param + place.first(form));
+        write_block(m, form, place.here, means_state, place.first(form), true, 0, room, means + place.byte(form));
+        write_block(g, form, place.here, roots_state, place.first(form), true, 1, room, roots + place.byte(form));
     }
 }
 
@@ -89,13 +90,13 @@ KERNEL smaqstep_sgd(
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
     const Form form(outliers, block);
-    int guess = -1;
-    for (Index index = first_tile() * kSlots; index * block < count; index += tile_step() * kSlots) {
+    room.guess(0) = -1;
+    for (unsigned index = first_tile() * kSlots; Index(index) * block < count; index += tile_step() * kSlots) {
         const Place place(index + slot(), form, count);
         float b[kMine];
-        load_gradient(grad + place.first, param + place.first, place.here, sign, decay, room, b);
-        Coded coded(buffers + place.byte, place.bytes, place.here, room);
-        bring(param + place.first, place.here, room);
+        load_gradient(grad + place.first(form), param + place.first(form), place.here, sign, decay, room, b);
+        Coded coded(buffers + place.byte(form), place.bytes(form), place.here, room);
+        bring(param + place.first(form), place.here, room);
         float stepped[kVector];
         coded.decode([&](int i, float before) {
             Vector<SCALAR>& part = room.all[lane()][i / kVector];
@@ -105,7 +106,7 @@ KERNEL smaqstep_sgd(
             stepped[i % kVector] = sum(part.lanes[i % kVector].value(), product(direction, rate));
             if (i % kVector == kVector - 1) put(stepped, part);
         });
-        send(0, place.here, room, param + place.first);
-        write_block(b, form, place.here, state, place.first, true, guess, room, buffers + place.byte);
+        send(0, place.here, room, param + place.first(form));
+        write_block(b, form, place.here, state, place.first(form), true, 0, room, buffers + place.byte(form));
     }
 }
