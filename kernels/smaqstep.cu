@@ -1,8 +1,9 @@
 // A step of an optimizer whose state is SmaQ blocks; the twin of methods/formats/ops/smaqstep, whose rules.py says what
 // is computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, -DMAIN_BITS,
 // -DOUTLIER_BITS, and -DLANES=8: blocks have at most 256 elements. 8 lanes read, step and write one block at a time.
+// From sm_90 on two blocks share a processor, with 128 registers a lane; before, that is too few.
 #ifndef KERNEL
-#define KERNEL extern "C" __global__ __launch_bounds__(256, 2) void  // two blocks a processor, so at most 128 registers
+#define KERNEL extern "C" __global__ __launch_bounds__(256, __CUDA_ARCH__ >= 900 ? 2 : 1) void
 #endif
 #include "common.cuh"
 #include "groups.cuh"
@@ -79,8 +80,14 @@ KERNEL smaqstep_adam(
             if (i % kVector == kVector - 1) put(stepped, part);
         });
         send(0, place.here, room, param + place.first(form));
-        write_block(m, form, place.here, means_state, place.first(form), true, 0, room, means + place.byte(form));
-        write_block(g, form, place.here, roots_state, place.first(form), true, 1, room, roots + place.byte(form));
+#pragma unroll 1
+        for (int moment = 0; moment < 2; ++moment) {  // one copy of the code
+            unsigned char* const packed = moment == 0 ? means : roots;
+            const Word state = moment == 0 ? means_state : roots_state;
+            write_block(m, form, place.here, state, place.first(form), true, moment, room, packed + place.byte(form));
+#pragma unroll
+            for (int i = 0; i < kMine; ++i) m[i] = g[i];
+        }
     }
 }
 
