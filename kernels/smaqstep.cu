@@ -74,7 +74,7 @@ KERNEL smaqstep_adam(
         coded.decode([&](int i, float before) {
             Vector<SCALAR>& part = room.all[lane()][i / kVector];
             const float weight = product(part.lanes[i % kVector].value(), kept);
-            before = above(before, least) ? before : least;
+            before = greater(before, least);
             g[i] = root(sum(product(product(before, before), beta2), product(product(g[i], rest2), g[i])));
             stepped[i % kVector] = sum(weight, quotient(product(m[i], rate), sum(product(g[i], correction), eps)));
             if (i % kVector == kVector - 1) put(stepped, part);
