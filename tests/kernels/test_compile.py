@@ -38,14 +38,15 @@ KERNELS = {
     "smaqstep": {"smaqstep_adam", "smaqstep_sgd"},
 }
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp, or holds a group's elements and
-# noise at once, needs more: 5 blocks, and 4 where the group has several tiles. SmaQ looks at a block's elements many
-# times: 4 blocks, and 2 where all elements of several tiles stay in registers. A step of an optimizer holds two
-# such blocks and the parameter: 2 blocks.
-MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 64, "smaqstep": 120}
+# noise at once, needs more: 5 blocks, and 4 where the group has several tiles. SmaQ holds 32 elements and their keys a
+# lane: 2 blocks. A step of an optimizer holds another 32: 2 blocks, and before sm_90, whose packed instructions need
+# fewer registers, 1.
+MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 128, "smaqstep": 128}
 MOST_REGISTERS_OF_OTHERS = 40
-MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
+MOST_REGISTERS_OF_TURING = {"smaq": 128}
+MOST_REGISTERS_BEFORE_90 = {"smaqstep": 168}
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
-MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 128}
+MOST_REGISTERS_OF_TILES = {"groupquant": 64}
 # All are slow: by default each source for one architecture, and one with the limits of Turing. What has 24
 # specialisations takes the architectures between in turn, so that each type meets each of them.
 BETWEEN = (80, 86, 89, 100)  # the oldest, the usual and the newest architecture are not
@@ -104,6 +105,8 @@ def check(stem: str, macros: dict[str, str | int], architecture: int) -> None:
 def most_registers(stem: str, macros: dict[str, str | int], architecture: int) -> int:
     if macros.get("TILES", 1) != 1:
         return MOST_REGISTERS_OF_TILES[stem]
+    if architecture < 90 and stem in MOST_REGISTERS_BEFORE_90:
+        return MOST_REGISTERS_BEFORE_90[stem]
     if architecture == 75:
         return MOST_REGISTERS_OF_TURING.get(stem, MOST_REGISTERS_OF_OTHERS_OF_TURING)
     return MOST_REGISTERS.get(stem, MOST_REGISTERS_OF_OTHERS)
@@ -189,7 +192,7 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
 
 def accesses(stem: str, scalar: str) -> dict[str, list[int]]:
     """Return, for each kernel of a source, its loads and stores of 16 bytes."""
-    macros = {"BITS": 3, "TILES": 1, "SCALAR": scalar}
+    macros = {"BITS": 3, "TILES": 1, **USUAL, "SCALAR": scalar}
     _, program = compiled(rawkernel.source(stem), *rawkernel.options(macros), "-arch=compute_90")
     _, *parts = re.split(r"\.entry (\w+)\(", read(program, "PTX").decode())
     return {
