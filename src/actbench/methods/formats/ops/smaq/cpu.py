@@ -90,8 +90,9 @@ def write_block(
 ) -> None:
     """Encode a block of float32 ``values`` to all of its bytes, ``packed``.
 
-    ``bits`` are those of main codes and of outlier codes, ``part_of`` the outliers of a whole block and its size; the noise is that of a state, from element ``first`` on.
-    Without ``stochastic`` codes are the nearest, and the noise of ``work`` stays as :func:`workspace` has set it.
+    ``bits`` are those of main codes and of outlier codes, ``part_of`` the outliers of a whole block and its size; the
+    noise is that of a state, from element ``first`` on. Without ``stochastic`` codes are the nearest, and the noise of
+    ``work`` stays as :func:`workspace` has set it.
     """
     count, header, more = values.size, work.header, bits[1] - bits[0]
     outliers = count * part_of[0] // part_of[1]

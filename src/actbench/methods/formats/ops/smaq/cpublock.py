@@ -19,7 +19,7 @@ HUGE_MEAN = 253 << 7
 """The bits, as bfloat16, of the mean that is too large, 2**126."""
 
 _LEAST = 37 << 7  # reference.LEAST, 2**-90, as bfloat16
-_NEAR = np.int16(2 << 7)  # a quarter of the largest: where the search for the outliers begins
+_NEAR = 2 << 7  # a quarter of the largest: where the search for the outliers begins
 _MOST_KEY = np.int16(0x7FFF)
 _HALF_MOST = np.float32(HALF_MOST)
 
@@ -116,6 +116,7 @@ def part(keys: np.ndarray, most: int, outliers: int, header: np.ndarray) -> int:
     if outliers == 0:
         header[0], header[1], header[2] = max(most + 1, _LEAST), 0, _LEAST
         return most + 1
+    cut: int
     cut, spare = _cut_of(keys, most, outliers)
     main, start = _beside(keys, cut)
     if spare > 0:

@@ -16,7 +16,7 @@ beforehand. In float32 (float64 for float64), each operation rounded by itself:
     outlier   code = floor(fma(|d| - tail start, T / (tail end - tail start), 256 + w)) - 256, its sign above it
               value = sign * (code * tail step + tail start) + mean
 
-where M = ``main_steps``, T = ``tail_steps``, fma rounds a product and a sum once, and w is the element's noise: n / 2**15
+where M = ``main_steps``, T = ``tail_steps``, fma rounds a product and a sum once, and w is the element's noise: n/2**15
 for its number n of :func:`actbench.ops.noise.numbers` in units of 32 elements. The mean over w is the element. For the
 nearest code w is 1/2. Nothing lies outside the ends. No upper end is below :data:`LEAST`, which keeps quotients finite.
 The deviation sigma of SmaQ would divide d and the ends, and cancels. In its place the tail has a start, and no code is
@@ -80,7 +80,9 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     numbers = _numbers(seed, first, x) if stochastic else torch.full_like(d, _NEAREST, dtype=torch.int64)
     main_end, start, end = (end.to(d.dtype) for end in ends)
     main = _codes(d, main_end, form.main_steps, numbers) + form.main_steps
-    tail = _codes(d.abs() - start, end - start, form.tail_steps, numbers) | (d.signbit().long() << (form.outlier_bits - 2))
+    tail = _codes(d.abs() - start, end - start, form.tail_steps, numbers) | (
+        d.signbit().long() << (form.outlier_bits - 2)
+    )
     high = 1 << (form.main_bits - 1)
     codes = torch.where(outlier, high | (tail & (high - 1)), main).masked_fill(bad, 0)
     rest = (tail >> (form.main_bits - 1))[outlier].view(blocks, -1).masked_fill(bad, 0)

@@ -31,8 +31,8 @@ _REST = "int seed, int first, float[] rule, int main_bits, int outlier_bits, int
 
 def _seeds(seed: int, first: int = 0) -> tuple[int, int]:
     """Return the seeds of the noise of the first and of the second moment, for elements from ``first`` on."""
-    word = noise.mixed(seed)
-    return tuple(noise.from_sequence(seed, first // noise.NUMBERS) for seed in (word, word ^ 1))
+    word, sequence = noise.mixed(seed), first // noise.NUMBERS
+    return noise.from_sequence(word, sequence), noise.from_sequence(word ^ 1, sequence)
 
 
 def launch_adam(

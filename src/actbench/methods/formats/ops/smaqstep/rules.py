@@ -24,7 +24,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
