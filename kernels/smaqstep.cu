@@ -1,9 +1,10 @@
 // A step of an optimizer whose state is SmaQ blocks; the twin of methods/formats/ops/smaqstep, whose rules.py says what
 // is computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, -DMAIN_BITS,
 // -DOUTLIER_BITS, and -DLANES=8: blocks have at most 256 elements. 8 lanes read, step and write one block at a time.
-// From sm_90 on two blocks share a processor, with 128 registers a lane; before, that is too few.
+// From sm_90 on two blocks share a processor, with 128 registers a lane; before, and with more than one high bit of an
+// outlier, that is too few.
 #ifndef KERNEL
-#define KERNEL extern "C" __global__ __launch_bounds__(256, __CUDA_ARCH__ >= 900 ? 2 : 1) void
+#define KERNEL extern "C" __global__ __launch_bounds__(256, __CUDA_ARCH__ >= 900 && OUTLIER_BITS - MAIN_BITS < 2 ? 2 : 1) void
 #endif
 #include "common.cuh"
 #include "groups.cuh"

@@ -40,11 +40,11 @@ KERNELS = {
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp, or holds a group's elements and
 # noise at once, needs more: 5 blocks, and 4 where the group has several tiles. SmaQ holds 32 elements and their keys a
 # lane: 2 blocks. A step of an optimizer holds another 32: 2 blocks, and before sm_90, whose packed instructions need
-# fewer registers, 1.
+# fewer registers, or with more than one high bit of an outlier, 1.
 MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 128, "smaqstep": 128}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_TURING = {"smaq": 128}
-MOST_REGISTERS_BEFORE_90 = {"smaqstep": 168}
+MOST_REGISTERS_OF_ONE_BLOCK = 255
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
 MOST_REGISTERS_OF_TILES = {"groupquant": 64}
 # All are slow: by default each source for one architecture, and one with the limits of Turing. What has 24
@@ -105,8 +105,8 @@ def check(stem: str, macros: dict[str, str | int], architecture: int) -> None:
 def most_registers(stem: str, macros: dict[str, str | int], architecture: int) -> int:
     if macros.get("TILES", 1) != 1:
         return MOST_REGISTERS_OF_TILES[stem]
-    if architecture < 90 and stem in MOST_REGISTERS_BEFORE_90:
-        return MOST_REGISTERS_BEFORE_90[stem]
+    if stem == "smaqstep" and (architecture < 90 or macros["OUTLIER_BITS"] - macros["MAIN_BITS"] > 1):
+        return MOST_REGISTERS_OF_ONE_BLOCK
     if architecture == 75:
         return MOST_REGISTERS_OF_TURING.get(stem, MOST_REGISTERS_OF_OTHERS_OF_TURING)
     return MOST_REGISTERS.get(stem, MOST_REGISTERS_OF_OTHERS)
