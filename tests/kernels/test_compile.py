@@ -180,10 +180,10 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
         **{f"groupquant_{part}": [vectors, 1] for part in ("encode", "encode_rows")},
         **{f"groupquant_{part}": [1, vectors] for part in ("decode", "decode_rows")},
         "groupquant_words": [vectors, 0],
-        "smaq_encode": [vectors, 1],
-        "smaq_decode": [1, vectors],
-        "smaqstep_adam": [2 * vectors + 2, vectors + 2],  # two moments
-        "smaqstep_sgd": [2 * vectors + 1, vectors + 1],
+        "smaq_encode": [4 * vectors, 1],  # 32 elements a lane
+        "smaq_decode": [1, 4 * vectors],
+        "smaqstep_adam": [12 * vectors + 2, 4 * vectors + 1],  # the parameter twice, or once without weight decay
+        "smaqstep_sgd": [12 * vectors + 1, 4 * vectors + 1],
     }
 
     stems = ("stepwise", "activate", "mask", "groupquant", "smaq", "smaqstep")
