@@ -158,6 +158,12 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     });
 }
 
+inline unsigned atomicOr(unsigned* place, unsigned bits) {  // threads change places only at barriers
+    const unsigned before = *place;
+    *place |= bits;
+    return before;
+}
+
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline bool __any_sync(unsigned, bool vote) { return __ballot_sync(~0u, vote) != 0; }
 
@@ -169,6 +175,11 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
+inline unsigned __brev(unsigned x) {
+    unsigned result = 0;
+    for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+    return result;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
@@ -252,6 +263,18 @@ inline float greater(float a, float b) { return std::fmax(a, b); }
 inline unsigned nearest_count(float x) {
     if (!(x > 0)) return 0;
     return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
+}
+
+// ---- What kernels/outliers.cuh and kernels/smaqblocks.cuh write as an instruction.
+
+inline float magnitude(float x) { return std::fabs(x); }
+
+inline unsigned masked_with(unsigned bits, unsigned mask, unsigned others) { return (bits & mask) | others; }
+inline void take_tail(unsigned tag, unsigned code, float step, float start, float& distance, unsigned& signs) {
+    if (tag == 0) return;
+    const float far = sum(product(difference(__uint_as_float(code), 0x1p23f), step), start);
+    distance = __uint_as_float(__float_as_uint(far) | (signs & 0x80000000u));
+    signs <<= 1;
 }
 
 // ---- What kernels/smaqstep.cu writes as an instruction.

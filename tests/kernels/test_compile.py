@@ -13,6 +13,10 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC, which co
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 SCALARS = tuple(rawkernel.SCALARS.values())
+USUAL, *FORMATS = (  # of SmaQ: the default, and those with the most and the fewest high bits, and 32 lanes a block
+    {"LANES": lanes, "MAIN_BITS": main, "OUTLIER_BITS": outlier}
+    for lanes, main, outlier in ((8, 6, 7), (8, 3, 8), (32, 8, 8), (32, 6, 7))
+)
 MACROS = {
     "stepwise": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
     "activate": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
@@ -25,8 +29,8 @@ MACROS = {
         for bits, lanes in [*product(range(1, 9), (8,)), *product((3,), (1, 2, 4, 16, 32))]
     ],
     "groupquantrows": [{"SCALAR": scalar, "LANES": lanes} for scalar, lanes in product(SCALARS, (1, 2, 4, 8, 16, 32))],
-    "smaq": [{"SCALAR": scalar, "TILES": tiles} for scalar, tiles in product(SCALARS, (1, 4))],
-    "smaqstep": [{"SCALAR": scalar, "TILES": 1} for scalar in SCALARS],
+    "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, *FORMATS))],
+    "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, FORMATS[0]))],
 }
 KERNELS = {
     "stepwise": {"stepwise_encode", "stepwise_decode"},
@@ -41,14 +45,14 @@ KERNELS = {
 }
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp needs more: 5 blocks. Group
 # quantization holds 32 elements a lane: 4 blocks, with 4 kilobytes on their way to each warp, and 3 for rows of bits of
-# their own. SmaQ looks at a block's elements many times: 4 blocks, and 2 where all elements of several tiles stay in
-# registers. A step of an optimizer holds two such blocks and the parameter: 2 blocks.
-MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 64, "smaqstep": 120}
+# their own. SmaQ holds 32 elements and their keys a lane: 2 blocks. A step of an optimizer holds another 32: 2 blocks,
+# and before sm_90, whose packed instructions need fewer registers, or with more than one high bit of an outlier, 1.
+MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 128, "smaqstep": 128}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_FOUR_BITS = {"activate": 56}  # 4 blocks: a search holds 15 bounds
-MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
+MOST_REGISTERS_OF_TURING = {"smaq": 128}
+MOST_REGISTERS_OF_ONE_BLOCK = 255
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
-MOST_REGISTERS_OF_TILES = {"smaq": 128}
 # All are slow: by default each source for one architecture, and one with the limits of Turing. What has 24
 # specialisations takes the architectures between in turn, so that each type meets each of them.
 BETWEEN = (80, 86, 89, 100)  # the oldest, the usual and the newest architecture are not
@@ -107,8 +111,8 @@ def check(stem: str, macros: dict[str, str | int], architecture: int) -> None:
 
 
 def most_registers(stem: str, macros: dict[str, str | int], architecture: int) -> int:
-    if macros.get("TILES", 1) != 1:
-        return MOST_REGISTERS_OF_TILES[stem]
+    if stem == "smaqstep" and (architecture < 90 or macros["OUTLIER_BITS"] - macros["MAIN_BITS"] > 1):
+        return MOST_REGISTERS_OF_ONE_BLOCK
     if architecture == 75:
         return MOST_REGISTERS_OF_TURING.get(stem, MOST_REGISTERS_OF_OTHERS_OF_TURING)
     if macros.get("BITS") == 4 and stem in MOST_REGISTERS_OF_FOUR_BITS:
@@ -186,10 +190,10 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
         "groupquant_words": [4 * vectors, 0],
         "groupquant_decode": [1, 8 * vectors],  # of both
         "groupquant_decode_rows": [1, 4 * vectors],
-        "smaq_encode": [vectors, 1],
-        "smaq_decode": [1, vectors],
-        "smaqstep_adam": [2 * vectors + 2, vectors + 2],  # two moments
-        "smaqstep_sgd": [2 * vectors + 1, vectors + 1],
+        "smaq_encode": [4 * vectors, 1],  # 32 elements a lane
+        "smaq_decode": [1, 4 * vectors],
+        "smaqstep_adam": [12 * vectors + 2, 4 * vectors + 1],  # the parameter twice, or once without weight decay
+        "smaqstep_sgd": [12 * vectors + 1, 4 * vectors + 1],
     }
 
     stems = ("stepwise", "activate", "mask", "groupquant", "groupquantrows", "smaq", "smaqstep")
@@ -198,7 +202,7 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
 
 def accesses(stem: str, scalar: str) -> dict[str, list[int]]:
     """Return, for each kernel of a source, its loads and stores of 16 bytes."""
-    macros = {"BITS": 3, "TILES": 1, "LANES": 8, "SCALAR": scalar}
+    macros = {"BITS": 3, "LANES": 8, **USUAL, "SCALAR": scalar}
     _, program = compiled(rawkernel.source(stem), *rawkernel.options(macros), "-arch=compute_90")
     _, *parts = re.split(r"\.entry (\w+)\(", read(program, "PTX").decode())
     return {
