@@ -28,7 +28,7 @@ KERNELS = {
     "activate": {"activate_gelu", "activate_gelu_tanh", "activate_silu"},
     "mask": {"relu_mask", "mask_select"},
     "bitpack": {"pack_codes", "unpack_codes"},
-    "sketch": {"sketch_rademacher", "sketch_gaussian"},
+    "sketch": {"sketch_rademacher", "sketch_gaussian", "sketch_halves"},
     "groupquant": {f"groupquant_{name}" for name in ("encode", "encode_rows", "words", "decode", "decode_rows")},
     "smaq": {"smaq_encode", "smaq_decode"},
     "smaqstep": {"smaqstep_adam", "smaqstep_sgd"},
