@@ -42,8 +42,7 @@ from actbench.methods.formats.ops import smaq, smaqstep
 from actbench.methods.formats.ops.smaq import reference as smaq_reference
 from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
-from actbench.methods.randomized.ops import halves
-from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
 from actbench.tools.calibrate.device import device_named, settle_heap

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.methods.randomized.ops import halves
-from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.methods.randomized.ops.sketch import project
 
 CPU = torch.device("cpu")

@@ -23,7 +23,8 @@ class Counting(TorchDispatchMode):
         self.ran = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.ran[func._schema.name] += 1
+        if func.namespace != "prim":  # questions to fake tensors
+            self.ran[func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -34,10 +35,11 @@ def test_a_layer_runs_20_operators_forward_and_backward(kind, on_card, width):
         model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
         model = actbench.convert(model, f"randomized:0.2,sketch={kind}")
         x = torch.ones(ROWS, width, requires_grad=True)
-        model(x).sum().backward()  # the gradients of later steps are added
+        grad = torch.ones(ROWS, width)
+        model(x).backward(grad)  # the gradients of later steps are added
 
         with Counting() as counting:
-            model(x).sum().backward()
+            model(x).backward(grad)
 
     assert counting.ran["actbench::sketch_columns"] == 4
     assert counting.ran["actbench::sketch_halves"] == (4 if on_card and kind == "rademacher" else 0)
