@@ -1,7 +1,7 @@
 """Splits float32 numbers into pairs of bfloat16 ones, whose products with signs matrix units compute exactly.
 
-A bfloat16 number has 8 of the 24 bits of a float32 one. The nearest to x, and the nearest to what it leaves of x, add up
-to x within 2**-17 of it. The product of each with +1 or -1 is exact, and the units add products in float32.
+A bfloat16 number has 8 of the 24 bits of a float32 one. The nearest to x, and the nearest to what it leaves of x, are
+together x within 2**-17 of it. The product of each with +1 or -1 is exact, and the units add products in float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Columns of the random matrix S that a sketch multiplies with, made from a seed when needed.
 
 S has k rows and endless columns. Columns lie one after the other, each in a space of k entries rounded up to a multiple
-of eight: matrix units read 16 bytes at a time, and rows of 819 bfloat16 numbers would start between them. Entry (i, j) is
+of eight: matrix units read 16 bytes at a time, and 819 bfloat16 numbers end between them. Entry (i, j) is
 number ``j * space + i`` of the seed. Entries are independent, with mean 0 and mean square 1.
 
 * ``rademacher``: +1 or -1, from one bit each (0 is +1).
@@ -198,8 +198,8 @@ def sketch_columns(
 ) -> Tensor:
     """Return columns ``first .. first + columns - 1`` of the matrix of a seed, rounded to a float type.
 
-    The seed is a 0-d int64 tensor on the CPU, the result (size, copies * columns) on ``device``: the columns as often as
-    ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of eight
+    The seed is a 0-d int64 tensor on the CPU, the result (size, copies * columns) on ``device``: the columns as often
+    as ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of eight
     entries.
 
     Raises:
