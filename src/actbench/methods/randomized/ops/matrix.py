@@ -199,8 +199,8 @@ def sketch_columns(
     """Return columns ``first .. first + columns - 1`` of the matrix of a seed, rounded to a float type.
 
     The seed is a 0-d int64 tensor on the CPU, the result (size, copies * columns) on ``device``: the columns as often
-    as ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of eight
-    entries.
+    as ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of
+    eight entries.
 
     Raises:
         KernelError: The kernel for CUDA cannot be compiled or launched.
