@@ -37,7 +37,7 @@ KERNELS = {
     "activate": {"activate_gelu", "activate_gelu_tanh", "activate_silu"},
     "mask": {"relu_mask", "mask_select"},
     "bitpack": {"pack_codes", "unpack_codes"},
-    "sketch": {"sketch_rademacher", "sketch_gaussian"},
+    "sketch": {"sketch_rademacher", "sketch_gaussian", "sketch_halves"},
     "groupquant": {"groupquant_encode", "groupquant_decode"},
     "groupquantrows": {"groupquant_encode_rows", "groupquant_decode_rows", "groupquant_words"},
     "smaq": {"smaq_encode", "smaq_decode"},
