@@ -13,6 +13,8 @@ kept in OUTPUT/host.json under the label, and OUTPUT/host.md shows all labels si
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -156,30 +158,19 @@ def measured(name: str, case: Case, rounds: int) -> Row:
 
 
 def stub_driver() -> None:
-    """Let launches find a CuPy and a CUDA that do nothing; for the rest of the process."""
-    nothing = types.SimpleNamespace(__enter__=lambda: None)
-
-    class Context:
-        def __init__(self, *_: Any) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-    def function(*_: Any) -> None:
-        return None
-
-    function.compile = lambda: None  # type: ignore[attr-defined]
-    cupy: Any = types.ModuleType("cupy")
-    cupy.RawModule = lambda **_: types.SimpleNamespace(get_function=lambda _: function)
-    cupy.cuda = types.SimpleNamespace(Stream=types.SimpleNamespace(from_external=Context))
-    sys.modules["cupy"] = cupy
-    torch.cuda.device = Context  # type: ignore[misc,assignment]
-    torch.cuda.current_stream = lambda *_: nothing  # type: ignore[assignment]
+    """Let launches find a kernel that is compiled and a driver that does nothing; for the rest of the process."""
+    nothing = ctypes.CDLL(None)["ffs"]  # a function of the C library that looks at its first argument alone
+    driver: Any = types.SimpleNamespace(cuLaunchKernel=nothing)
+    cuda = types.SimpleNamespace(_cuda_getDevice=lambda: -1, _cuda_getCurrentRawStream=lambda _: 0)
+    rawkernel._driver, rawkernel._torch = lambda: driver, cuda  # type: ignore[assignment]
     rawkernel._most_blocks = lambda _: 4224  # type: ignore[assignment]
+    cupy: Any = types.ModuleType("cupy")
+    kernel = types.SimpleNamespace(compile=lambda: None, kernel=types.SimpleNamespace(ptr=0))
+    cupy.RawModule = lambda **_: types.SimpleNamespace(get_function=lambda _: kernel)
+    errors = types.SimpleNamespace(CompileException=Exception, CUDARuntimeError=Exception)
+    cupy.cuda = types.SimpleNamespace(compiler=errors, runtime=errors)
+    sys.modules["cupy"] = cupy
+    torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[misc,assignment]
 
 
 def measured_launch(rounds: int) -> Row:
