@@ -90,15 +90,43 @@ def define(
 
         parameters = enumerate(inspect.signature(contract).parameters.values())
         defaults = {each.name: (place, each.default) for place, each in parameters if each.default is not each.empty}
+        required = len(inspect.signature(contract).parameters) - len(defaults)
+        last = tuple(value for _, value in defaults.values())
+        here = by_key if isinstance(implementation, Kernels) else {}
 
         @functools.wraps(contract)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
-            left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
-            return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
+            if named or len(arguments) < required:
+                left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
+                return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
+            given: Any = arguments + last[len(arguments) - required :] if last else arguments
+            if torch.compiler.is_compiling() or not here or _dispatches(given[0]):
+                return operator(*given)  # type: ignore[no-any-return]
+            return here["CPU" if given[0].is_cpu else "CUDA"](*given)  # type: ignore[no-any-return]
 
         return call
 
     return made
+
+
+def _dispatches(first: Any) -> bool:
+    """Return whether torch's dispatcher must choose what an operator on this tensor does, or something looks on.
+
+    These are modes, as of fake tensors, subclasses, transforms of functions, profilers, gradients and other devices.
+    Otherwise there is nothing between the call and the kernel, and the dispatcher would take as long as all the rest
+    that an operator does with a small tensor.
+    """
+    return (
+        type(first) not in _PLAIN
+        or not (first.is_cpu or first.is_cuda)
+        or (first.requires_grad and torch.is_grad_enabled())
+        or _internals._len_torch_dispatch_stack() > 0
+        or _internals._functorch.peek_interpreter_stack() is not None
+        or _internals._autograd._profiler_enabled()
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:
@@ -108,12 +136,16 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
         def run(*arguments: Any) -> Any:
             made = contract(*arguments)
             results: Any = made if type(made) is tuple else () if made is None else (made,)
-            in_double = any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in (*results, *arguments))
+            fill = kernel
+            if kernels.reference is not None:
+                for each in (*results, *arguments):
+                    if isinstance(each, Tensor) and each.dtype == torch.float64:
+                        fill = kernels.reference
+                        break
             if on_cpu:
                 for result in results:
                     if result.nbytes >= LEAST_BYTES:
                         advise(result)
-            fill = kernels.reference if in_double and kernels.reference is not None else kernel
             fill(*results, *arguments)
             return made
 
@@ -153,12 +185,17 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 
 
 _internals: Any = torch._C
-_tracer = _internals._TorchDispatchModeKey.PROXY
+_modes = _internals._TorchDispatchModeKey
 
 
 def traced() -> bool:
     """Return whether ``torch.compile`` or another tracer records a graph of this call."""
-    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_tracer) is not None
+    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_modes.PROXY) is not None
+
+
+def faked() -> bool:
+    """Return whether operators make fake tensors here."""
+    return _internals._get_dispatch_mode(_modes.FAKE) is not None
 
 
 # Checks of arguments that a kernel would misread or read past; plain ``if``s, since every call pays for them.

@@ -38,7 +38,7 @@ from torch import Tensor, distributed
 from torch.autograd import Variable
 
 from actbench.errors import KernelError
-from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define
+from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define, faked
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
@@ -193,9 +193,9 @@ def drawn_once() -> Iterator[None]:
     """Draw once for all seeds that are asked for inside the with-block, by this thread: in a forward pass.
 
     The draw is at the beginning: one inside a block with a forked generator would be undone with it, and come again in
-    the next pass. Inside of another such block it goes on with the seeds of that one.
+    the next pass. Inside of another such block it goes on with the seeds of that one. On fake tensors nothing is drawn.
     """
-    if _of_pass.get() is not None:
+    if _of_pass.get() is not None or faked():
         yield
         return
     token = _of_pass.set(_draws.of_forward_pass())
