@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.ops import bitpack
+from actbench.ops import bitpack, library
 
 
 class Seeing(TorchDispatchMode):
@@ -83,3 +83,15 @@ def test_transforms_of_functions_go_by_the_dispatcher(dispatched):
     torch.func.grad(squared)(torch.ones(2))
 
     assert len(dispatched) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tensors_of_a_device_have_the_keys_of_plain_tensors(device):
+    for x in (
+        torch.ones(3, device=device),
+        torch.ones(3, dtype=torch.uint8, device=device)[1:],
+        torch.nn.Parameter(CODES / 2),
+    ):
+        assert library._plain_key(x.to(device).detach()) == device.upper()
+    assert library._plain_key(torch.ones(3, dtype=torch.complex64, device=device).conj()) is None
+    assert library._plain_key(torch.ones(3, device=device, requires_grad=True)) is None
