@@ -198,7 +198,9 @@ def drawn_once() -> Iterator[None]:
     if _of_pass.get() is not None or faked():
         yield
         return
-    token = _of_pass.set(_draws.of_forward_pass())
+    with torch._C._DisableTorchDispatch():  # who measures memory need not see the state of the generator
+        seeds = _draws.of_forward_pass()
+    token = _of_pass.set(seeds)
     try:
         yield
     finally:
@@ -338,7 +340,11 @@ def _fresh_seed() -> Tensor:
     return _draws.seed()
 
 
-@define("fresh_seed() -> Tensor", {EVERYWHERE: _fresh_seed}, tags=RANDOM)
+def _own_seed() -> Tensor:
+    return _fresh_seed().clone()  # a seed may be saved, and those of a pass lie together
+
+
+@define("fresh_seed() -> Tensor", {EVERYWHERE: _own_seed}, tags=RANDOM)
 def fresh_seed() -> Tensor:
     """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values.
 
@@ -348,3 +354,11 @@ def fresh_seed() -> Tensor:
         KernelError: The state of torch's generator has an unknown layout, or a CUDA graph is being captured.
     """
     return torch.empty((), dtype=torch.int64, device="cpu")
+
+
+def seed_at_once() -> Tensor:
+    """Return a fresh seed that is not saved, outside of graphs that compilers trace.
+
+    It is drawn without the operator, which takes most of the time, unless something sees operators.
+    """
+    return fresh_seed() if torch._C._len_torch_dispatch_stack() else _fresh_seed()

@@ -41,7 +41,7 @@ def norm_dtype(x: Tensor) -> torch.dtype | None:
 
 def cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """Return a tensor cast to a type; unchanged if either is None."""
-    return tensor if tensor is None or dtype is None else tensor.to(dtype)
+    return tensor if tensor is None or dtype is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 def dtypes_of(*tensors: Tensor | None) -> list[torch.dtype | None]:

@@ -250,10 +250,12 @@ def _is_one_each_row(tensor: Tensor) -> bool:
 
     A tensor without a graph was made inside an operator: only its shape is known.
     """
+    if tensor.grad_fn is None and tensor.requires_grad:
+        return False
     once = without_repeats(tensor)
     is_vector = once.dim() == 1 and once.numel() <= MOST_CHANNELS
     if tensor.grad_fn is None:
-        return not tensor.requires_grad and (is_vector or (once.dim() > 1 and once.shape[-1] == 1))
+        return is_vector or (once.dim() > 1 and once.shape[-1] == 1)
     is_reduced = is_vector or 1 in once.shape[1:] or (once.shape[:1] == (1,) and once.numel() <= MOST_CHANNELS)
     return is_reduced and _is_of_sums(tensor.grad_fn, _FARTHEST)
 

@@ -39,7 +39,7 @@ class Convolution(torch.autograd.Function):
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
-            return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
+            return geometry.forward(x if x.dtype == dtype else x.to(dtype), weight.to(dtype), cast(bias, dtype))
 
     @staticmethod
     @first_order
@@ -81,7 +81,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     shape = ctx.shape if has_batch else (1, *ctx.shape)
     batch = grad if has_batch else grad.unsqueeze(0)
     found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
-    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape))
+    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape)) if geometry.pads else found
     return for_x if has_batch else for_x.squeeze(0)
 
 

@@ -139,6 +139,8 @@ class Geometry:
 
     def padded_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the size that a batch of this size has when padded."""
+        if not self.pads:
+            return tuple(size)
         added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # the last dimension first
         before = len(size) - len(added)
         return *size[:before], *(length + more for length, more in zip(size[before:], reversed(added), strict=True))
