@@ -166,16 +166,14 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
         def run(*arguments: Any) -> Any:
             made = contract(*arguments)
             results: Any = made if type(made) is tuple else () if made is None else (made,)
-            fill = kernel
-            if kernels.reference is not None:
-                for each in (*results, *arguments):
-                    if isinstance(each, Tensor) and each.dtype == torch.float64:
-                        fill = kernels.reference
-                        break
-            if on_cpu:
-                for result in results:
-                    if result.nbytes >= LEAST_BYTES:
-                        advise(result)
+            in_double = False
+            for each in results:
+                in_double = in_double or each.dtype is torch.float64
+                if on_cpu and each.nbytes >= LEAST_BYTES:
+                    advise(each)
+            for each in arguments:
+                in_double = in_double or (isinstance(each, Tensor) and each.dtype is torch.float64)
+            fill = kernels.reference if in_double and kernels.reference is not None else kernel
             fill(*results, *arguments)
             return made
 

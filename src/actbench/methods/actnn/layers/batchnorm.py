@@ -123,11 +123,14 @@ class BatchNormalization(torch.autograd.Function):
         return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
 
 
+_backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default
+
+
 def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
     weight, running_mean, running_var, mean, invstd, reserve = others
     x = saved.rows(saved.pieces()[0])
     wanted = list(ctx.needs_input_grad[:3])
-    return torch.ops.aten._batch_norm_impl_index_backward(
+    return _backward(
         ctx.backend, x, grad, weight, running_mean, running_var, mean, invstd, ctx.training, ctx.eps, wanted, reserve
     )
 

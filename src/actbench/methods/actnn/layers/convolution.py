@@ -17,7 +17,7 @@ class Convolution(torch.autograd.Function):
     """A convolution that computes the gradient of its weight from the packed input.
 
     It computes this gradient first, and frees the decoded input before it computes the gradient of the input, which
-    needs no values: so only one of these two exists beside the gradient of the output.
+    needs no values: so only one of these two exists beside the gradient of the output. Small inputs are not worth it.
     """
 
     @staticmethod
@@ -50,8 +50,11 @@ class Convolution(torch.autograd.Function):
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
-            weight = weight.to(grad.dtype)
-            if for_weight:
+            weight = weight if weight.dtype == grad.dtype else weight.to(grad.dtype)
+            if for_weight and for_x and _may_be_at_once(ctx, saved):
+                found = _gradients_at_once(ctx.geometry, saved, grad, weight, for_bias)
+                for_x = False
+            elif for_weight:
                 found[1:] = _weight_gradients(ctx.geometry, saved, grad, weight, for_bias)
             elif for_bias:
                 found[2] = grad.sum(
@@ -60,6 +63,26 @@ class Convolution(torch.autograd.Function):
             if for_x:
                 found[0] = _input_gradient(ctx, grad, weight)
         return *cast_all(found, ctx.dtypes), None, None
+
+
+AT_ONCE_BYTES = 2**16
+"""Bytes of an input up to which all gradients are computed at once: beside its gradient they do not matter,
+and a second operator takes longer than what such tensors are computed in."""
+
+
+def _may_be_at_once(ctx: Any, saved: SavedInput) -> bool:
+    """Return whether an input is so small that it may be there beside its gradient, and is convolved as it is."""
+    whole = len(saved.pieces()) == 1 and not ctx.geometry.pads and len(ctx.shape) == len(ctx.geometry.stride) + 2
+    return whole and ctx.shape.numel() * 4 <= AT_ONCE_BYTES
+
+
+def _gradients_at_once(
+    geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool
+) -> list[Tensor | None]:
+    """Return the gradients of x, the weight and, where it is wanted, the bias."""
+    x = saved.rows(saved.pieces()[0])
+    found = geometry.backward(grad, x if x.dtype == grad.dtype else x.to(grad.dtype), weight, (True, True, for_bias))
+    return [found[0], found[1], found[2] if for_bias else None]
 
 
 def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
