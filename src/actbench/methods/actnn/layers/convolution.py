@@ -116,11 +116,11 @@ class Direct(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit."""
-        geometry = Geometry.of(self)
-        if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
+        geometry, weight, bias = Geometry.of(self), self.weight, self.bias
+        if not (_is_worth(input, weight, bias) and geometry.takes(input)):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
+        output: Tensor = Convolution.apply(input, weight, bias, geometry, self)
         return output
 
 
