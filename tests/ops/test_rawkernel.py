@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -51,7 +53,7 @@ class Driver:
 @pytest.fixture
 def cupy(monkeypatch):
     """Put a CuPy and a driver in place that record, and a CUDA device that torch believes in."""
-    made = SimpleNamespace(modules=[], devices=[], driver=Driver(), broken=None)
+    made = SimpleNamespace(modules=[], devices=[], driver=Driver(), broken=None, function=0x1234, stream=0x57)
 
     def raw_module(*, code, options):
         def compile_() -> None:
@@ -60,7 +62,7 @@ def cupy(monkeypatch):
             made.modules.append((code, options))
 
         return SimpleNamespace(
-            get_function=lambda kernel: SimpleNamespace(compile=compile_, kernel=SimpleNamespace(ptr=0x1234))
+            get_function=lambda kernel: SimpleNamespace(compile=compile_, kernel=SimpleNamespace(ptr=made.function))
         )
 
     @contextlib.contextmanager
@@ -76,7 +78,7 @@ def cupy(monkeypatch):
     )
     made.RawModule, made.__version__ = raw_module, "14"
     monkeypatch.setitem(sys.modules, "cupy", made)
-    torch_stub = SimpleNamespace(_cuda_getDevice=lambda: CPU, _cuda_getCurrentRawStream=lambda device: 0x57)
+    torch_stub = SimpleNamespace(_cuda_getDevice=lambda: CPU, _cuda_getCurrentRawStream=lambda device: made.stream)
     made.torch = torch_stub
     monkeypatch.setattr(rawkernel, "_torch", torch_stub)
     monkeypatch.setattr(rawkernel, "_driver", lambda: made.driver)
@@ -205,3 +207,46 @@ def test_without_cupy_it_is_said_how_to_install_it(cupy, monkeypatch):
 
     with pytest.raises(KernelError, match=r"need CuPy.*pip install 'actbench\[cuda\]'"):
         launch()
+
+
+DRIVER = """
+#include <cstdint>
+#include <cstring>
+struct Call { uint64_t function; uint32_t sizes[6]; uint32_t shared; uint64_t stream, extra, values[4]; } call;
+extern "C" Call* last() { return &call; }
+extern "C" int cuLaunchKernel(void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                              unsigned shared, void* stream, void** places, void** extra) {
+    call = {(uint64_t)function, {a, b, c, d, e, f}, shared, (uint64_t)stream, (uint64_t)extra, {}};
+    for (int i = 0; i < 4; i++) memcpy(&call.values[i], places[i], i < 2 ? 8 : 4);
+    return 0;
+}
+"""
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_uint64),
+        ("sizes", ctypes.c_uint32 * 6),
+        ("shared", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("extra", ctypes.c_uint64),
+        ("values", ctypes.c_uint64 * 4),
+    )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile a driver with")
+def test_a_driver_written_in_c_gets_every_argument_whole(cupy, monkeypatch, tmp_path):
+    """Handles and addresses have 64 bits, and C takes them by the declaration in CUDA's header."""
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    command = ["g++", "-shared", "-fPIC", "-o", tmp_path / "driver.so", tmp_path / "driver.cpp"]
+    subprocess.run(command, check=True)
+    cupy.driver = ctypes.CDLL(str(tmp_path / "driver.so"))
+    cupy.driver.last.restype = ctypes.POINTER(Call)
+    cupy.function, cupy.stream = 0x7F12_3456_789A_BCDE, 0xFEDC_BA98_7654_3210
+    x = launch(10**6, number=-(2**40), BITS=3)
+
+    found = cupy.driver.last().contents
+    assert (found.function, found.stream, found.shared, found.extra) == (cupy.function, cupy.stream, 0, 0)
+    assert list(found.sizes) == [64, 1, 1, 256, 1, 1]
+    half = np.float32(0.5).view(np.uint32)
+    assert list(found.values) == [x.data_ptr(), 2**64 - 2**40, 7, half]
