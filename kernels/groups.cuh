@@ -2,7 +2,6 @@
 // common.cuh.
 
 constexpr unsigned kNanWord = 0x7fc07fc0;
-constexpr Word kNearest = 0x8000800080008000;
 
 // ---- More named instructions, as in common.cuh.
 
@@ -55,11 +54,6 @@ __device__ __forceinline__ float most(float a, float b) {
     asm("{ .reg .pred p; .reg .f32 t; setp.nan.f32 p, %1, %2; max.f32 t, %1, %2; selp.f32 %0, 0f7FC00000, t, p; }"
         : "=f"(result) : "f"(a), "f"(b));
 #endif
-    return result;
-}
-__device__ __forceinline__ unsigned nearest_count(float x) {  // 0 for NaN and below zero
-    unsigned result;
-    asm("cvt.rni.u32.f32 %0, %1;" : "=r"(result) : "f"(x));
     return result;
 }
 #endif
@@ -118,12 +112,3 @@ struct Scaled {
         span = difference(high, offset);
     }
 };
-
-// ---- Eight codes as one word, for bits that are known only at run time.
-
-__device__ __forceinline__ Word packed_codes(const unsigned (&codes)[8], int bits) {
-    const unsigned one = 1u << bits, two = one * one, three = two * one;
-    const unsigned low = codes[0] + codes[1] * one + codes[2] * two + codes[3] * three;
-    const unsigned high = codes[4] + codes[5] * one + codes[6] * two + codes[7] * three;
-    return low | Word(high) << (4 * bits);
-}

@@ -260,10 +260,6 @@ inline float least(float a, float b) { return a != a || b != b ? NAN : std::fmin
 inline float most(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline float lesser(float a, float b) { return std::fmin(a, b); }
 inline float greater(float a, float b) { return std::fmax(a, b); }
-inline unsigned nearest_count(float x) {
-    if (!(x > 0)) return 0;
-    return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
-}
 
 // ---- What kernels/outliers.cuh and kernels/smaqblocks.cuh write as an instruction.
 

@@ -82,14 +82,6 @@ def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.flo
 
 
 @inlined
-def noise_of(state: np.uint64, stochastic: bool, first: int, count: int, words: np.ndarray) -> Any:
-    """Return the noise of ``count`` elements from index ``first`` on, uint16."""
-    if stochastic:
-        fill_random(state, first // 4, words[: (first % 4 + count + 3) // 4])
-    return words.view(np.uint16)[first % 4 :]
-
-
-@inlined
 def quantize(values: np.ndarray, word: np.uint32, bits: int, random: np.ndarray, codes: np.ndarray) -> None:
     """Write the uint8 codes of a group of float32 values; ``random`` is 256 and the noise, float32.
 
