@@ -12,7 +12,7 @@ from torch import Tensor
 from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD, lanes_of
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fill_random, fused, narrow, widen
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fused, narrow, widen
 from actbench.ops.noise import state_of
 
 
