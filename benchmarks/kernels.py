@@ -42,7 +42,7 @@ from actbench.methods.formats.ops import smaq, smaqstep
 from actbench.methods.formats.ops.smaq import reference as smaq_reference
 from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
-from actbench.methods.randomized.ops import matrix as sketch
+from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
 from actbench.tools.calibrate.device import device_named, settle_heap
@@ -58,7 +58,7 @@ FAMILIES = {
     "groupquant": ("groupquant_encode", "groupquant_decode"),
     "smaq": ("smaq_encode", "smaq_decode"),
     "smaqstep": ("smaqstep_adam", "smaqstep_sgd"),
-    "sketch": ("sketch_rademacher", "sketch_gaussian"),
+    "sketch": ("sketch_rademacher", "sketch_gaussian", "sketch_halves"),
 }
 """The operators by family, in the order of the table. ``layer:`` is forward and backward of a converted layer."""
 
@@ -218,10 +218,13 @@ def of_optimizer(name: str, place: Place) -> Subject:
 
 
 def of_sketch(name: str, place: Place) -> Subject:
-    """Return the making of a random matrix."""
+    """Return the making of a random matrix, or of the halves of one that it is multiplied with."""
+    if name == "sketch_halves":
+        x = place.normal(1).float()
+        return Subject(lambda: halves.sketch_halves(x, 0.5), 8 * place.count, lambda: halves.reference(x, 0.5))
     given = torch.tensor(1), 0, place.rows, place.columns, name.removeprefix("sketch_"), place.dtype, place.device
     exact = partial(torch.randn, place.rows, place.columns, dtype=place.dtype, device=place.device)
-    return Subject(lambda: sketch.sketch_rows(*given), place.bytes, lambda: sketch.reference(*given), exact)
+    return Subject(lambda: sketch.sketch_columns(*given), place.bytes, lambda: sketch.reference(*given), exact)
 
 
 MAKERS: dict[str, Callable[[str, Place], Subject]] = {

@@ -33,18 +33,18 @@ __device__ __forceinline__ void activate(
     const SCALAR* x, const float* bounds, SCALAR* out, unsigned char* packed, Index count, unsigned sign_mask) {
     __shared__ float tree[1 << BITS];
     __shared__ Stage<BITS> stages[kWarps];
-    plant(bounds, tree);
-    const Crown crown(tree);
-    const Index bytes = (count * BITS + 7) / 8;
+    const Search search(bounds, tree);
+    const int tiles = tiles_of(count);
     const bool whole_x = aligned(x), whole_out = aligned(out), whole_packed = aligned(packed);
-    for (Index tile = first_tile(); tile * kTile < count; tile += tile_step()) {
-        const Index start = tile * kTile + 8 * lane(), byte = tile * kLanes * BITS;
+    for (int tile = first_tile(); tile < tiles; tile += tile_step()) {
+        const Span<BITS> at(tile, count);
+        const auto loaded = load_words(x + at.element, at.left, whole_x, SCALAR::nan);
+        store_codes<BITS>(search.codes(loaded, sign_mask), packed + at.byte, at.bytes, whole_packed, stages[warp()]);
         float values[8];
-        load8(x + start, count - start, whole_x, values);
-        store_codes<BITS>(codes_of(values, crown, tree, sign_mask), packed + byte, bytes - byte, whole_packed, stages[warp()]);
+        widen(loaded, values);
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = Function::of(values[i]);
-        store8(out + start, count - start, whole_out, values);
+        store8(out + at.element, at.left, whole_out, values);
     }
 }
 

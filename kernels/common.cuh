@@ -1,8 +1,8 @@
 // What the kernels share: float types, eight elements at a time, streams of codes, random words.
 //
-// Elements are counted in 64 bits. A warp works on tiles of 256 elements, eight neighbours a lane: eight codes of b
-// bits are b whole bytes, so no two lanes write to one byte. CuPy always compiles with -ftz=true, so arithmetic that
-// must equal torch's names its instructions.
+// Elements are counted in 64 bits, tiles in 32. A warp works on tiles of 256 elements, eight neighbours a lane: eight
+// codes of b bits are b whole bytes, so no two lanes write to one byte. CuPy always compiles with -ftz=true, so
+// arithmetic that must equal torch's names its instructions.
 #pragma once
 
 #ifndef KERNEL
@@ -18,10 +18,25 @@ __device__ __forceinline__ int lane() { return threadIdx.x % kLanes; }
 __device__ __forceinline__ int warp() { return threadIdx.x / kLanes; }
 __device__ __forceinline__ Index first_tile() { return Index(blockIdx.x) * kWarps + warp(); }
 __device__ __forceinline__ Index tile_step() { return Index(gridDim.x) * kWarps; }
+__device__ __forceinline__ int tiles_of(Index count) { return int((count + kTile - 1) / kTile); }
+
+// Where a lane's eight elements and its tile's codes of so many bits are, and how many of both the tensor has from there.
+template <int bits>
+struct Span {
+    Index element, byte;
+    int left, bytes;  // of a lane that is past the end, `left` is negative
+    __device__ __forceinline__ Span(int tile, Index count) : element(Index(tile) * kTile + 8 * lane()), byte(Index(tile) * kLanes * bits) {
+        const Index rest = count - Index(tile) * kTile;
+        const int elements = rest < kTile ? int(rest) : kTile;
+        left = elements - 8 * lane();
+        bytes = (elements * bits + 7) >> 3;  // shifted: a division rounds towards zero, which costs three instructions
+    }
+};
+
 __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<Word>(pointer) % 16 == 0; }
 
 // ---- Named instructions: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The tests' host header
-// replaces these six.
+// replaces these.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ bool above(float x, float bound) {
@@ -44,10 +59,22 @@ __device__ __forceinline__ float half_to_float(unsigned short bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
     return wide;
 }
-__device__ __forceinline__ unsigned short float_to_half(float wide) {
-    unsigned short bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
-    return bits;
+// Two floats as Float16, the first one in the low half.
+__device__ __forceinline__ unsigned floats_to_halves(float low, float high) {
+    unsigned both;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#else
+    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }" : "=r"(both) : "f"(low), "f"(high));
+#endif
+    return both;
+}
+// Four bytes of the eight of low and high, each named by 3 bits of the selector; with the fourth, its highest bit eight
+// times.
+__device__ __forceinline__ unsigned permuted(unsigned low, unsigned high, unsigned selector) {
+    unsigned result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+    return result;
 }
 // With uint4, NVRTC splits this store if the other branch writes to the same place piece by piece.
 __device__ __forceinline__ void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -55,28 +82,48 @@ __device__ __forceinline__ void store16(void* target, unsigned a, unsigned b, un
 }
 #endif
 
-// ---- Float types: read exactly, written as the bits of the nearest value, ties to even.
+// ---- Float types: read exactly, written as the bits of the nearest value, ties to even. Whatever NaN is narrowed
+// becomes 0x7fff in both half types, as in torch on CUDA; torch on the CPU writes others.
+
+// Two floats as BFloat16, the first one in the low half.
+__device__ __forceinline__ unsigned floats_to_bfloats(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    const unsigned words[] = {__float_as_uint(low), __float_as_uint(high)};
+    unsigned rounded[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const bool is_nan = (words[i] & 0x7fffffff) > 0x7f800000;
+        rounded[i] = is_nan ? 0x7fff : (words[i] + 0x7fff + ((words[i] >> 16) & 1)) >> 16;
+    }
+    return rounded[0] | rounded[1] << 16;
+#endif
+}
 
 struct Float32 {
     unsigned bits;
+    static constexpr unsigned infinity = 0x7f800000, nan = 0x7fffffff;
     __device__ __forceinline__ float value() const { return __uint_as_float(bits); }
     static __device__ __forceinline__ Float32 nearest(float wide) { return {__float_as_uint(wide)}; }
 };
 
 struct Float16 {
     unsigned short bits;
+    static constexpr unsigned infinity = 0x7c00, nan = 0x7fff;
     __device__ __forceinline__ float value() const { return half_to_float(bits); }
-    static __device__ __forceinline__ Float16 nearest(float wide) { return {float_to_half(wide)}; }
+    static __device__ __forceinline__ unsigned two_nearest(float low, float high) { return floats_to_halves(low, high); }
+    static __device__ __forceinline__ Float16 nearest(float wide) { return {static_cast<unsigned short>(two_nearest(wide, 0))}; }
 };
 
 struct BFloat16 {
     unsigned short bits;
+    static constexpr unsigned infinity = 0x7f80, nan = 0x7fff;
     __device__ __forceinline__ float value() const { return __uint_as_float(unsigned(bits) << 16); }
-    static __device__ __forceinline__ BFloat16 nearest(float wide) {
-        const unsigned word = __float_as_uint(wide);
-        const bool is_nan = (word & 0x7fffffff) > 0x7f800000;
-        return {static_cast<unsigned short>(is_nan ? 0x7fc0 : (word + 0x7fff + ((word >> 16) & 1)) >> 16)};
-    }
+    static __device__ __forceinline__ unsigned two_nearest(float low, float high) { return floats_to_bfloats(low, high); }
+    static __device__ __forceinline__ BFloat16 nearest(float wide) { return {static_cast<unsigned short>(two_nearest(wide, 0))}; }
 };
 
 // ---- Eight elements a lane: one or two loads of 16 bytes, or one by one at an unaligned pointer or at the end.
@@ -87,40 +134,72 @@ struct alignas(16) Vector {
     Scalar lanes[size];
 };
 
-// Elements past the end are NaN, which no bound is below.
+// The words that eight elements fill: one each, or one for two, the first in the low half.
 template <class Scalar>
-__device__ __forceinline__ void load8(const Scalar* source, Index left, bool whole, float (&values)[8]) {
-    constexpr int size = Vector<Scalar>::size;
-    const int some = left < 8 ? int(left) : 8;
-    if (whole && some == 8) {
-        Vector<Scalar> parts[8 / size];
+struct Eight {
+    static constexpr int size = 2 * sizeof(Scalar), per_word = 8 / size;
+    unsigned words[size];
+    __device__ __forceinline__ Scalar operator[](int i) const {
+        return {static_cast<decltype(Scalar::bits)>(words[i / per_word] >> (i % per_word * 16))};
+    }
+};
+
+// Elements past the end have the bits `missing`.
+template <class Scalar>
+__device__ __forceinline__ Eight<Scalar> load_words(const Scalar* source, Index left, bool whole, unsigned missing) {
+    Eight<Scalar> loaded;
+    if (whole && left >= 8) {
 #pragma unroll
-        for (int i = 0; i < 8 / size; ++i) parts[i] = reinterpret_cast<const Vector<Scalar>*>(source)[i];
+        for (int i = 0; i < loaded.size / 4; ++i) {
+            const auto part = reinterpret_cast<const Vector<unsigned>*>(source)[i];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = parts[i / size].lanes[i % size].value();
+            for (int j = 0; j < 4; ++j) loaded.words[4 * i + j] = part.lanes[j];
+        }
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = i < some ? source[i].value() : __uint_as_float(0x7fc00000);
+        for (int i = 0; i < 8; ++i) {
+            const unsigned bits = i < left ? source[i].bits : missing;
+            if (i % loaded.per_word == 0) loaded.words[i / loaded.per_word] = bits;
+            else loaded.words[i / loaded.per_word] |= bits << 16;
+        }
+    }
+    return loaded;
+}
+
+template <class Scalar>
+__device__ __forceinline__ void store_words(Scalar* target, Index left, bool whole, const Eight<Scalar>& stored) {
+    if (whole && left >= 8) {
+        const unsigned* words = stored.words;
+#pragma unroll
+        for (int i = 0; i < stored.size; i += 4)
+            store16(target + i * stored.per_word, words[i], words[i + 1], words[i + 2], words[i + 3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < left) target[i] = stored[i];
     }
 }
 
 template <class Scalar>
+__device__ __forceinline__ void widen(const Eight<Scalar>& narrow, float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = narrow[i].value();
+}
+
+// Elements past the end are NaN, which no bound is below.
+template <class Scalar>
+__device__ __forceinline__ void load8(const Scalar* source, Index left, bool whole, float (&values)[8]) {
+    widen(load_words(source, left, whole, Scalar::nan), values);
+}
+
+template <class Scalar>
 __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, const float (&values)[8]) {
-    constexpr int per_word = 4 / sizeof(Scalar), vectors = 2 / per_word;
-    const int some = left < 8 ? int(left) : 8;
-    if (whole && some == 8) {
-        unsigned words[4 * vectors] = {};
+    Eight<Scalar> narrow;
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            words[i / per_word] |= unsigned(Scalar::nearest(values[i]).bits) << (i % per_word * 16);
-#pragma unroll
-        for (int i = 0; i < vectors; ++i)
-            store16(target + i * 8 / vectors, words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (i < some) target[i] = Scalar::nearest(values[i]);
-    }
+    for (int i = 0; i < narrow.size; ++i)
+        if constexpr (narrow.per_word == 1) narrow.words[i] = Scalar::nearest(values[i]).bits;
+        else narrow.words[i] = Scalar::two_nearest(values[2 * i], values[2 * i + 1]);
+    store_words(target, left, whole, narrow);
 }
 
 // Stores eight elements, except those before `skipped` and from `left` on.
@@ -192,3 +271,25 @@ __device__ __forceinline__ Word random_bits(Word state, Word position) {
     const Word low = random_word(state, position / 64) >> shift;
     return shift == 0 ? low : low | random_word(state, position / 64 + 1) << (64 - shift);
 }
+
+// ---- Noise for rounding: a sequence of 32 numbers of 15 bits, as in actbench/ops/noise.py.
+
+struct Noise {
+    unsigned word, increment;
+
+    __device__ __forceinline__ Noise(Word state, unsigned sequence, bool stochastic) {
+        word = sequence * 0x9E3779B1u + unsigned(state);
+        word = (word ^ word >> 16) * 0x85EBCA6Bu + unsigned(state >> 32);
+        word ^= word >> 13;
+        increment = word | 1;
+        word *= 0xC2B2AE35u;
+        word ^= word >> 16;
+        if (!stochastic) word = 1u << 31, increment = 0;  // which every step returns to
+    }
+
+    // Returns 256 + n / 2^15 for the next number n; 256.5 for the nearest code.
+    __device__ __forceinline__ float next() {
+        word = word * 0xADB4A92Du + increment;
+        return __uint_as_float(__funnelshift_r(word, 0x8700u, 17));  // 0x43800000 | word >> 17, in one instruction
+    }
+};

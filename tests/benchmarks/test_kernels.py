@@ -59,6 +59,7 @@ def test_bytes_are_counted(script):
         "smaqstep_sgd": 3 * size + 2 * smaq,
         "sketch_rademacher": size,
         "sketch_gaussian": size,
+        "sketch_halves": 8 * count,
     }
 
 

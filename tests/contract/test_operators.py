@@ -80,7 +80,10 @@ EXAMPLES: dict[str, Callable[[Tensor], list[Arguments]]] = {
     "random_words": lambda x: [(SEED, 1, x.numel(), CPU)],
     "relu_mask": lambda x: [(x,)],
     "relu_mask_": lambda x: [(x,)],
-    "sketch_rows": lambda x: [(SEED, 1, 4, x.numel(), kind, x.dtype, CPU) for kind in KINDS],
+    "sketch_columns": lambda x: [
+        (SEED, 1, 4, x.numel(), kind, x.dtype, CPU, copies) for kind in KINDS for copies in (1, 2)
+    ],
+    "sketch_halves": lambda x: [(x.float().reshape(1, -1), 0.3)],
     "smaq_decode": lambda x: [(ops.smaq_encode(x.flatten(), SEED, True, *FORM), 0, x.numel(), x.dtype, *FORM)],
     "smaq_encode": lambda x: [(x.flatten(), SEED, True, *FORM)],
     "smaqstep_adam_": lambda x: [(*step(x, 2), 3, 256, ADAM, *FORM)],
@@ -123,8 +126,10 @@ SOME = 64
 OF_PARTS = {"fresh_seed", "fresh_sketch"}
 """Operators for compilers; elsewhere their parts run, one by one."""
 
-COMPOSED = {"onegroup_encode", "onegroup_decode"}
-"""Operators whose parts of torch a simulation does not see: actnn with per_group=false, a comparison of the paper."""
+COMPOSED = {"onegroup_encode", "onegroup_decode", "sketch_halves"}
+"""Operators whose parts of torch a simulation does not see: actnn with per_group=false, a comparison of the paper, and
+halves, which products on a card alone are made of.
+"""
 
 
 def simulated_peak(name: str, arguments: Arguments) -> int:
@@ -142,7 +147,8 @@ def simulated_peak(name: str, arguments: Arguments) -> int:
 def test_a_kernel_allocates_what_is_counted(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(3, 7000, generator=torch.Generator().manual_seed(0)).to(dtype)
     for arguments in EXAMPLES[name](x):
-        if name == "sketch_rows":  # a product asks for float32 alone
+        if name == "sketch_columns":  # a product on a CPU asks for float32 alone, and once
+            arguments = (*arguments[:-1], 1)
             arguments = tuple(torch.float32 if each is dtype else each for each in arguments)
         operator = getattr(ops, name).default
         operator(*arguments)  # compiles the kernel

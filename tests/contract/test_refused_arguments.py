@@ -15,7 +15,7 @@ from actbench.methods.fewbit.ops import stepwise
 from actbench.methods.formats.ops import smaq, smaqstep
 from actbench.methods.formats.ops.smaq.format import Format, format_of
 from actbench.methods.formats.ops.smaqstep import rules
-from actbench.methods.randomized.ops.matrix import sketch_rows
+from actbench.methods.randomized.ops.matrix import sketch_columns
 from actbench.ops.noise import random_words
 
 schemes.scheme_names()  # imports all schemes, and with them all operators
@@ -39,10 +39,10 @@ CALLS: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any], str]] 
     (random_words, (HALF_SEED, 0, 1, CPU), {}, "0-d int64"),
     (random_words, (SEED, -1, 1, CPU), {}, "not negative"),
     (random_words, (SEED, 0, -1, CPU), {}, "not negative"),
-    (sketch_rows, (SEED, 0, 2, 2, "dct", F32, CPU), {}, "gaussian or rademacher, not 'dct'"),
-    (sketch_rows, (WRONG_SEED, 0, 2, 2, "gaussian", F32, CPU), {}, "0-d int64"),
-    (sketch_rows, (HALF_SEED, 0, 2, 2, "gaussian", F32, CPU), {}, "0-d int64"),
-    (sketch_rows, (SEED, 0, 2, 2, "gaussian", torch.int32, CPU), {}, "float entries"),
+    (sketch_columns, (SEED, 0, 2, 2, "dct", F32, CPU), {}, "gaussian or rademacher, not 'dct'"),
+    (sketch_columns, (WRONG_SEED, 0, 2, 2, "gaussian", F32, CPU), {}, "0-d int64"),
+    (sketch_columns, (HALF_SEED, 0, 2, 2, "gaussian", F32, CPU), {}, "0-d int64"),
+    (sketch_columns, (SEED, 0, 2, 2, "gaussian", torch.int32, CPU), {}, "float entries"),
     (ops.relu_mask, (X.int(),), {}, "int32"),
     (ops.mask_select, (BYTES[:1], X[:9]), {}, "packed must have 2 bytes, found 1"),
     (ops.stepwise_activate, (X, "cube", BOUNDS, 2, False), {}, "one of gelu, gelu_tanh, silu, found 'cube'"),

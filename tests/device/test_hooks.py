@@ -138,7 +138,7 @@ def test_a_wrong_place_of_a_function_is_found_before_a_card_is_used(shift: int) 
     places = dict(hooks.places_of_functions())
     places["hasPrimaryContext"] += {shift}
     own = hooks.answers(1)["hasPrimaryContext"]
-    hooks.answers = lambda cards: {{"hasPrimaryContext": own}}
+    hooks.answers = lambda *_: {{"hasPrimaryContext": own}}
     hooks.places_of_functions = lambda: places
     try:
         train_on_card()

@@ -19,15 +19,20 @@ from actbench.ops import rawkernel
 
 HERE = Path(__file__).parent
 SOURCES = Path(str(resources.files("actbench.kernels")))
+FORMATS = [  # of SmaQ, in the tests: lanes of a block, main bits, outlier bits
+    dict(zip(("LANES", "MAIN_BITS", "OUTLIER_BITS"), each, strict=True))
+    for each in ((8, 6, 7), (8, 6, 8), (8, 3, 8), (8, 3, 3), (8, 8, 8), (32, 4, 6), (32, 5, 7))
+]
 MACROS = {
     "stepwise": {"BITS": range(1, 9), "SCALAR": rawkernel.SCALARS.values()},
     "activate": {"BITS": range(1, 9), "SCALAR": rawkernel.SCALARS.values()},
     "mask": {"SCALAR": rawkernel.SCALARS.values()},
     "bitpack": {"BITS": range(1, 9)},
     "sketch": {"SCALAR": rawkernel.SCALARS.values()},
-    "groupquant": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
-    "smaq": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
-    "smaqstep": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1,)},
+    "groupquant": {"SCALAR": rawkernel.SCALARS.values(), "BITS": (1, 2, 3, 5, 8), "LANES": (1, 4, 8, 32)},
+    "groupquantrows": {"SCALAR": rawkernel.SCALARS.values(), "LANES": (1, 4, 8, 32)},
+    "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS)],
+    "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS[:3])],
     "probe": {},
 }
 BLOCKS = 3  # so few that threads stride; host.h runs odd and even ones in opposite orders
@@ -39,12 +44,18 @@ def key(kernel: str, macros: rawkernel.Macros) -> str:
     return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(macros.items()))])
 
 
+def specialisations(stem: str) -> list[rawkernel.Macros]:
+    given = MACROS[stem]
+    if isinstance(given, list):
+        return given
+    return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+
+
 def translation_unit(stem: str, path: Path) -> str:
     """Return C++ with each specialisation of a source in a namespace, and `start`, which finds one by key."""
     kernels = re.findall(r"^KERNEL (\w+)\(", path.read_text(), re.MULTILINE)
     lines, table = ['#include "host.h"', '#include "common.cuh"'], []
-    for number, values in enumerate(product(*MACROS[stem].values())):
-        macros = dict(zip(MACROS[stem], values, strict=True))
+    for number, macros in enumerate(specialisations(stem)):
         lines += [f"#undef {name}\n#define {name} {value}" for name, value in macros.items()]
         lines += [f"namespace case{number} {{", f'#include "{path}"', "}"]
         table += [

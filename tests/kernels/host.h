@@ -158,7 +158,29 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     });
 }
 
+inline unsigned atomicOr(unsigned* place, unsigned bits) {  // threads change places only at barriers
+    const unsigned before = *place;
+    *place |= bits;
+    return before;
+}
+
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline bool __any_sync(unsigned, bool vote) { return __ballot_sync(~0u, vote) != 0; }
+
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
+inline unsigned __brev(unsigned x) {
+    unsigned result = 0;
+    for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+    return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 template <class To, class From>
@@ -193,20 +215,62 @@ inline unsigned short float_to_half(float wide) {
     return sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13);
 }
 
+inline unsigned floats_to_halves(float low, float high) { return float_to_half(low) | unsigned(float_to_half(high)) << 16; }
+
+// A byte of the result is one of the eight of high and low, or 255 times its highest bit where the selector has an 8.
+inline unsigned permuted(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t source = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned nibble = selector >> 4 * i & 15, byte = source >> 8 * (nibble & 7) & 255;
+        result |= (nibble & 8 ? byte >> 7 ? 255 : 0 : byte) << 8 * i;
+    }
+    return result;
+}
+
 inline void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned words[] = {a, b, c, d};
     std::memcpy(target, words, sizeof words);
+}
+
+// ---- What kernels/search.cuh writes as instructions.
+
+inline unsigned masks(bool low, bool high) { return (low ? 0xffff : 0) | (high ? 0xffff0000 : 0); }
+inline unsigned halves_above(unsigned two, unsigned bounds) {
+    return masks(half_to_float(two) > half_to_float(bounds), half_to_float(two >> 16) > half_to_float(bounds >> 16));
+}
+inline unsigned bfloats_above(unsigned two, unsigned bounds) {
+    const unsigned high = 0xffff0000;
+    return masks(
+        __uint_as_float(two << 16) > __uint_as_float(bounds << 16),
+        __uint_as_float(two & high) > __uint_as_float(bounds & high));
 }
 
 // ---- What kernels/groups.cuh writes as instructions.
 
 inline float sum(float a, float b) { return a + b; }
 inline float difference(float a, float b) { return a - b; }
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+inline float sum_down(float a, float b) {
+    const double exact = double(a) + double(b);
+    const float near = float(exact);
+    return near > exact ? std::nextafter(near, -INFINITY) : near;
+}
+inline float least(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
+inline float most(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline float lesser(float a, float b) { return std::fmin(a, b); }
 inline float greater(float a, float b) { return std::fmax(a, b); }
-inline unsigned nearest_count(float x) {
-    if (!(x > 0)) return 0;
-    return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
+
+// ---- What kernels/outliers.cuh and kernels/smaqblocks.cuh write as an instruction.
+
+inline float magnitude(float x) { return std::fabs(x); }
+
+inline unsigned masked_with(unsigned bits, unsigned mask, unsigned others) { return (bits & mask) | others; }
+inline void take_tail(unsigned tag, unsigned code, float step, float start, float& distance, unsigned& signs) {
+    if (tag == 0) return;
+    const float far = sum(product(difference(__uint_as_float(code), 0x1p23f), step), start);
+    distance = __uint_as_float(__float_as_uint(far) | (signs & 0x80000000u));
+    signs <<= 1;
 }
 
 // ---- What kernels/smaqstep.cu writes as an instruction.

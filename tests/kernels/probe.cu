@@ -34,3 +34,12 @@ KERNEL probe_missing_barrier(const float* x, float* out) {
     block[threadIdx.x] = x[threadIdx.x];
     out[threadIdx.x] = block[kThreads - 1 - threadIdx.x];
 }
+
+// out[32 * i + k]: number k of sequence first + i; behind them, what stands for it where nothing is random.
+KERNEL probe_noise(float* out, Word state, unsigned first) {
+    Noise noise(state, first + threadIdx.x, true), nearest(state, first + threadIdx.x, false);
+    for (int k = 0; k < 32; ++k) {
+        out[32 * threadIdx.x + k] = noise.next();
+        out[32 * (blockDim.x + threadIdx.x) + k] = nearest.next();
+    }
+}

@@ -1,4 +1,4 @@
-"""kernels/groupquant.cu, on the host and on CUDA: bit for bit what the torch reference gives."""
+"""kernels/groupquant.cu and groupquantrows.cu, on the host and on CUDA: bit for bit what the torch reference gives."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def placed(tensor: torch.Tensor, device: torch.device, start: int) -> torch.Tens
 
 
 def values(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a normal sample whose parts are ordinary, tiny, huge, constant, zeros of both signs, and not finite."""
-    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    """Return a normal sample whose parts are ordinary, ties, tiny, huge, constant, zeros of both signs, not finite."""
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, generator=generator)
+    x[512:1024] = torch.randint(0, 3 * 2**16 + 1, (512,), generator=generator)[: x[512:1024].numel()] / 2**16
+    x[512:1024:32], x[513:1024:32] = 0, 3  # so 2 and 8 bits have places between two 32768ths
     largest = torch.finfo(dtype).max
     x[1100:1700] *= torch.finfo(dtype).smallest_normal / 2
     x[1700:2300] *= largest / 8
@@ -108,7 +111,7 @@ def test_rows_of_their_own_widths_are_the_reference(group_size: int, dtype: torc
 @pytest.mark.parametrize("bits", [1, 3])
 @pytest.mark.parametrize("start", [0, 1])
 def test_kernels_write_nothing_beyond_their_output(host_launch, bits: int, group_size: int, start: int) -> None:
-    macros = {"SCALAR": "Float16", "TILES": 1 if group_size <= 256 else 4}
+    macros = {"SCALAR": "Float16", "BITS": bits, "LANES": groups.lanes_of(group_size)}
     for count in (1, 257, 1100):
         x = values(count, torch.float16)
         expected, words = groups.encode(x, bits, group_size, torch.tensor(SEED), True)
@@ -116,12 +119,12 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, bits: int, group
         codes = torch.full((start + size + 64,), GUARD, dtype=torch.uint8)
         meta = torch.full((words.numel() + 8,), GUARD, dtype=torch.int32)
         out = torch.full((start + count + 64,), GUARD, dtype=torch.float16)
-        counts = np.int64(count), np.int64(size), np.int32(group_size), np.int32(bits)
+        counts = np.int64(count), np.int64(size), np.int32(group_size)
 
         encoding = codes[start:], meta, *counts, np.uint64(noise.mixed(SEED)), np.uint32(1)
         host_launch("groupquant", "groupquant_encode", macros, 1024, x, *encoding)
         host_launch(
-            "groupquant", "groupquant_decode", macros, 1024, codes[start:], meta, out[start:], *counts, np.int64(0)
+            "groupquant", "groupquant_decode", macros, 1024, codes[start:], meta, out[start:], *counts, np.int32(0)
         )
 
         assert torch.equal(codes[start : start + size], expected)
@@ -141,13 +144,13 @@ def test_rows_that_do_not_fit_touch_nothing_and_are_nan(host_launch, wrong: list
     expected, words = groups.encode_rows(x, widths, total, group_size, torch.tensor(SEED), True)
     starts, fits = groups.fitting(widths, columns, expected.numel())
     codes = torch.full((expected.numel() + 64,), GUARD, dtype=torch.uint8)
-    meta, out, macros = torch.zeros_like(words), torch.zeros_like(x), {"SCALAR": "Float32", "TILES": 1}
+    meta, out, macros = torch.zeros_like(words), torch.zeros_like(x), {"SCALAR": "Float32", "LANES": 8}
     counts = np.uint32(rows), np.int64(columns), np.int64(expected.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0)
 
     noisy = np.uint64(noise.mixed(SEED)), np.uint32(1)
-    host_launch("groupquant", "groupquant_encode_rows", macros, 1024, x, codes, meta, *counts, *places, *noisy)
-    host_launch("groupquant", "groupquant_decode_rows", macros, 1024, codes, meta, out, *counts, *places)
+    host_launch("groupquantrows", "groupquant_encode_rows", macros, 1024, x, codes, meta, *counts, *places, *noisy)
+    host_launch("groupquantrows", "groupquant_decode_rows", macros, 1024, codes, meta, out, *counts, *places)
 
     written = torch.zeros_like(codes, dtype=torch.bool)
     for row in fits.nonzero().flatten().tolist():
@@ -170,10 +173,10 @@ def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
     for start in (0, 2**31 - 2**12, 2**31 + 2**19):
         part = x[start : start + 2**13].cpu()
         words = groups.words_of(part[None], 256)
-        lanes = noise.lanes(SEED, start, part.numel(), 16, torch.device("cpu"))
+        random = noise.numbers(SEED, start // 256, part.numel() // 256, 8, torch.device("cpu")).flatten()
         decoded = groupquant.decode(codes, meta, bits, 256, start, part.numel(), torch.float32).cpu()
         step = (groupquant.ranges(words[0]) / 3).repeat_interleave(256)
         low = groups.bounds_of(words[0])[0].repeat_interleave(256)
-        expected = low + step * ((part.float() - low) / step + (lanes + 0.5) / 65536).floor().clamp(0, 3)
+        expected = low + step * ((part.float() - low) / step + (random + 0.5) / 2**15).floor().clamp(0, 3)
         assert torch.equal(meta[start // 256 :][: words.shape[1]].cpu(), words[0])
-        assert ((decoded - expected).abs() > step / 2).sum() < 8  # places that are rounded to the next 65536th
+        assert ((decoded - expected).abs() > step / 2).sum() < 8  # places that are rounded to the next 32768th

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from actbench.ops import noise
+
 THREADS = 256
 
 
@@ -66,3 +68,14 @@ def test_arguments_are_held_against_the_signature(probe: Callable[..., None]) ->
         probe("probe_deadlock")
     with pytest.raises(AssertionError, match="wrong size"):
         probe("probe_deadlock", np.int32(0))
+
+
+def test_noise_is_that_of_the_reference(probe: Callable[..., None]) -> None:
+    for seed, first in ((7, 0), (-1, 2**31 - 5), (2**63 - 1, 123456)):
+        out = torch.empty(2, THREADS, 32)
+
+        probe("probe_noise", out, noise.state_of(seed), np.uint32(first))
+
+        expected = noise.numbers(seed, first, THREADS, 1, torch.device("cpu"))
+        assert torch.equal(out[0], 256 + expected / 2**15)
+        assert (out[1] == 256.5).all()

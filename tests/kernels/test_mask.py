@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from actbench.methods.fewbit.ops import mask
+from actbench.ops import bitpack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)
@@ -30,6 +31,12 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     )
 
 
+def bits_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return torch.equal(
+        *(tensor.view(torch.int32 if tensor.itemsize == 4 else torch.int16) for tensor in (ours, theirs))
+    )
+
+
 def launched(operator, launch, *arguments):
     """Return what a launch writes to the results that an operator allocates."""
     made = operator.__wrapped__(*arguments)
@@ -49,11 +56,23 @@ def test_relu_and_its_mask_are_the_reference(dtype: torch.dtype, start: int, dev
         assert same(out, expected), count
         assert torch.equal(packed.cpu(), bits), count
         assert same(out, torch.relu(there).cpu()), count
+        assert bits_equal(out.cpu()[expected.isnan()], x[expected.isnan()]), count
 
         packed.zero_()
         mask.launch_relu(there, packed, there)
         assert same(there, expected), count
         assert torch.equal(packed.cpu(), bits), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_value_passes_or_not_as_in_the_reference(dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    passes = mask.positive(x)
+
+    out, packed = launched(mask.relu, mask.launch_relu, x.to(device))
+
+    assert torch.equal(packed.cpu(), bitpack.pack(passes.to(torch.uint8), 1))
+    assert bits_equal(out.cpu(), torch.where(passes, x, 0.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,4 +83,4 @@ def test_selection_is_the_reference(dtype: torch.dtype, start: int, device: torc
         bits = torch.randint(256, ((count + 7) // 8,), dtype=torch.uint8)
 
         found = launched(mask.select, mask.launch_select, placed(bits, device, start), placed(grad, device, start))
-        assert same(found, mask.select_reference(bits, grad)), count
+        assert bits_equal(found.cpu(), mask.select_reference(bits, grad)), count

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.methods.formats.ops import smaqstep
+from actbench.methods.formats.ops import smaq, smaqstep
 from actbench.methods.formats.ops.smaq.format import Format
 from actbench.methods.formats.ops.smaqstep import rules as steprules
 from actbench.ops import noise
@@ -96,9 +96,9 @@ def test_kernels_write_nothing_beyond_parameters_and_state(host_launch, start: i
         state = torch.full((start + size + 64,), GUARD, dtype=torch.uint8)
         state[start : start + size] = 0
         flags = [np.uint32(v) if name == "nesterov" else np.float32(v) for name, v in rule._asdict().items()]
-        sizes = np.int64(count), *(np.int32(part) for part in USUAL)
+        sizes = np.int64(count), *smaq.sizes_of(USUAL)
         arguments = p[start:], values(count, torch.float16, 1), state[start:], *sizes, np.uint64(noise.mixed(1)), *flags
-        host_launch("smaqstep", "smaqstep_sgd", {"SCALAR": "Float16", "TILES": 1}, 1024, *arguments)
+        host_launch("smaqstep", "smaqstep_sgd", smaq.macros_of(torch.float16, USUAL), 1024, *arguments)
 
         for buffer, last in ((p, start + count), (state, start + size)):
             assert (buffer[:start] == GUARD).all()

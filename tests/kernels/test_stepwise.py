@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ def misaligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def bounds_and_levels(bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(bits)
-    bounds = torch.randn(2**bits - 1, generator=generator).sort().values
-    bounds[len(bounds) // 2] = 0
-    return bounds, torch.randn(2**bits, generator=generator)
+    bounds = torch.randn(2**bits - 1, generator=generator)
+    bounds[0] = 0
+    return bounds.sort().values, torch.randn(2**bits, generator=generator)
 
 
 def values(count: int, dtype: torch.dtype, bounds: torch.Tensor) -> torch.Tensor:
@@ -122,6 +123,38 @@ def test_every_half_value_is_widened_and_narrowed_as_torch_does(device: torch.de
             stepwise.decode, stepwise.launch_decode, packed.to(device), levels.to(device), grad.to(device), 1
         )
         assert np.array_equal(bits_of(found), bits_of(expected))
+        assert (found[found.isnan()].view(torch.int16) == 0x7FFF).all()  # the one NaN of common.cuh
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+@pytest.mark.parametrize("fold", [False, True])
+def test_every_half_value_is_above_the_bounds_below_it(bits: int, fold: bool, device: torch.device) -> None:
+    """Bounds between two numbers of the type, beyond its ends, subnormal, zero and infinite."""
+    ends = [
+        -torch.inf,
+        -3.4e38,
+        -7e4,
+        -65504.1,
+        -1e-3,
+        -6.1e-5,
+        -3e-8,
+        -1e-42,
+        -0.0,
+        1e-42,
+        3e-8,
+        1e-3,
+        65519.9,
+        3.39e38,
+    ]
+    everything = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    count = 2**bits - 1
+    for dtype, start in product((torch.float16, torch.bfloat16), range(0, max(1, len(ends) - count + 1), 4)):
+        some = torch.tensor(ends[start:][:count])
+        bounds = torch.cat([some, torch.linspace(-1, 1, count - len(some))]).sort().values
+        x = everything.view(dtype)
+
+        expected = stepwise.encode_reference(x, bounds, bits, fold)
+        assert torch.equal(encode(x.to(device), bounds.to(device), bits, fold).cpu(), expected)
 
 
 @pytest.mark.gpu
@@ -139,5 +172,5 @@ def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
         part, byte = x[start : start + 2**19 + 8], start // 8 * bits
         expected = stepwise.encode_reference(part, bounds, bits, False)
         assert torch.equal(packed[byte : byte + expected.numel()], expected)
-        product = stepwise.decode_reference(expected, levels, part, bits)
-        assert torch.equal(out[start : start + 2**19 + 8], product)
+        products = stepwise.decode_reference(expected, levels, part, bits)
+        assert torch.equal(out[start : start + 2**19 + 8], products)

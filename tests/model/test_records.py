@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case
 
@@ -79,3 +81,30 @@ def test_a_case_names_the_type_and_optimizer_that_its_model_does_not_bring(
 
     named = Case.model_validate({**fields, "dtype": "bfloat16", "optimizer": "sgd"})
     assert (named.dtype, named.optimizer) == ("bfloat16", "sgd")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "Case: batch_size: is missing"),
+        ({"batch_size": 0}, "Case: batch_size: 0 must be greater than 0"),
+        ({"batch_size": "x"}, "Case: batch_size: 'x' must be a valid integer"),
+        ({"batch_size": 1, "batchsize": 1}, "Case: batchsize: unknown key; did you mean 'batch_size'?"),
+        ({"batch_size": 1, "optimizer": "adm"}, "Case: optimizer: 'adm' is not one of 'adamw'"),
+        ({"batch_size": 0, "seed": -1}, "Case: batch_size: 0 must be greater than 0; seed: -1 must be at least 0"),
+        ({"batch_size": 1, "script": {"target": "a.py", "step": 1}}, "Case: script.step: unknown key; did you mean"),
+    ],
+)
+def test_a_wrong_case_is_refused_in_words(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Case(model="gpt2", **given)
+
+    assert str(refused.value).startswith(said)
+    assert "pydantic" not in str(refused.value)
+
+
+def test_lines_of_files_are_read_without_the_words_for_users() -> None:
+    """Whoever reads a file says which line is wrong, and pydantic reads slowly by way of an ``__init__``."""
+    assert not Case.__pydantic_custom_init__
+    with pytest.raises(ValidationError):
+        Case.model_validate_json('{"model": "gpt2", "batch_size": 0}')

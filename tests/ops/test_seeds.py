@@ -131,3 +131,69 @@ def test_a_process_that_computes_the_same_as_another_draws_the_same():
 
     assert shared == alone != own
     assert seed_after(5) == own  # what was said was of the process group of then
+
+
+def of_a_pass(count, number=5):
+    torch.manual_seed(number)
+    with noise.drawn_once():
+        return [int(noise.fresh_seed()) for _ in range(count)]
+
+
+def test_a_pass_draws_once_and_its_seeds_are_the_words_of_that_draw(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(noise, "draw", lambda generator, draw=noise.draw: drawn.append(draw(generator)) or drawn[-1])
+    noise._check_layout()
+    drawn.clear()
+    seeds = of_a_pass(150)
+
+    assert len(drawn) == 1
+    assert seeds == noise.words(drawn[0], 0, 150, torch.device("cpu")).tolist()
+    assert len(set(seeds)) == 150
+
+
+def test_seeds_of_passes_follow_manual_seed_and_differ_from_pass_to_pass():
+    first, again, other = of_a_pass(3), of_a_pass(3), of_a_pass(3, number=6)
+    with noise.drawn_once():
+        later = int(noise.fresh_seed())
+
+    assert first == again
+    assert len({*first, *other, later}) == 7
+
+
+def test_a_pass_inside_a_pass_goes_on_with_its_seeds():
+    torch.manual_seed(5)
+    with noise.drawn_once():
+        outer = int(noise.fresh_seed())
+        with noise.drawn_once():
+            inner = int(noise.fresh_seed())
+        last = int(noise.fresh_seed())
+
+    assert [outer, inner, last] == of_a_pass(3)
+
+
+def test_a_forked_generator_inside_a_pass_brings_no_seed_again():
+    def forked():
+        with noise.drawn_once(), torch.random.fork_rng(devices=[]):
+            return int(noise.fresh_seed())
+
+    torch.manual_seed(5)
+
+    assert forked() != forked()
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_ranks_that_are_seeded_alike_have_other_seeds_in_a_pass():
+    own = of_a_pass(3)
+    torch.distributed.destroy_process_group()
+    alone = of_a_pass(3)
+    join_as_second_of_two()
+
+    assert not set(own) & set(alone)
+
+
+def test_no_seed_of_a_pass_is_used_in_a_graph_that_is_replayed(monkeypatch):
+    with noise.drawn_once():
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(KernelError, match="while a CUDA graph is captured"):
+            noise.fresh_seed()

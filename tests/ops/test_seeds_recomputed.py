@@ -27,8 +27,13 @@ class Drawn:
         self._draw = seeds_under_test._draws.seed
 
     def __enter__(self):
-        seeds_under_test._draws.seed = lambda: self.seeds.append(self._draw()) or self.seeds[-1]
+        seeds_under_test._draws.seed = self._noted
         return self
+
+    def _noted(self):
+        seed = self._draw()
+        self.seeds.append(int(seed))
+        return seed
 
     def __exit__(self, *error):
         del seeds_under_test._draws.seed

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from actbench import workload as workloads
-from actbench.errors import ModelError
+from actbench.errors import ModelError, UsageError
 from actbench.measuring.bench import measure
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -89,7 +88,7 @@ def test_other_models_and_lengths_are_refused(model: str, fields: dict[str, Any]
 
 @pytest.mark.parametrize("text", ["512", "512,", "0,5", "5,-1", "a,b", "5, 6"])
 def test_a_text_that_has_no_lengths_is_refused(text: str, cli: Any) -> None:
-    with pytest.raises(ValidationError, match="no lengths of packed sequences"):
+    with pytest.raises(UsageError, match="no lengths of packed sequences"):
         of(packed=text)
     ended = cli("measure", "tiny-llama", "--packed", text)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from actbench import workload as workloads
-from actbench.errors import ModelError, UntraceableError
+from actbench.errors import ModelError, UntraceableError, UsageError
 from actbench.measuring.bench import measure
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -92,7 +91,7 @@ def test_images_have_an_edge_or_height_and_width(written: int | str, meant: int 
 
 @pytest.mark.parametrize("wrong", [0, -5, 1.5, True, "", "x", "0x32", "32x", "32 x 32", "32x32x3"])
 def test_a_wrong_size_of_images_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValidationError, match="image_size"):
+    with pytest.raises(UsageError, match="image_size"):
         of("resnet18", image_size=wrong)
 
 

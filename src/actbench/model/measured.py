@@ -64,6 +64,7 @@ class PeakParts(Data):
     Attributes:
         activation_bytes: Made in the forward pass and alive at its end: what is saved for backward, and the loss.
         batch_bytes: The batch, and what modules hold from one step to the next.
+        kept_bytes: What a script still holds of earlier steps: lists of outputs, losses with their graphs.
         communication_bytes: Parameters gathered from other processes, and the buffers of what is gathered and reduced.
         temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
             what is recomputed.
@@ -74,6 +75,7 @@ class PeakParts(Data):
     optimizer_bytes: NonNegativeInt = 0
     activation_bytes: NonNegativeInt = 0
     batch_bytes: NonNegativeInt = 0
+    kept_bytes: NonNegativeInt = 0
     communication_bytes: NonNegativeInt = 0
     temporary_bytes: NonNegativeInt = 0
 

@@ -6,10 +6,11 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from actbench.errors import UsageError
 from actbench.model.data import Data, OutcomeData
 from actbench.model.meters import MeterName
 from actbench.model.modelspecs import dtype_for, optimizer_for
@@ -27,6 +28,7 @@ from actbench.model.settings import (  # cases are of them, and so are most who 
     whole_name as whole_name,
 )
 from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
+from actbench.validation import explain
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # a Literal accepts true for 1
@@ -76,6 +78,21 @@ class Case(WorkloadSettings):
     min_steps: PositiveInt = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
     script: Script | None = None
+
+    if not TYPE_CHECKING:  # for type checkers the fields are the arguments
+
+        def __init__(self, **given: Any) -> None:
+            """Check a case that Python code makes.
+
+            Raises:
+                UsageError: A field is missing or unknown, or has a wrong value.
+            """
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                raise UsageError(f"Case: {'; '.join(explain(error, given, {'': Case, 'script': Script}))}") from None
+
+        __init__.__pydantic_base_init__ = True  # else lines of files, too, would be read by way of it, and slowly
 
     @model_validator(mode="after")  # mode="before" takes a third of the time of reading: it makes a dict of each line
     def _resolved(self) -> Self:

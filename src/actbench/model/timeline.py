@@ -8,7 +8,9 @@ from actbench.model.data import Data
 from actbench.model.records import Phase
 from actbench.units import NonNegativeInt
 
-Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "communication", "temporary", "host"]
+Kind = Literal[
+    "weights", "gradients", "optimizer", "saved", "packed", "batch", "kept", "communication", "temporary", "host"
+]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """The kinds in the order of the stack; ``host`` is other memory, and no part of any sum."""
 
@@ -19,6 +21,7 @@ TITLES: Final[dict[Kind, str]] = {
     "saved": "saved tensors",
     "packed": "packed codes",
     "batch": "batch",
+    "kept": "kept from earlier steps",
     "communication": "gathered and reduced",
     "temporary": "temporaries",
     "host": "host memory",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from operator import or_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -90,15 +92,71 @@ def define(
 
         parameters = enumerate(inspect.signature(contract).parameters.values())
         defaults = {each.name: (place, each.default) for place, each in parameters if each.default is not each.empty}
+        required = len(inspect.signature(contract).parameters) - len(defaults)
+        last = tuple(value for _, value in defaults.values())
+        kinds = [str(argument.type) for argument in operator._schema.arguments]
+        # which arguments are tensors; none if the dispatcher must look into lists or for tensors that may be missing
+        tensors = (
+            [] if any("Tensor" in kind and kind != "Tensor" for kind in kinds) else [kind == "Tensor" for kind in kinds]
+        )
+        here = by_key if isinstance(implementation, Kernels) and any(tensors) else {}
 
         @functools.wraps(contract)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
-            left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
-            return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
+            if named or len(arguments) < required:
+                left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
+                return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
+            given: Any = arguments + last[len(arguments) - required :] if last else arguments
+            if not here or torch.compiler.is_compiling() or _is_watched():
+                return operator(*given)  # type: ignore[no-any-return]
+            key = _plain_key(*itertools.compress(given, tensors))
+            return (operator if key is None else here[key])(*given)  # type: ignore[no-any-return]
 
         return call
 
     return made
+
+
+# Torch's dispatcher takes as long as all the rest that an operator does with a small tensor. It finds nothing to do
+# between the call and the kernel if all tensors are plain, no gradient is recorded, and nothing looks on.
+
+_internals: Any = torch._C
+
+
+def _is_watched() -> bool:
+    """Return whether a mode, as of fake tensors, a transform of functions, or a profiler sees operators."""
+    return (
+        _internals._len_torch_dispatch_stack() > 0
+        or _internals._functorch.peek_interpreter_stack() is not None
+        or _internals._autograd._profiler_enabled()
+    )
+
+
+def _plain_key(*tensors: Any) -> str | None:
+    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain.
+
+    The keys of a tensor tell of subclasses, batches of a transform, and values that memory does not hold, such as those
+    of a conjugate.
+    """
+    for tensor in tensors:
+        if (
+            type(tensor) not in _CLASSES
+            or _internals._dispatch_keys(tensor).raw_repr() not in _PLAIN
+            or (tensor.requires_grad and torch.is_grad_enabled())
+        ):
+            return None
+    return _PLAIN[_internals._dispatch_keys(tensors[0]).raw_repr()]
+
+
+def _keys_on(device: str) -> int:
+    """Return the dispatch keys of a plain tensor on a device, which never has others, as a number."""
+    keys, kind = _internals.DispatchKeySet, _internals.DispatchKey
+    names = (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView")
+    return int(functools.reduce(or_, (keys(getattr(kind, name)) for name in names)).raw_repr())
+
+
+_CLASSES = (Tensor, torch.nn.Parameter)
+_PLAIN = {_keys_on(device): device for device in ("CPU", "CUDA")}
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:
@@ -108,11 +166,13 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
         def run(*arguments: Any) -> Any:
             made = contract(*arguments)
             results: Any = made if type(made) is tuple else () if made is None else (made,)
-            in_double = any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in (*results, *arguments))
-            if on_cpu:
-                for result in results:
-                    if result.nbytes >= LEAST_BYTES:
-                        advise(result)
+            in_double = False
+            for each in results:
+                in_double = in_double or each.dtype is torch.float64
+                if on_cpu and each.nbytes >= LEAST_BYTES:
+                    advise(each)
+            for each in arguments:
+                in_double = in_double or (isinstance(each, Tensor) and each.dtype is torch.float64)
             fill = kernels.reference if in_double and kernels.reference is not None else kernel
             fill(*results, *arguments)
             return made
@@ -152,13 +212,17 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     return call
 
 
-_internals: Any = torch._C
-_tracer = _internals._TorchDispatchModeKey.PROXY
+_modes = _internals._TorchDispatchModeKey
 
 
 def traced() -> bool:
     """Return whether ``torch.compile`` or another tracer records a graph of this call."""
-    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_tracer) is not None
+    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_modes.PROXY) is not None
+
+
+def faked() -> bool:
+    """Return whether operators make fake tensors here."""
+    return _internals._get_dispatch_mode(_modes.FAKE) is not None
 
 
 # Checks of arguments that a kernel would misread or read past; plain ``if``s, since every call pays for them.

@@ -1,4 +1,4 @@
-"""Random words from a counter, and fresh seeds that follow ``torch.manual_seed``.
+"""Random words from a counter, noise for rounding, and fresh seeds that follow ``torch.manual_seed``.
 
 Word i of a seed is a hash of the seed and i, so there is no state, and any part can be made alone. The hash is
 splitmix64 (Steele, Lea, Flood 2014): ``finalize(state + (i + 1) * GOLDEN)``. The state is the finalized seed, not the
@@ -6,35 +6,69 @@ seed itself: else the words of two seeds that differ by a multiple of ``GOLDEN``
 reference, in torch on any device: int64 stands for uint64, products wrap around, and a logical shift is an arithmetic
 shift with the copies of the sign masked.
 
+Rounding needs fewer bits for more elements, and 64-bit products are dear on a GPU. So its noise is 15 bits an element,
+in sequences of 32 numbers: a hash of the state and of the sequence's number, in 32 bits, gives a word and an odd
+increment, and number k is the upper 15 bits of the word after k + 1 steps ``word = word * STEP + increment``. This is a
+linear congruential generator with a multiplier of Steele and Vigna (2021); the increments keep any two sequences
+apart. Elements come in units of 32 * width, whose ``width`` sequences take turns every 8 elements, as the lanes of a
+warp do that read a unit in vectors of 8.
+
 A fresh seed takes no number from torch's generator: dropout on the CPU draws from that, and a scheme would change the
 dropout masks of the model that it is compared with. A separate generator would not see ``torch.manual_seed``, nor be
 saved, restored and forked with torch's. So a seed is a hash of the default generator's state, and each draw changes a
 part of the state on which no number depends: in the 624 words of a Mersenne twister (Matsumoto, Nishimura 1998), the
 low 31 bits of the first word never enter the next 624 words, and the generator uses up the first word first.
 
+A forward pass through a converted model draws once, when it begins, and gives its sites the words of that seed, since a
+draw takes ten times as long as a word. So does a backward pass, when something in it first asks for a seed.
+
 Checkpointing sets the generator back before it reruns a block, so that dropout draws the masks of the first run, and
-restores it afterwards. Seeds must not repeat: their errors would no longer be independent. So a draw in a backward pass
-also hashes a count, and the generator's state changes when the pass ends. One case still repeats: if torch's own
-checkpointing recomputes a retained graph a second time, the second time gets the seeds of the first; ``+checkpoint``
-separates these too.
+restores it afterwards. Seeds must not repeat: their errors would no longer be independent. So the draw of a backward
+pass is another hash of the state, and the generator's state changes when the pass ends. One case still repeats: if
+torch's own checkpointing recomputes a retained graph a second time, the second time gets the seeds of the first;
+``+checkpoint`` separates these too.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.autograd import Variable
 
 from actbench.errors import KernelError
-from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define
+from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define, faked
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+
+NUMBERS = 32
+"""Numbers of a sequence of noise."""
+
+RUN = 8
+"""Elements that take neighbouring numbers of one sequence."""
+
+NOISE_BITS = 15
+"""Bits of a number of noise."""
+
+HASHES = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+"""Odd multipliers of the hash that begins a sequence: the golden ratio's, and those of murmur3 (Appleby 2011)."""
+
+STEP = 0xADB4A92D
+_HALF_WORD = (1 << 32) - 1
+
+POWERS = tuple(pow(STEP, k, 1 << 32) for k in range(1, NUMBERS + 1))
+"""By what word and increment are multiplied and added up to give the word after k + 1 steps: these, and the next."""
+
+SUMS = tuple(sum(pow(STEP, i, 1 << 32) for i in range(k)) & _HALF_WORD for k in range(1, NUMBERS + 1))
 
 
 def mixed(seed: int) -> int:
@@ -99,6 +133,37 @@ def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) ->
     return cut.flatten()[skipped : skipped + count]
 
 
+def numbers(seed: int, first: int, units: int, width: int, device: torch.device) -> Tensor:
+    """Return the noise of the elements of ``units`` units from unit ``first`` on: int64 ``(units, 32 * width)``.
+
+    Each is 0 to 2**15 - 1. Unit u has sequences ``u * width .. (u + 1) * width - 1``; see the top of this file.
+    """
+    state = mixed(seed)
+    low, high = state & _HALF_WORD, state >> 32
+    word = torch.arange(first * width, (first + units) * width, dtype=torch.int64, device=device)
+    word = (word * HASHES[0] + low) & _HALF_WORD
+    word = ((word ^ (word >> 16)) * HASHES[1] + high) & _HALF_WORD
+    word = word ^ (word >> 13)
+    increment = word | 1
+    word = (word * HASHES[2]) & _HALF_WORD
+    word = word ^ (word >> 16)
+
+    powers, sums = (
+        torch.tensor(table, dtype=torch.int64, device=device).view(1, NUMBERS // RUN, 1, RUN)
+        for table in (POWERS, SUMS)
+    )
+    word, increment = (part.view(units, 1, width, 1) for part in (word, increment))
+    stepped = (word * powers + increment * sums) & _HALF_WORD  # a product that wraps around keeps its low 32 bits
+    return (stepped >> (32 - NOISE_BITS)).reshape(units, NUMBERS * width)
+
+
+def from_sequence(seed: int, first: int) -> int:
+    """Return the seed, an int64, whose sequences from 0 on are those of ``seed`` from sequence ``first`` on."""
+    state = mixed(seed)
+    low = (state + first * HASHES[0]) & _HALF_WORD
+    return signed(unmixed(state & ~_HALF_WORD | low))
+
+
 def _shifted(word: Tensor, bits: int) -> Tensor:
     return (word >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -138,37 +203,78 @@ _UNUSED = (1 << 31) - 1
 
 def draw(generator: torch.Generator) -> int:
     """Return a fresh 64-bit seed from the state of a CPU generator, without a change of its numbers."""
-    seed = _seed_of(generator)
-    _move_on(generator)
+    state = generator.get_state()
+    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+    seed = _hashed(words)
+    _move_on(words)
+    generator.set_state(state)
     return seed
 
 
-def _seed_of(generator: torch.Generator) -> int:
-    words = generator.get_state().numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+def _hashed(words: NDArray[np.uint64]) -> int:
+    """Return a hash of the part of a state that every draw and every number changes."""
     seed = 0
     for index in (_SEED, _POSITION, _BLOCK, _BLOCK + 1, _BLOCK + 2):
         seed = mixed(seed ^ int(words[index]))
     return seed
 
 
-def _move_on(generator: torch.Generator) -> None:
-    state = generator.get_state()
-    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+def _move_on(words: NDArray[np.uint64]) -> None:
+    """Change a part of a state on which no number depends."""
     first = int(words[_BLOCK])
     words[_BLOCK] = (first & ~_UNUSED) | ((first + 1) & _UNUSED)
-    generator.set_state(state)
+
+
+class _Seeds:
+    """The seeds of a pass: the words of one seed, in order, each a 0-d int64 tensor on the CPU."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._made = seed, 0
+        self._left: Iterator[Tensor] = iter(())
+
+    def next(self) -> Tensor:
+        """Return the next seed; they are made many at once, as a tensor of each alone would take as long as a draw."""
+        seed = next(self._left, None)
+        if seed is None:
+            self._left = iter(words(self._seed, self._made, _AT_ONCE, _CPU).unbind())
+            self._made += _AT_ONCE
+            seed = next(self._left)
+        return seed
+
+
+_CPU, _AT_ONCE = torch.device("cpu"), 64
+_of_pass: ContextVar[_Seeds | None] = ContextVar("_of_pass", default=None)
+
+
+@contextmanager
+def drawn_once() -> Iterator[None]:
+    """Draw once for all seeds that are asked for inside the with-block, by this thread: in a forward pass.
+
+    The draw is at the beginning: one inside a block with a forked generator would be undone with it, and come again in
+    the next pass. Inside of another such block it goes on with the seeds of that one. On fake tensors nothing is drawn.
+    """
+    if _of_pass.get() is not None or faked():
+        yield
+        return
+    with torch._C._DisableTorchDispatch():  # who measures memory need not see the state of the generator
+        seeds = _draws.of_forward_pass()
+    token = _of_pass.set(seeds)
+    try:
+        yield
+    finally:
+        _of_pass.reset(token)
 
 
 class _Draws:
     """Draws seeds from torch's generator that never repeat, in forward passes and in backward passes.
 
-    A re-entrant backward pass runs inside another; the count goes on until all passes that drew have ended.
+    A re-entrant backward pass runs inside another; they have the seeds of one draw until all that asked have ended.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._passes: dict[int, int] = {}  # each pass with the thread that first drew in it
-        self._count = 0
+        self._passes: dict[int, int] = {}  # each backward pass with the thread that first asked in it
+        self._backward: _Seeds | None = None
         self._place: tuple[Any, int] | None = None
 
     @property
@@ -183,35 +289,62 @@ class _Draws:
     def rank(self, rank: int) -> None:
         self._place = distributed.group.WORLD, rank  # of another process group nothing is said
 
-    def seed(self) -> int:
-        """Return a seed; in a backward pass, where checkpointing may have set the generator back, do not change it."""
+    def seed(self) -> Tensor:
+        """Return a seed."""
+        forward = _of_pass.get()
+        if forward is not None:
+            return forward.next()
         running: int = torch._C._current_graph_task_id()
+        if running < 0:
+            return torch.tensor(signed(self._drawn()), dtype=torch.int64, device=_CPU)
         with self._lock:
-            if running < 0:
-                self._forget_failed()
-                return draw(torch.default_generator)
             if running not in self._passes:
                 self._passes[running] = threading.get_ident()
                 Variable._execution_engine.queue_callback(functools.partial(self._end, running))
-            self._count += 1
-            return mixed(_seed_of(torch.default_generator) ^ mixed(self._count))
+            if self._backward is None:
+                self._backward = self._of_backward_pass()
+            return self._backward.next()
+
+    def of_forward_pass(self) -> _Seeds:
+        """Draw the seed of a forward pass; one that runs in a backward pass, as recomputed blocks do, asks that."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        return _Seeds(int(self.seed()) if in_backward else self._drawn())
+
+    def _drawn(self) -> int:
+        with self._lock:
+            self._forget_failed()
+            return self._for_rank(draw(torch.default_generator))
+
+    def _of_backward_pass(self) -> _Seeds:
+        """Draw without a change of the generator, which checkpointing may have set back."""
+        state = torch.default_generator.get_state().numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+        return _Seeds(self._for_rank(mixed(_hashed(state) ^ _BACKWARD)))
+
+    def _for_rank(self, seed: int) -> int:
+        """Return another seed on each rank: ranks are often seeded alike, and their errors must not be.
+
+        Rank 0 has the seeds of a process that is alone.
+        """
+        rank = self.rank
+        return mixed(seed ^ rank) if rank else seed
 
     def _forget_failed(self) -> None:
         """Forget the passes of this thread, which now runs none: a failed pass does not report its end."""
         own = threading.get_ident()
         self._passes = {running: thread for running, thread in self._passes.items() if thread != own}
         if not self._passes:
-            self._count = 0
+            self._backward = None
 
     def _end(self, over: int) -> None:
         """Change the generator's state after a pass that drew, so that the next step gets other seeds."""
         with self._lock:
             self._passes.pop(over, None)
             if not self._passes:
-                self._count = 0
-            _move_on(torch.default_generator)
+                self._backward = None
+            draw(torch.default_generator)
 
 
+_BACKWARD = mixed(1)  # what makes the draw of a backward pass another than that of a forward pass
 _draws = _Draws()
 
 
@@ -262,14 +395,14 @@ def _refuse_capture() -> None:
 def _fresh_seed() -> Tensor:
     _check_layout()
     _refuse_capture()
-    seed = _draws.seed()
-    rank = _draws.rank
-    if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
-        seed = mixed(seed ^ rank)
-    return torch.tensor(signed(seed), dtype=torch.int64, device="cpu")
+    return _draws.seed()
 
 
-@define("fresh_seed() -> Tensor", {EVERYWHERE: _fresh_seed}, tags=RANDOM)
+def _own_seed() -> Tensor:
+    return _fresh_seed().clone()  # a seed may be saved, and those of a pass lie together
+
+
+@define("fresh_seed() -> Tensor", {EVERYWHERE: _own_seed}, tags=RANDOM)
 def fresh_seed() -> Tensor:
     """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values.
 
@@ -279,3 +412,11 @@ def fresh_seed() -> Tensor:
         KernelError: The state of torch's generator has an unknown layout, or a CUDA graph is being captured.
     """
     return torch.empty((), dtype=torch.int64, device="cpu")
+
+
+def seed_at_once() -> Tensor:
+    """Return a fresh seed that is not saved, outside of graphs that compilers trace.
+
+    It is drawn without the operator, which takes most of the time, unless something sees operators.
+    """
+    return fresh_seed() if torch._C._len_torch_dispatch_stack() else _fresh_seed()

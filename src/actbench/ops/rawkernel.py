@@ -1,16 +1,20 @@
 """Launches the CUDA kernels of the folder ``kernels/`` on torch tensors; the only file that imports CuPy.
 
-Torch allocates; CuPy compiles and launches. CuPy gets bare addresses and torch's current stream, and its own memory
-pool stays empty. A kernel is compiled at its first use on a device, and CuPy caches the machine code on disk.
+Torch allocates, CuPy compiles, and CUDA's driver launches. The driver gets bare addresses and torch's current stream;
+CuPy's memory pool stays empty. A kernel is compiled at its first use on a device, and CuPy caches the machine code on
+disk. What does not change from launch to launch is prepared then, since each launch costs the host's time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -82,39 +86,111 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
     Args:
         stem: Name of the source without its ending.
         kernel: Name of the kernel in it.
-        macros: The macros that the source is compiled with.
+        macros: The macros that the source is compiled with, in the same order whenever the kernel is launched.
         threads: How many threads have work; the grid may be smaller, as kernels stride. 0 launches nothing.
-        *arguments: The kernel's arguments, in order: contiguous tensors of one CUDA device, and scalars of exactly the
-            parameters' types.
+        *arguments: The kernel's arguments, in order: contiguous tensors of one CUDA device, the first of all being one,
+            and scalars of exactly the parameters' types.
 
     Raises:
-        KernelError: CuPy is missing, finds no usable driver, or the source does not compile.
+        KernelError: CuPy is missing, finds no usable driver, the source does not compile, or the driver refuses.
     """
     if threads == 0:
         return
-    device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
-    passed = tuple(np.uint64(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments)
-    with torch.cuda.device(device):
-        function = _function(stem, kernel, options(macros), device.index)
-        blocks = min(-(-threads // THREADS), _most_blocks(device.index))
-        with _cupy().cuda.Stream.from_external(_CurrentStream()):
-            function((blocks,), (THREADS,), passed)
+    first: Any = arguments[0]
+    device = first.get_device()
+    key = (stem, kernel, device, *macros.values())
+    launcher = _launchers.get(key)
+    if launcher is None:
+        launcher = _launchers[key] = _prepared(stem, kernel, macros, device, arguments)
+    launcher.launch(threads, arguments)
 
 
-class _CurrentStream:
-    """Torch's current stream with the CUDA stream protocol, which torch's own object has only in newer versions."""
+class _Launcher:
+    """A compiled kernel on one device, which the driver launches; CuPy's own launch costs several times as much.
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, torch.cuda.current_stream().cuda_stream)
+    The driver copies the arguments before it returns, so their block of memory is used again. Several threads may
+    launch at once, such as those of backward passes: each takes a block off the list, and puts it back.
+    """
+
+    def __init__(self, name: str, kernel: Any, device: int, arguments: Sequence[Any]) -> None:
+        self._name, self._kernel, self._device = name, kernel, device  # CuPy unloads the kernel with its object
+        self._function = ctypes.c_void_p(kernel.ptr)
+        self._most_blocks = _most_blocks(device)
+        self._tensors = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
+        # a slot of 8 bytes for each, in the machine's byte order
+        self._format = struct.Struct("".join("Q" if isinstance(a, Tensor) else _SLOTS[a.dtype.char] for a in arguments))
+        self._count = len(arguments)
+        self._free: list[tuple[Any, Any]] = []
+        self._driver = _driver()
+        self._start = self._driver.cuLaunchKernel
+
+    def launch(self, threads: int, arguments: Sequence[Any]) -> None:
+        """Start the kernel with other values of its arguments, in torch's current stream."""
+        if _torch._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                return self.launch(threads, arguments)
+        values = list(arguments)
+        for place in self._tensors:
+            values[place] = values[place].data_ptr()
+        block = self._free.pop() if self._free else self._block()
+        memory, places = block
+        self._format.pack_into(memory, 0, *values)
+        stream = ctypes.c_void_p(_torch._cuda_getCurrentRawStream(self._device))
+        call = (
+            self._function,
+            min(-(-threads // THREADS), self._most_blocks),
+            1,
+            1,
+            THREADS,
+            1,
+            1,
+            0,
+            stream,
+            places,
+            None,
+        )
+        error = self._start(*call)
+        if error == _NO_CONTEXT:
+            self._bind()
+            error = self._start(*call)
+        self._free.append(block)
+        if error:
+            raise KernelError(f"the driver does not launch {self._name} on cuda:{self._device}: CUDA error {error}")
+        return None
+
+    def _block(self) -> tuple[Any, Any]:
+        """Return memory for the arguments, and the addresses of these."""
+        memory = ctypes.create_string_buffer(8 * self._count)
+        start = ctypes.addressof(memory)
+        return memory, (ctypes.c_void_p * self._count)(*range(start, start + 8 * self._count, 8))
+
+    def _bind(self) -> None:
+        """Make torch's context of the device current in a thread that has called the driver only by this file."""
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self._driver.cuDeviceGet(ctypes.byref(handle), self._device)
+        self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        self._driver.cuCtxSetCurrent(context)
+
+
+_torch: Any = torch._C
+_launchers: dict[tuple[Any, ...], _Launcher] = {}  # by source, kernel, device and macros
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_SLOTS = {"?": "?7x", "i": "i4x", "I": "I4x", "l": "q", "L": "Q", "q": "q", "Q": "Q", "f": "f4x", "d": "d"}
 
 
 @functools.cache
-def _function(stem: str, kernel: str, chosen: tuple[str, ...], device: int) -> Any:
-    """Return CuPy's function, compiled for the current device, whose index is ``device``."""
-    cupy = _cupy()
+def _driver() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _prepared(stem: str, kernel: str, macros: Macros, device: int, arguments: Sequence[Any]) -> _Launcher:
+    """Compile a kernel for a device and return what launches it with arguments of these types."""
+    cupy, chosen = _cupy(), options(macros)
     try:
-        function = cupy.RawModule(code=source(stem), options=chosen).get_function(kernel)
-        function.compile()
+        with torch.cuda.device(device):
+            function = cupy.RawModule(code=source(stem), options=chosen).get_function(kernel)
+            function.compile()
+            return _Launcher(kernel, function.kernel, device, arguments)
     except cupy.cuda.compiler.CompileException as error:
         raise KernelError(f"kernels/{stem}.cu does not compile with {' '.join(chosen)}:\n{error}") from error
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -122,7 +198,6 @@ def _function(stem: str, kernel: str, chosen: tuple[str, ...], device: int) -> A
             f"kernels/{stem}.cu: CuPy {cupy.__version__} cannot use cuda:{device} ({error});"
             " install the CuPy of your driver's CUDA version, for CUDA 13: pip install 'actbench[cuda]'"
         ) from error
-    return function
 
 
 @functools.cache

@@ -25,6 +25,9 @@ SMALLEST = 64
 """A tensor with fewer elements stays whole: it would gain less than torch's allocator rounds up."""
 
 
+_PACKED = frozenset((*DTYPES, torch.bool))
+
+
 class Codec:
     """A number format, which makes parts of a tensor and the tensor of its parts.
 
@@ -41,7 +44,7 @@ class Codec:
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""
-        if x.dtype not in (*DTYPES, torch.bool):
+        if x.dtype not in _PACKED:
             return f"{x.dtype} is not a floating-point type"
         return "too small to gain" if x.numel() < SMALLEST else None
 

@@ -75,9 +75,13 @@ class Layout:
         return as_it_lay(flat.view([self.shape[dim] for dim in self.order]), list(self.order))
 
 
-def flat_of(x: Tensor) -> Tensor:
-    """Return the elements of a tensor in memory order, detached; a view if they have no gaps in memory."""
-    return in_order(x.detach(), memory_order(x)).view(-1)
+def flat_of(x: Tensor, layout: Layout | None = None) -> Tensor:
+    """Return the elements of a tensor in memory order, detached; a view if they have no gaps in memory.
+
+    The layout is that of the tensor, where it is known.
+    """
+    order = memory_order(x) if layout is None else layout.order
+    return x.detach().view(-1) if order is None else in_order(x.detach(), list(order)).view(-1)
 
 
 def without_repeats(tensor: Tensor) -> Tensor:

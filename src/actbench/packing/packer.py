@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,8 +20,11 @@ from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, u
 from actbench.packing.hostoffload import HostOffload
 from actbench.packing.layout import Layout, flat_of, without_repeats
 from actbench.packing.savedtensors import SharingTable, WeakTensors
+from actbench.packing.siteplan import SitePlan
 from actbench.packing.sitestate import SiteState
 from actbench.units import format_bytes
+
+_PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
 class Exclude:
@@ -45,15 +49,26 @@ class Exclude:
             return f"layout {x.layout}"
         if self._is_subclass(x):
             return f"a {type(x).__name__}"
-        if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter):  # of another part, or FSDP's
+        if isinstance(x, nn.Parameter):  # of another part, or FSDP's
             return "a parameter"
-        if x.untyped_storage() in self._held:
-            return "a parameter, a buffer or a part of the batch"
+        return self.why_held(x) or self.why_small(x)
+
+    def why_held(self, x: Tensor) -> str | None:
+        """Return why the memory of a strided tensor is excluded, or None."""
+        base = x._base
+        if base is not None and isinstance(base, nn.Parameter):
+            return "a parameter"
+        return "a parameter, a buffer or a part of the batch" if x.untyped_storage() in self._held else None
+
+    def why_small(self, x: Tensor) -> str | None:
+        """Return why the size of a tensor excludes it, or None."""
         return f"smaller than {format_bytes(self.smallest_bytes)}" if x.nbytes < self.smallest_bytes else None
 
     def _is_subclass(self, x: Tensor) -> bool:
+        if type(x) in _PLAIN:
+            return False
         wraps: bool = _python_dispatch.is_traceable_wrapper_subclass(x)
-        return wraps or (self.subclasses and type(x) not in (Tensor, nn.Parameter, FakeTensor))
+        return wraps or self.subclasses
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Exclude, self.smallest_bytes, subclasses=self.subclasses), ()
@@ -91,10 +106,18 @@ class StaysHere:
 
 
 def own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
+    """Yield parameters and buffers; torch makes a name for each, which takes several times as long."""
+    parts, found = [module], {module}
+    for part in parts:
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                yield tensor
+        new = [child for child in part._modules.values() if child is not None and child not in found]
+        found.update(new)
+        parts += new
 
+
+_NOTHING = nullcontext()
 
 ON_HOST = "it is in host memory already"
 """Why a tensor in host memory is not moved."""
@@ -116,39 +139,59 @@ class SavedTensors:
         self.codec, self.placement = codec, placement
         self.exclude = Exclude() if exclude is None else exclude
         self.dedup: SharingTable[tuple[Packed, SiteState]] | None = SharingTable() if dedup else None
+        self._planned = self._settled = False  # in this pass; since the last plan
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why a tensor is neither packed nor moved, or None."""
-        return self.exclude.why_not(x) or self.codec.why_not(x) or self._why_for_nothing(x)
+        return self.exclude.why_not(x) or self._why_of_kind(x)
 
     def settle(self) -> None:
-        """Release the leaving tensors: after a forward pass, no moved tensor is left on the device."""
+        """End a forward pass: release the leaving tensors, of which none is left on the device afterwards."""
+        self._settled, self._planned = not self._planned, False
         if self.placement is not None:
             self.placement.settle()
 
     def pack(self, x: Tensor, site: SiteState) -> Packed:
         """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor."""
-        once = without_repeats(x)
-        if once is not x:
-            packed = self.pack(once, site)
-            if isinstance(packed.codec, Unpacked):
-                return unpacked(x)
-            return Packed(Repeated(packed.codec, packed.layout), Layout.of(x), packed.parts)
+        plan: SitePlan | None = site.plan
+        if plan is None or not plan.holds(x, site, self.codec):
+            once = without_repeats(x)
+            if once is not x:
+                return self._repeated(x, self.pack(once, site))
+            plan = self._plan(x, site)
         site.begin(x)
-        reason = self.why_not(x)
+        reason = self.why_not(x) if plan is None else self.exclude.why_held(x) or plan.reason
         if reason is not None:
             return self._left(x, reason)
-        layout, flat = Layout.of(x), flat_of(x)
+        codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
+        # where in a whole pass nobody asked for what this site packs, nobody needs to know it
+        if self.dedup is None or (plan is not None and self._settled and not plan.shared):
+            return self._packed(x, flat_of(x, layout), codec, layout, site)
+        return self._shared(x, flat_of(x, layout), codec, layout, site)
+
+    def _shared(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
+        """Return what another site packed of a tensor, or pack it and remember that for other sites."""
+        assert self.dedup is not None
         source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
         purpose = x.shape[:1] if site.per_sample else None  # bits per row fit only tensors with as many rows
-        known = None if self.dedup is None else self.dedup.recall(source, purpose)
-        if known is not None:
-            packed, owner = known
-            site.share(owner)
-            savedtensors.acted(self)
-            return packed._replace(layout=layout)
-        codec = self.codec.at(x, site)
-        with torch.no_grad():
+        known = self.dedup.recall(source, purpose)
+        if known is None:
+            packed = self._packed(x, flat, codec, layout, site)
+            if not isinstance(packed.codec, Unpacked):
+                weak = _Reference(Packed(packed.codec, layout, ()), WeakTensors(*packed.parts), site)
+                self.dedup.remember(source, weak, purpose)
+            return packed
+        packed, owner = known
+        for one in (site, owner):
+            if one.plan is not None:
+                one.plan.shared = True
+        site.share(owner)
+        savedtensors.acted(self)
+        return packed._replace(layout=layout)
+
+    def _packed(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
+        """Encode the elements of a tensor."""
+        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
             lost = codec.lost(flat, parts)
@@ -158,11 +201,29 @@ class SavedTensors:
                 return self._left(x, lost)
         if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
-        savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
-        packed = Packed(codec, layout, parts)
-        if self.dedup is not None:
-            self.dedup.remember(source, _Reference(packed._replace(parts=()), WeakTensors(*parts), site), purpose)
-        return packed
+        if savedtensors.listeners:
+            savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
+        return Packed(codec, layout, parts)
+
+    def _repeated(self, x: Tensor, once: Packed) -> Packed:
+        """Return the packed tensor that repeats elements of another, packed ``once``."""
+        if isinstance(once.codec, Unpacked):
+            return unpacked(x)
+        return Packed(Repeated(once.codec, once.layout), Layout.of(x), once.parts)
+
+    def _plan(self, x: Tensor, site: SiteState) -> SitePlan | None:
+        """Decide what happens to a tensor at a site, and keep that for tensors like it in later steps.
+
+        Return None where it may be another thing each time, or a step saves none of the host's time.
+        """
+        usual = type(x) is Tensor and x.layout == torch.strided and not self.codec.exact and x.dtype != torch.bool
+        if not usual or self.placement is not None or site.per_sample or site.sample_gradients is not None:
+            site.plan = None
+            return None
+        reason = self.exclude.why_small(x) or self._why_of_kind(x)
+        self._planned, self._settled = True, False
+        site.plan = plan = SitePlan(x, site, self.codec, reason)
+        return plan
 
     def stands_for(self, x: Tensor, packed: Packed) -> None:
         """Record that a tensor was decoded from parts: saving it then saves these parts, without a new encoding.
@@ -174,8 +235,11 @@ class SavedTensors:
         if self.dedup is not None:
             self.dedup.remember(flat_of(x), lambda: known)
 
-    def _why_for_nothing(self, x: Tensor) -> str | None:
-        """Return why neither codec nor placement would change a tensor, or None."""
+    def _why_of_kind(self, x: Tensor) -> str | None:
+        """Return why the codec takes no tensor of this kind, or why neither it nor the placement would change one."""
+        reason = self.codec.why_not(x)
+        if reason is not None:
+            return reason
         if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
             return None
         return "nothing is packed and nothing moved" if self.placement is None else ON_HOST

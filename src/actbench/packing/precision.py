@@ -41,7 +41,7 @@ def norm_dtype(x: Tensor) -> torch.dtype | None:
 
 def cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """Return a tensor cast to a type; unchanged if either is None."""
-    return tensor if tensor is None or dtype is None else tensor.to(dtype)
+    return tensor if tensor is None or dtype is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 def dtypes_of(*tensors: Tensor | None) -> list[torch.dtype | None]:
@@ -54,10 +54,12 @@ def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | No
     return [cast(tensor, dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
 
 
+_AS_IT_IS = nullcontext()
+
+
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Turn autocast off on the device of ``x``."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if device in _WITH_AUTOCAST else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if _is_autocast(x) else _AS_IT_IS
 
 
 def _is_autocast(x: Tensor) -> bool:

@@ -44,6 +44,7 @@ class SiteState:
         chunk: The fewest pieces of the batch that the backward pass of the layer is cut into.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
         kept: A tensor that the codec keeps here from pass to pass, and copies have too; None for nothing.
+        plan: The :class:`actbench.packing.siteplan.SitePlan` of the last tensor that was packed here, or None.
     """
 
     path: str
@@ -65,6 +66,7 @@ class SiteState:
     chunk: int = 1
     pipeline_threshold: int | None = None
     kept: Tensor | None = field(default=None, repr=False)
+    plan: Any = field(default=None, repr=False)
 
     def pieces(self, size_bytes: int) -> int:
         """Return how many pieces the backward pass is cut into, for the bytes of the layer's gradient and input."""
@@ -117,7 +119,7 @@ class SiteState:
 
     def __getstate__(self) -> dict[str, Any]:
         of_a_step = {"was_finite": False, "watched": False, "ranges": None, "gradients": None, "elements": 0}
-        return vars(self) | of_a_step | {"owner": None}
+        return vars(self) | of_a_step | {"owner": None, "plan": None}
 
 
 def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from actbench.ops.noise import drawn_once
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
 
@@ -109,10 +110,11 @@ class Wrapper:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count modules that run inside the with-block as part of this pass."""
+        """Count modules that run inside the with-block as part of this pass, which draws its seeds at once."""
         token = _running.set((*_running.get(), self))
         try:
-            yield
+            with drawn_once():
+                yield
         finally:
             _running.reset(token)
 

@@ -13,6 +13,7 @@ from actbench.units import format_bytes
 PARTS = {
     "activation_bytes": "saved activations",
     "batch_bytes": "the batch",
+    "kept_bytes": "what the script keeps of earlier steps",
     "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }

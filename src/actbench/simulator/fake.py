@@ -120,10 +120,7 @@ def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, T
 
 
 def asks_for_device(arguments: Iterable[Any]) -> bool:
-    """Return whether an argument of an operator is a device with memory of its own.
-
-    A script's fake tensors are on the CPU, those for its card too: only such an argument says where a result is wanted.
-    """
+    """Return whether an argument of an operator is a device off the CPU, with memory of its own."""
     return any(isinstance(each, torch.device) and each.type not in ("cpu", "meta") for each in arguments)
 
 

@@ -173,7 +173,7 @@ def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
         **recurrent.composites(),
         **_OF_ALL,
     }
-    of_keys = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
+    of_keys: dict[str, dict[str, Any]] = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
     return _replaced({(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()})
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actbench.simulator import recurrent, temporaries
 from actbench.simulator.profiles import DeviceProfile
@@ -55,6 +57,21 @@ _UNKNOWN = frozenset(
 )
 """Operators whose buffers on a CPU depend on values, or are not modelled; transforms over several dimensions."""
 
+_LOSSES = (aten.mse_loss, aten.smooth_l1_loss)
+
+
+def _is_unknown(packet: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether arguments make the buffers of an operator on a CPU unknown, or others than are simulated."""
+    if packet in _LOSSES:  # copies operands of two layouts
+        return bool(args[0].shape == args[1].shape and args[0].stride() != args[1].stride())
+    if packet is aten.binary_cross_entropy or packet is aten.masked_fill:  # a gradient of what seldom needs one
+        other = args[1] if packet is aten.binary_cross_entropy else args[2]
+        return isinstance(other, Tensor) and other.requires_grad
+    if packet is aten.linalg_lu_solve:  # copies matrices of one element each
+        return bool(args[0].shape[-1] == 1)
+    return packet in _UNKNOWN and (packet is not aten._fft_c2r or len(args[1]) > 1)
+
+
 _MODELLED = ("AVX512", "AVX2")
 """The processors' instructions that ``onednn.py`` knows the layouts of, by torch's names."""
 
@@ -79,10 +96,12 @@ class Unmodelled:
             if packet in _FACTORIZATIONS:
                 self._found[func._schema.name.removeprefix("aten::").removeprefix("_")] = None
             return self._of_cuda(func, args, result)
-        if packet in _UNKNOWN and (packet is not aten._fft_c2r or len(args[1]) > 1):
-            self._unknown[packet.__name__] = None
+        if _is_unknown(packet, args) or (isinstance(result, Tensor) and result.dtype == torch.complex32):
+            self._unknown[str(packet).removeprefix("aten.")] = None
         elif packet in _CONVOLUTIONS:
             self._note_convolution(args[1].dtype)
+            if packet is aten.convolution and _is_low(args[0].shape[2:], args[1].shape[2:], args[4]):
+                self._found["convolutions of low images with wide padding"] = None
         elif packet in _PRODUCTS and args[1].dtype in _SUPPORTED and _SUPPORTED[args[1].dtype]():
             self._found[f"products in {_name(args[1].dtype)}"] = None
         return temporaries.cpu(func, args, result)
@@ -104,6 +123,12 @@ class Unmodelled:
             self._found[f"convolutions in {_name(dtype)}"] = None
         elif dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() not in _MODELLED:
             self._found["convolutions on a processor without AVX2"] = None
+
+
+def _is_low(sizes: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> bool:
+    """Return whether oneDNN may choose a layout of images that ``onednn.py`` does not know."""
+    is_low = any(size == 1 or size <= 2 * pad for size, pad in zip(sizes, padding, strict=True))
+    return is_low and len(sizes) > 1 and max(kernel) > 1
 
 
 def _name(dtype: torch.dtype) -> str:

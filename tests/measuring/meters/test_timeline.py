@@ -51,6 +51,7 @@ PART_OF_KIND = {
     "saved": "activation_bytes",
     "packed": "activation_bytes",
     "batch": "batch_bytes",
+    "kept": "kept_bytes",
     "temporary": "temporary_bytes",
 }
 

@@ -29,8 +29,8 @@ def test_linear_layers_become_sites_and_stay_themselves():
 
     assert setup.module is model
     assert [(site.path, site.was, site.becomes) for site in setup.sites] == [
-        ("0", "nn.Linear", "gaussian sketch, ratio 0.5"),
-        ("2.1", "nn.Linear", "gaussian sketch, ratio 0.5"),
+        ("0", "nn.Linear", "rademacher sketch, ratio 0.5"),
+        ("2.1", "nn.Linear", "rademacher sketch, ratio 0.5"),
     ]
     assert model[0] is model[2][0]
     assert model[0].sharing is model[2][1].sharing
@@ -98,7 +98,7 @@ def test_wrong_values_are_named(text, problem):
     "text",
     [
         "randomized:0.2",
-        "randomized:0.1,sketch=rademacher,min=3",
+        "randomized:0.1,sketch=gaussian,min=3",
         "randomized:0.2,dim=64",
         "randomized:0.2,sketch=rows_distinct",
     ],

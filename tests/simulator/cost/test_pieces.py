@@ -10,7 +10,7 @@ from torch import nn
 
 from actbench import scheme as schemes
 from actbench.methods.formats.optim.storage import CHUNK
-from actbench.methods.randomized.ops.sketch import samples, transforms
+from actbench.methods.randomized.ops.sketch import transforms
 from actbench.ops.simulation import few_for_all, one_for_all, repeated_by
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
@@ -122,7 +122,7 @@ def test_three_pieces_of_a_sketch_need_and_count_what_all_of_them_do(
             reading = meter.memory(TrainStep(step, meter.place({"x": torch.ones(ROWS * 10, 64)})))
         return reading, Counter(each.work.label for each in meter.done), len(ran)
 
-    monkeypatch.setattr(transforms, "CHUNK_BYTES", samples.CHUNK_BYTES // 8)
+    monkeypatch.setattr(transforms, "PIECE_BYTES", transforms.PIECE_BYTES // 32)
     few, counted, ran = read(few_for_all)
     whole, all_counted, all_ran = read(lambda starts, of: iter(starts))
 

@@ -37,6 +37,8 @@ class Card:
     def limit_to(self, fraction: float) -> str:
         return f"limited to {fraction:g}"
 
+    def configure(self, settings: str) -> None: ...
+
     def reset_peak(self) -> None:
         self.peak = self.allocated_bytes()
 

@@ -61,7 +61,7 @@ def test_accelerate_believes() -> None:
             accelerator = Accelerator(mixed_precision=mixed)
             assert accelerator.device.type == "cuda" and (accelerator.scaler is not None) == (mixed == "fp16")
             with accelerator.autocast():
-                assert product().dtype == dtype
+                assert torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == dtype
             AcceleratorState._reset_state(True)
         assert utils.is_cuda_available() and utils.is_bf16_available() and PartialState().device.type == "cuda"
         with Mapped():

@@ -46,6 +46,37 @@ def test_outputs_in_a_list_grow_by_the_same_amount_each_step() -> None:
     assert found.runs_out
 
 
+@pytest.mark.parametrize("of", ["outputs", "outputs without gradients", "losses"])
+def test_what_a_loop_keeps_is_no_batch(of: str) -> None:
+    kept: list[Tensor] = []
+    keeps = {
+        "outputs": kept.append,
+        "outputs without gradients": lambda y: kept.append(y.detach()),
+        "losses": lambda y: kept.append(y.square().sum()),
+    }
+    found = loop(lambda y, number: keeps[of](y))
+
+    parts = found.peak_parts
+    assert parts is not None
+    assert parts.batch_bytes == 0
+    assert parts.kept_bytes >= KEPT
+    kinds = {holder.kind for holder in found.timeline.holders if "y = module(" in (holder.line or "")}  # type: ignore[union-attr]
+    assert "kept" in kinds
+    assert "batch" not in kinds
+
+
+def test_a_batch_that_stays_on_the_card_is_a_batch() -> None:
+    x: list[Tensor] = []
+
+    def keep(y: Tensor, number: int) -> None:
+        x.append(torch.ones(ROWS, WIDTH, device="cpu").cuda())
+
+    found = loop(keep)
+
+    assert found.peak_parts is not None
+    assert found.peak_parts.batch_bytes >= KEPT
+
+
 def test_a_little_that_each_step_keeps_of_much_is_found_too() -> None:
     """The steps are alike to a hundred-thousandth, and three of them, but not two, tell growth from a first copy."""
     few: list[Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from mlptraining import WIDTH, model, train
 
 import actbench
+from actbench import scheme as schemes
+from actbench.errors import UsageError
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.records import Case
 from actbench.simulator import profiles
@@ -96,9 +99,79 @@ def test_the_settings_of_the_allocator_limit_it(monkeypatch: pytest.MonkeyPatch,
     assert card.measurement.memory_limit_bytes == profiles.get("rtx-4090").memory_bytes // 4
 
 
+def fill() -> None:
+    """Allocate what fits into what was freed before, if segments grow, and not if each keeps its size."""
+    parts = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    del parts
+    torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def shell(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+
+
+def new_name(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", setting)
+
+
+def nobody(monkeypatch: pytest.MonkeyPatch, setting: str) -> None: ...
+
+
+def function(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        torch.cuda.memory._set_allocator_settings(setting)  # type: ignore[no-untyped-call]
+
+
+def after_a_limit(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    shell(monkeypatch, setting)
+    torch.cuda.set_per_process_memory_fraction(0.5)
+
+
+@pytest.mark.parametrize("before", [nobody, shell, new_name])
+@pytest.mark.parametrize("inside", [nobody, shell, new_name, function, after_a_limit])
+def test_segments_grow_where_the_settings_say_so(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[..., None], inside: Callable[..., None]
+) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    setting = "max_split_size_mb:512, expandable_segments:True"
+    before(monkeypatch, setting)
+    with actbench.simulate("rtx-4090") as card:
+        inside(monkeypatch, setting)
+        fill()
+        grows = (before, inside) != (nobody, nobody)
+        assert torch.cuda.max_memory_reserved() == (80 if grows else 160) * MIB
+        train()
+
+    left_out = [text for text in card.measurement.warnings if "max_split_size_mb of torch's allocator is not" in text]
+    assert len(left_out) == grows
+
+
+def test_what_is_alive_is_kept_where_segments_grow_from_now_on() -> None:
+    with actbench.simulate("rtx-4090"):
+        kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+        function(pytest.MonkeyPatch(), "expandable_segments:True")
+        fill()
+        assert torch.cuda.memory_allocated() == kept.nbytes
+        assert torch.cuda.max_memory_reserved() == 120 * MIB
+
+
 def test_memory_runs_out_where_a_script_has_limited_itself() -> None:
     with actbench.simulate("rtx-4090", raise_oom=True):
         module = model().cuda()
         torch.cuda.set_per_process_memory_fraction(0.01)
         with pytest.raises(torch.OutOfMemoryError, match=r"of which a step may take 242\.07 MiB"):
             module(torch.randn(512 * MIB // WIDTH, WIDTH, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        (schemes.build("compile:1"), "torch.compile runs eagerly inside a simulated loop"),
+        (schemes.build("checkpoint+compile:1"), "torch.compile runs eagerly inside a simulated loop"),
+        ("checkpoint", "simulate: scheme"),
+    ],
+)
+def test_a_scheme_that_no_simulated_loop_can_have_is_refused_in_words(scheme: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        actbench.simulate("rtx-4090", scheme=scheme)

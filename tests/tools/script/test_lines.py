@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
+from mlptraining import ROWS, WEIGHTS, WIDTH, model
+from torch import nn
 from trainings import RunScript
 
+import actbench
 from actbench.model.measured import Measurement
 from actbench.simulator.profiles import INSTALLED_TORCH
+from actbench.tools.script.lines import Lines
 from actbench.tools.script.tables import script_tables
 
 
@@ -19,6 +26,29 @@ def held_on_lines(found: Measurement) -> Counter[tuple[str, str]]:
     for holder in found.timeline.holders:
         held[holder.kind, (holder.line or "").partition(" ")[0]] += holder.held_bytes
     return held
+
+
+def test_a_model_that_a_loop_drops_is_gone_from_the_card() -> None:
+    with actbench.simulate("rtx-4090"):
+        for _ in range(3):
+            module = model().cuda()
+            optimizer = torch.optim.SGD(module.parameters())
+            module(torch.ones(ROWS, WIDTH, device="cuda")).mean().backward()
+            del module, optimizer
+            gc.collect()
+            assert torch.cuda.memory_allocated() < WEIGHTS  # only what cuBLAS holds
+
+
+def test_a_module_has_no_name_of_one_that_is_gone() -> None:
+    lines = Lines(Path.cwd())
+    with lines.watching():
+        for width in range(1, 50):
+            part = nn.Linear(width, width)
+            nn.ModuleDict({f"of{width}": part})["of" + str(width)](torch.ones(1, width))
+            assert lines.path_of(nn.ReLU()) == "ReLU"
+            assert lines.path_of(part) == ""
+            assert lines.roots == [part]
+            del part
 
 
 KEEPING = "import os; os.environ['TORCH_CUBLAS_WORKSPACE_CACHE'] = '1'"  # on the empty first line of a script

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from trainings import TRAINING, RunScript
 
+from actbench.errors import MeasurementError
 from actbench.model.records import Failure
 from actbench.simulator import profiles
 from actbench.tools.script.real import RealRun
@@ -68,8 +69,32 @@ def test_the_card_that_is_there_has_many_names() -> None:
             assert torch.ones(2).to(device).device == torch.device("cuda:0")
             assert torch.zeros(2, device=device).is_cuda
         assert torch.ones(2).cuda(0).is_cuda
+
+
+def selected_before() -> None:
+    torch.cuda.set_device(1)
+    nn.Linear(2, 2).cuda()
+
+
+OTHERS = {name: form for name, form in FORMS.items() if name.startswith(("made", "by", "data", "to", "cuda", "from"))}
+OTHERS |= {name: FORMS[name] for name in ("module", "module by number", "layer")} | {"selected": selected_before}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_a_process_puts_nothing_on_the_card_of_another(form: str) -> None:
+    with Simulation(profiles.get("h100-80gb"), processes=2) as simulation:
+        with pytest.raises(MeasurementError, match=r"put on cuda:1, a card of another process"):
+            OTHERS[form]()
+        assert simulation.memory.allocated_bytes() == 0
+
+
+def test_a_process_asks_for_the_cards_of_others() -> None:
     with Simulation(profiles.get("h100-80gb"), processes=2):
-        assert torch.ones(2).to("cuda:1").is_cuda
+        assert torch.cuda.get_device_properties(1).total_memory == torch.cuda.mem_get_info(1)[1]
+        with torch.cuda.device(1):
+            assert torch.cuda.current_device() == 1
+        torch.cuda.synchronize(1)
+        assert torch.ones(2, device="cuda").device == torch.device("cuda:0")
 
 
 @pytest.mark.slow
@@ -78,4 +103,13 @@ def test_the_line_of_the_script_is_named(run: RunScript) -> None:
 
     assert isinstance(found, Failure)
     assert "invalid device ordinal 1: 1 card can be seen here" in found.message
+    assert "(train.py:6 model = nn.Sequential(" in found.message
+
+
+@pytest.mark.slow
+def test_the_line_that_takes_the_card_of_another_process_is_named(run: RunScript) -> None:
+    found = run(TRAINING.replace(".cuda()\n", '.to("cuda:1")\n', 1), processes=2)
+
+    assert isinstance(found, Failure)
+    assert "put on cuda:1, a card of another process" in found.message
     assert "(train.py:6 model = nn.Sequential(" in found.message

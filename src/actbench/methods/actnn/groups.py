@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops import bitpack
-from actbench.ops.noise import fresh_seed
+from actbench.ops.noise import seed_at_once
 from actbench.packing.codecs import Codec, Parts
 from actbench.packing.layout import Layout
 from actbench.packing.sitestate import SiteState
@@ -54,7 +54,10 @@ class GroupCodec(Codec):
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
         """Return a reason if a value made others of its group NaN, else None."""
-        return NOT_FINITE if bool((parts[1] == NAN_WORD).any()) else None
+        words = parts[1]
+        # an array compares in a fifth of the time that torch takes for so few words
+        found = (words.numpy() == NAN_WORD).any() if words.is_cpu else (words == NAN_WORD).any()
+        return NOT_FINITE if found else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Groups(GroupCodec):
         """Return uint8 codes, those of the wider groups first, and the int32 words of the groups."""
         size, (width, wider) = self.group_size, self.division(layout)
         if not wider:
-            return groupquant.encode(flat, width, size, fresh_seed(), self.stochastic)
+            return groupquant.encode(flat, width, size, seed_at_once(), self.stochastic)
         front, split = wider * (width + 1) // 8, wider // size
         # Both parts are written in place: to join them afterwards, the parts and the whole would exist at once.
         codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
@@ -87,7 +90,7 @@ class Groups(GroupCodec):
         if isinstance(flat, FakeTensor):
             parts = [(_narrow(codes, layout.elements, width), words, flat, width)]
         for part in parts:
-            groupquant.encode_(*part, size, fresh_seed(), self.stochastic)
+            groupquant.encode_(*part, size, seed_at_once(), self.stochastic)
         return codes, words
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
@@ -119,7 +122,10 @@ class Groups(GroupCodec):
 
     def division(self, layout: Layout) -> tuple[int, int]:
         """Return the smaller number of bits, and how many elements in front, in whole groups, have one bit more."""
-        count, size, width = layout.elements, self.group_size, int(self.width)
+        width = int(self.width)
+        if width == self.width:
+            return width, 0
+        count, size = layout.elements, self.group_size
         wider = round((self.width - width) * count / size) * size
         if count % size == 0 and wider == count:
             return width + 1, 0
@@ -143,7 +149,7 @@ class OneGroup(Groups):
 
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
-        return groupquant.encode_in_one(flat, int(self.width), fresh_seed(), self.stochastic)
+        return groupquant.encode_in_one(flat, int(self.width), seed_at_once(), self.stochastic)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
         """Return elements; their bits follow from the codes."""

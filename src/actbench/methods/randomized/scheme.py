@@ -64,7 +64,7 @@ class Randomized(Scheme):
     gradient: ClassVar[Gradient] = "unbiased"
 
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
-    sketch: Kind = "gaussian"
+    sketch: Kind = "rademacher"
     dim: PositiveInt | None = None
     min: PositiveInt | None = None
     max: PositiveInt | None = None

@@ -81,11 +81,13 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
         blocks = -(-elements // BLOCK)
         if blocks == 0:
             return
-        if _pool() != os.getpid():  # Python has no faster way to notice a fork
+        threads = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD))
+        # Python has no faster way to notice a fork; for one thread, to start Numba's pool would cost most of the call
+        if threads == 1 or _pool() != os.getpid():
             compiled(False)(blocks, *arguments)
             return
         before = numba.get_num_threads()
-        numba.set_num_threads(min(before, torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
+        numba.set_num_threads(min(before, threads))
         try:
             compiled(True)(blocks, *arguments)
         finally:

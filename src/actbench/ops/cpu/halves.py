@@ -1,4 +1,4 @@
-"""Float types in Numba, and random words. Numba has no half precision: values travel as their bits, in integers.
+"""Float types, random words and noise in Numba. It has no half precision: values travel as their bits, in integers.
 
 Widening is exact and narrowing rounds once to nearest even, as torch does. The loops have no branches, so that they
 vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
@@ -6,17 +6,24 @@ vectorise; every intermediate is cast back to 32 bits, because Numba widens inte
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
 
 from actbench.ops import noise
-from actbench.ops.cpu import inlined
+from actbench.ops.cpu import inlined, intrinsic
+from actbench.ops.cpu.vectors import INT, Step
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 """The kind that kernels take, by type."""
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.uint64(noise.SECOND)
+_HASHES = tuple(np.uint32(factor) for factor in noise.HASHES)
+_POWERS, _SUMS = np.array(noise.POWERS, np.uint32), np.array(noise.SUMS, np.uint32)
 
 
 @inlined
@@ -91,6 +98,16 @@ def _rounded_half(wide: np.uint32) -> np.uint32:
     return np.uint32(half | sign)
 
 
+@intrinsic
+def fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of float32 numbers, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
 @inlined
 def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
     """Write the words of a state from number ``first`` on, as :func:`actbench.ops.noise.words` returns them."""
@@ -99,3 +116,47 @@ def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
         word = (word ^ (word >> np.uint64(30))) * _FIRST
         word = (word ^ (word >> np.uint64(27))) * _SECOND
         words[i] = word ^ (word >> np.uint64(31))
+
+
+@intrinsic
+def _put_run(
+    typing_context: Any, target: Any, first: Any, word: Any, increment: Any, powers: Any, sums: Any, number: Any
+) -> Any:
+    """Write the eight floats of a run from ``first`` on; ``number`` is that of its first number in the sequence.
+
+    LLVM makes no vectors of eight products by itself.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        step, eight = Step(context, builder, signature, arguments), ir.VectorType(INT, 8)
+        parts = []
+        for factor, table in ((2, 4), (3, 5)):
+            spread = step.spread(step.argument(factor, INT), 8)
+            parts.append(builder.mul(spread, step.load(table, arguments[6], eight)))
+        upper = builder.lshr(builder.add(*parts), ir.Constant(eight, [17] * 8))
+        step.store(builder.or_(upper, ir.Constant(eight, [0x43800000] * 8)), 0, arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.uint64, types.uint64, powers, sums, types.int64), generate
+
+
+@inlined
+def fill_noise(state: np.uint64, unit: int, width: int, target: np.ndarray) -> None:
+    """Write 256 + n / 2**15, float32, of each number n of a unit; see :func:`actbench.ops.noise.numbers`.
+
+    The size of ``target`` is a multiple of 8, and at most the unit's.
+    """
+    bits = target.view(np.uint32)
+    low, high = np.uint32(state), np.uint32(state >> np.uint64(32))
+    for place in range(width):
+        word = np.uint32(np.uint32(unit * width + place) * _HASHES[0] + low)
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * _HASHES[1] + high)
+        word = np.uint32(word ^ np.uint32(word >> np.uint32(13)))
+        increment = np.uint32(word | np.uint32(1))
+        word = np.uint32(word * _HASHES[2])
+        word = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
+        for run in range(4):
+            first = 8 * (run * width + place)
+            if first >= bits.size:
+                break
+            _put_run(bits, first, word, increment, _POWERS, _SUMS, 8 * run)

@@ -21,6 +21,7 @@ from actbench.packing.hooked.oprules import (
     current_rule,
     divisor_rules,
     is_cast_of_parameter,
+    maker_of,
     may_be_infinite,
     op_rules,
     statistic,
@@ -135,26 +136,32 @@ class Hooks:
         if not is_logarithm and operator.is_shape(tensor):
             savedtensors.left(tensor, "its shape alone is needed")
             return StaysHere.of(tensor.detach().new_zeros(()).expand(tensor.shape))
-        reason = statistic(tensor) or is_cast_of_parameter(tensor) or self.packer.why_not(tensor)
+        maker = maker_of(tensor)
+        reason = statistic(tensor, operator) or is_cast_of_parameter(tensor, maker) or self.packer.why_not(tensor)
         if reason is not None:
             self.packer.leave(tensor, reason)
             return StaysHere.of(tensor)
         if is_logarithm and not self.packer.codec.exact:
-            packed, site = self.pack_at_site(tensor.detach().exp())
+            packed, site = self.pack_at_site(tensor.detach().exp(), "")
             packed = packed._replace(codec=Logarithms(packed.codec))
         else:
-            packed, site = self.pack_at_site(tensor)
+            packed, site = self.pack_at_site(tensor, maker)
         whole = packed.codec.inner if isinstance(packed.codec, Logarithms) else packed.codec
         return StaysHere.of(tensor) if isinstance(whole, Unpacked) else PackedAtSite(packed, site)
 
-    def pack_at_site(self, tensor: Tensor) -> PackedAtSite:
-        """Pack a tensor for its site; booleans take 1 bit, outside of the allocation."""
+    def pack_at_site(self, tensor: Tensor, maker: str | None = None) -> PackedAtSite:
+        """Pack a tensor for its site; booleans take 1 bit, outside of the allocation.
+
+        ``maker`` is what :func:`maker_of` says of it, where that is known.
+        """
         site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
         if tensor.dtype != torch.bool and (bits := bits_here()) is not None:
             site.bits = bits
-        site.row, site.product = current_rule().row, current_rule().is_product
+        operator = current_rule()
+        site.row, site.product = operator.row, operator.is_product
         # On a device, a look at a tensor's values waits for them.
-        site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing or may_be_infinite(tensor)
+        site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
+        site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
         packed = self.packer.pack(tensor, site)
         return PackedAtSite(packed, site.owner or site)
 

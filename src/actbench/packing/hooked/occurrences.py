@@ -10,8 +10,9 @@ more sites than two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -71,11 +72,11 @@ class Occurrences:
         seen, turn = self._seen.setdefault(kind, []), self._turns[family]
         self._turns[family] += 1
         if self._is_usual and self._is_known(kind, family):
-            site = _nth(self._sites.setdefault(kind, []), len(seen), _name(kind, len(seen)), self.bits)
+            site = _nth(self._sites.setdefault(kind, []), len(seen), partial(_name, kind), self.bits)
             if turn == len(self._in_turn.setdefault(family, [])):
                 self._in_turn[family].append(site)
         else:
-            site = _nth(self._in_turn.setdefault(family, []), turn, _name_in_turn(family, turn), self.bits)
+            site = _nth(self._in_turn.setdefault(family, []), turn, partial(_name_in_turn, family), self.bits)
         seen.append(site)
         return site
 
@@ -132,10 +133,10 @@ class Occurrences:
         return iter(dict.fromkeys(site for sites in found for site in sites))
 
 
-def _nth(sites: list[SiteState], index: int, name: str, bits: float) -> SiteState:
+def _nth(sites: list[SiteState], index: int, name: Callable[[int], str], bits: float) -> SiteState:
     """Return a site of a list; append it if it is the next."""
     if index == len(sites):
-        sites.append(SiteState(name, bits))
+        sites.append(SiteState(name(index), bits))
     return sites[index]
 
 

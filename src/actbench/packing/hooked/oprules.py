@@ -26,22 +26,21 @@ _VIEWS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0"
 _MASKING = ("Log", "MaskedFill", "MaskedScatter", "Where")
 
 
-def is_cast_of_parameter(tensor: Tensor) -> str | None:
+def is_cast_of_parameter(tensor: Tensor, maker: str) -> str | None:
     """Return a reason not to pack a tensor if it is a parameter cast to another type, as by autocast; else None.
 
     Its error would be an error of the weight, by which every earlier gradient is multiplied.
     """
-    maker = _maker(tensor)
     is_cast = maker == "torch::autograd::AccumulateGrad" and tensor.grad_fn is not None
     return "a parameter in another type" if is_cast else None
 
 
-def may_be_infinite(tensor: Tensor) -> bool:
-    """Return whether the operator that made a tensor writes minus infinity at masked elements."""
-    return _maker(tensor).startswith(_MASKING)
+def may_be_infinite(maker: str) -> bool:
+    """Return whether an operator writes minus infinity at masked elements."""
+    return maker.startswith(_MASKING)
 
 
-def _maker(tensor: Tensor) -> str:
+def maker_of(tensor: Tensor) -> str:
     """Return the name of the operator that made a tensor, before views and casts; empty if it has no graph."""
     node = tensor.grad_fn
     while node is not None and node.name() in _VIEWS:
@@ -77,7 +76,7 @@ class OpRule(NamedTuple):
     reason: str = "a statistic, or goes with one"
 
 
-_NOTHING = OpRule()
+_NOTHING, _PRODUCT = OpRule(), OpRule(is_product=True)
 _current: ContextVar[OpRule] = ContextVar("_current", default=_NOTHING)
 
 
@@ -108,7 +107,7 @@ def op_rules() -> Rules:
         F.cross_entropy: _of_cross_entropy,
         F.nll_loss: _of_likelihood,
         **dict.fromkeys((F.ctc_loss, torch.ctc_loss), _of_paths),
-        **dict.fromkeys(_PRODUCTS, lambda *_, **__: OpRule(is_product=True)),
+        **dict.fromkeys(_PRODUCTS, lambda *_, **__: _PRODUCT),
     }
     return {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
 
@@ -238,10 +237,10 @@ _FARTHEST = 8
 """The most operators between a statistic and the sum that it was made of."""
 
 
-def statistic(tensor: Tensor) -> str | None:
-    """Return a reason not to pack a tensor if it is a statistic, else None."""
-    if current_rule().is_statistic(tensor):
-        return current_rule().reason
+def statistic(tensor: Tensor, operator: OpRule) -> str | None:
+    """Return a reason not to pack a tensor that an operator saves if it is a statistic, else None."""
+    if operator.is_statistic(tensor):
+        return operator.reason
     return _NOTHING.reason if tensor.is_floating_point() and _is_one_each_row(tensor) else None
 
 
@@ -250,10 +249,12 @@ def _is_one_each_row(tensor: Tensor) -> bool:
 
     A tensor without a graph was made inside an operator: only its shape is known.
     """
+    if tensor.grad_fn is None and tensor.requires_grad:
+        return False
     once = without_repeats(tensor)
     is_vector = once.dim() == 1 and once.numel() <= MOST_CHANNELS
     if tensor.grad_fn is None:
-        return not tensor.requires_grad and (is_vector or (once.dim() > 1 and once.shape[-1] == 1))
+        return is_vector or (once.dim() > 1 and once.shape[-1] == 1)
     is_reduced = is_vector or 1 in once.shape[1:] or (once.shape[:1] == (1,) and once.numel() <= MOST_CHANNELS)
     return is_reduced and _is_of_sums(tensor.grad_fn, _FARTHEST)
 

@@ -186,6 +186,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     _at_peak("optimizer_bytes", "Optimizer state"),
     _at_peak("activation_bytes", "Activations"),
     _at_peak("batch_bytes", "Batch"),
+    replace(_at_peak("kept_bytes", "Kept from earlier steps"), short="kept"),
     replace(_at_peak("communication_bytes", "Gathered and reduced"), short="communication"),
     replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),

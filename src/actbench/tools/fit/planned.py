@@ -182,7 +182,9 @@ def fit(
     said = {"sequence_length": sequence_length, "memory_limit_bytes": limit, "optimizer": optimizer, **case}
     given = {name: value for name, value in said.items() if value is not None}
     try:
-        step = Case(model=model, device_profile=device_profile, batch_size=batch_size, **given)
+        step = Case.model_validate(
+            {"model": model, "device_profile": device_profile, "batch_size": batch_size, **given}
+        )
         asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
     except ValidationError as error:
         raise UsageError(f"actbench.fit: {'; '.join(explain(error, given, {'': Case}))}") from None

@@ -39,6 +39,7 @@ KINDS = {
     "optimizer_bytes": ("optimizer state", "#8f78ad"),
     "activation_bytes": ("saved for backward", "#cf6a63"),
     "batch_bytes": ("batch", "#9a9a9a"),
+    "kept_bytes": ("kept from earlier steps", "#a5745a"),
     "communication_bytes": ("gathered and reduced", "#c9b458"),
     "temporary_bytes": ("temporaries", "#67a58a"),
 }

@@ -18,6 +18,7 @@ COLOURS: dict[Kind, str] = {
     "saved": "#cf6a63",
     "packed": "#b9487f",
     "batch": "#9a9a9a",
+    "kept": "#a5745a",
     "communication": "#c9b458",
     "temporary": "#67a58a",
 }

@@ -169,6 +169,9 @@ class RealMemory:
         """Limit nothing: the CPU's allocator knows no limit."""
         return "torch.cuda.set_per_process_memory_fraction limits no memory of a CPU"
 
+    def configure(self, settings: str) -> None:
+        """Do nothing: they are settings of the allocator of CUDA."""
+
     def reset_peak(self) -> None:
         """Do nothing: each step has its own peak."""
 

@@ -109,6 +109,7 @@ def accelerator_functions(
         "_accelerator_resetAccumulatedStats": _nothing,
         "_accelerator_resetPeakStats": lambda index: counters.reset_peak(),
         "_accelerator_getMemoryInfo": memory_info,
+        "_accelerator_setAllocatorSettings": counters.configure,
         "_accelerator_getDefaultGenerator": lambda index: generators[index],
     }
 

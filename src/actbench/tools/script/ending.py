@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+from torch import nn
 
 from actbench.tools.script.steps import Ended
 
@@ -22,9 +24,11 @@ class Ending:
     def __init__(self, tell: Callable[[], object]) -> None:
         self._tell = tell
         self._timer: threading.Timer | None = None
+        self._kept: Sequence[nn.Module] = ()
 
-    def end(self) -> NoReturn:
-        """Raise :class:`~actbench.tools.script.steps.Ended`."""
+    def end(self, models: Sequence[nn.Module]) -> NoReturn:
+        """Raise :class:`~actbench.tools.script.steps.Ended`; keep the models, with which schemes are tried."""
+        self._kept = models  # the frames of the script are left
         if self._timer is not None:
             self._tell()
         else:

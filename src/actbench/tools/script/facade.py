@@ -22,7 +22,7 @@ from torch.utils import _device
 from actbench.simulator.overrides import replaced
 from actbench.tools.script.autocast import believe_in_autocast
 from actbench.tools.script.patches import Patches
-from actbench.tools.script.streams import checked
+from actbench.tools.script.places import is_card
 
 _HOST = torch.device("cpu")
 
@@ -105,22 +105,6 @@ def _typed(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default(own: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda device: own(None if device is None else torch.device(device))
-
-
-def is_card(device: Any) -> bool:
-    """Return whether a device, in any of the forms that torch takes, is the card; a number is one of its kind.
-
-    Raises:
-        torch.AcceleratorError: It is a card that is not there.
-    """
-    if isinstance(device, int) and not isinstance(device, bool):
-        checked(device)
-        return True
-    found = torch.device(device) if isinstance(device, str) else device
-    if not isinstance(found, torch.device) or found.type != "cuda":
-        return False
-    checked(found.index or 0)
-    return True
 
 
 def _default_device() -> torch.device | None:

@@ -130,7 +130,7 @@ def _leave() -> None:
 
 
 def _let_backends_be_fake(patches: Patches) -> None:
-    """Make groups of all backends fake, and for tensors on the card, which are the CPU's, too."""
+    """Make groups of all backends fake, and let those for the card take tensors in host memory, too."""
     from torch.testing._internal.distributed import fake_pg
 
     def make(common: Any, options: Any) -> Any:

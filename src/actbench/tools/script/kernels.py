@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import UntraceableError
-from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.simulator.overrides import replaced
 from actbench.tools.script.arrivals import Change, changed, rebound
@@ -143,7 +142,7 @@ def _compiled_step(own: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(own)
     def step(p: Tensor, grad: Tensor, *state: Any) -> None:
-        if not (is_on_card(p) and hostmemory.is_elsewhere(p)):  # in host memory, or the simulated card is a CPU
+        if not is_on_card(p):
             return own(p, grad, *state)
         moments = [each for each in state if isinstance(each, Tensor) and each.dim()]
         return one_kernel([*plain_tensors(p, *moments)], [*plain_tensors(grad)])

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -37,7 +38,6 @@ class Lines:
     Attributes:
         origins: The origin of each storage, by its name in the tracker's events.
         passes: The line that began the backward pass in which a storage was made, by the same name.
-        roots: The modules that ran and were part of no other that did.
         runs_again: Whether modules ran inside of a backward pass, as those do that are recomputed.
         copies: What was copied outside of forward and backward passes.
         autocast: The types in which autocast computes where gradients are needed.
@@ -49,17 +49,23 @@ class Lines:
         self._script = None if script is None else str(script.resolve())
         self._own: dict[CodeType, bool] = {}
         self._active: list[nn.Module] = []
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, str] = {}  # by id, until the module is gone
+        self._known: dict[int, ref[nn.Module]] = {}
+        self._roots: list[ref[nn.Module]] = []
         self._turns: list[tuple[int, str, str]] = [(-1, OUTSIDE, "")]
         self._backward = ""
         self.origins: dict[int, Origin] = {}
         self.passes: dict[int, str] = {}
-        self.roots: list[nn.Module] = []
         self.autocast: dict[str, None] = {}
         self.copies = Copies()
         self.is_on = self.runs_again = False
         self.is_updating: Callable[[], bool] = lambda: False
         self.fed: Callable[[Any], object] = lambda arguments: None
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules that ran, were part of no other that did, and are still held by the script."""
+        return [each for each in (known() for known in self._roots) if each is not None]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -179,9 +185,19 @@ class Lines:
         Losses and transforms, which have no parameters, are no models.
         """
         if next(module.parameters(), None) is None:
-            self._paths[id(module)] = type(module).__name__
+            self._name(module, type(module).__name__)
             return
-        self.roots.append(module)
+        self._roots.append(ref(module))
         prefix = "" if len(self.roots) == 1 else f"{type(module).__name__}."
         for path, part in module.named_modules():
-            self._paths.setdefault(id(part), f"{prefix}{path}".rstrip("."))
+            self._name(part, f"{prefix}{path}".rstrip("."))
+
+    def _name(self, module: nn.Module, path: str) -> None:
+        """Give a module a path, unless it has one; another module may have its id once it is gone."""
+
+        def forget(gone: ref[nn.Module], key: int = id(module)) -> None:
+            if self._known.get(key) is gone:
+                del self._known[key], self._paths[key]
+
+        if id(module) not in self._paths:
+            self._paths[id(module)], self._known[id(module)] = path, ref(module, forget)

@@ -16,7 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from actbench.errors import MeasurementError, ModelError
 from actbench.tools.script import shapes
 from actbench.tools.script.arrivals import Change, changed, rebound
-from actbench.tools.script.facade import is_card
+from actbench.tools.script.places import is_card
 from actbench.workload.names import find_preset
 
 Note = Callable[[str], None]

@@ -20,7 +20,18 @@ from actbench.units import format_bytes
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with the settings of torch's allocator; torch reads the first that is set."""
 
-_FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*([0-9.]+)")
+_SETTING = re.compile(r"(\w+)\s*:\s*(\[[^]]*\]|[^,]*)")
+"""One of these settings: its name, and its value or the list of its values."""
+
+_WITHOUT_EFFECT = {
+    "backend": "native",
+    "pinned_use_background_threads": None,
+    "pinned_use_cuda_host_register": None,
+    "pinned_num_register_threads": None,
+    "pinned_reserve_segment_size_mb": None,
+    "release_lock_on_cudamalloc": None,
+}
+"""Settings that change no bytes on the card, if they have this value; None for any."""
 
 
 class CardMemory:
@@ -49,6 +60,8 @@ class CardMemory:
         self.total_bytes, self.devices = memory_limit_bytes or profile.memory_bytes, devices
         self.limit_bytes = self._room = profile.step_bytes(memory_limit_bytes)
         self._tracker, self._refuses = tracker, raise_oom
+        self._grows = False
+        self._left_out: dict[str, None] = {}
         self._pools = self._empty()
         self._is_configured = not profile.is_cuda
         self._limited = ""
@@ -59,19 +72,27 @@ class CardMemory:
 
     def _empty(self) -> Pools:
         streams = self._tracker.communicated.streams
-        return Pools(self.limit_bytes, expandable=False, streams=streams, refuses=self._refuses)
+        return Pools(self.limit_bytes, expandable=self._grows, streams=streams, refuses=self._refuses)
 
     def limit_to(self, fraction: float) -> str:
         """Let the allocator take no more than a share of the card from now on; return what to say of it."""
         self._play()
-        self._is_configured = True
+        self._configure()
         return self._limit(fraction, "torch.cuda.set_per_process_memory_fraction")
 
+    def configure(self, settings: str) -> None:
+        """Let the allocator follow other settings from now on; what is alive is allocated anew by them."""
+        self._play()
+        self._configure()
+        self._follow(settings)
+
     def limited(self) -> Iterator[str]:
-        """Yield how the script limits itself, if it does."""
+        """Yield how the script limits itself, if it does, and which of its settings are left out."""
         self._play()
         if self._limited:
             yield self._limited
+        for name in self._left_out:
+            yield f"{name} of torch's allocator is not simulated: reserved bytes are those without it"
 
     def free_bytes(self) -> int:
         """Return the bytes that nobody has of the card."""
@@ -155,7 +176,7 @@ class CardMemory:
         """Follow what was allocated and freed since the last call."""
         assert self._tracker.live_bytes >= 0  # counts what waits to be counted
         events = self._tracker.events
-        if events and not self._is_configured:
+        if events:
             self._configure()
         for name, amount in events[self._played :]:
             self._live_bytes += amount - self._held.pop(name, 0)
@@ -171,10 +192,27 @@ class CardMemory:
 
     def _configure(self) -> None:
         """Read the settings of the allocator when it begins, as torch does: a script may set them before."""
-        self._is_configured = True
-        settings = next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
-        if found := _FRACTION.search(settings):
-            self._limit(float(found[1]), "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF")
+        if not self._is_configured:
+            self._is_configured = True
+            self._follow(next((os.environ[name] for name in _VARIABLES if name in os.environ), ""))
+
+    def _follow(self, settings: str) -> None:
+        for name, value in _SETTING.findall(settings):
+            if name == "per_process_memory_fraction":
+                self._limit(float(value), "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF")
+            elif name == "expandable_segments":
+                self._grow(value.strip() == "True")
+            elif _WITHOUT_EFFECT.get(name, value) not in (None, value.strip()) or name not in _WITHOUT_EFFECT:
+                self._left_out[name] = None
+
+    def _grow(self, grows: bool) -> None:
+        """Let segments grow, or not."""
+        if grows == self._grows:
+            return
+        self._grows, before = grows, self._pools
+        self._pools = self._empty()
+        self._pools.play((name, amount) for name, amount in self._held.items() if name not in self._waiting)
+        self._pools.peak_bytes = max(self._pools.peak_bytes, before.peak_bytes)
 
     def _limit(self, fraction: float, by: str) -> str:
         self.limit_bytes = self._pools.limit_bytes = min(self._room, int(fraction * self.total_bytes))

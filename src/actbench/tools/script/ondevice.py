@@ -85,7 +85,7 @@ class CudaRun(TimedRun):
             self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
             if len(self._marks) > TIMED:
-                self.ending.end()
+                self.ending.end(self.lines.roots)
 
     def _reading(self, step: Step, held: Held) -> Measurement:
         counts = self._counting

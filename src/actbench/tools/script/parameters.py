@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import UninitializedTensorMixin
 
 from actbench.simulator import known
 from actbench.simulator.fake import LAZY_PLACE
 from actbench.simulator.overrides import attribute
 
+_Lazy: Any = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _TWIN = "_actbench_twin"
 """The attribute of a real parameter that has the fake one: several modules may get the same."""
 
@@ -42,7 +42,7 @@ def faked_when_registered(mode: FakeTensorMode) -> Iterator[None]:
     hook: Any = registered  # torch says that such a hook returns nothing
     handle = register_module_parameter_registration_hook(hook)
     try:
-        with attribute(UninitializedTensorMixin, "to", _move), attribute(UninitializedTensorMixin, "cuda", _to_card):
+        with attribute(_Lazy, "to", _move), attribute(_Lazy, "cuda", _to_card):
             yield
     finally:
         handle.remove()

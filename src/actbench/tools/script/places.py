@@ -15,9 +15,17 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.errors import MeasurementError
 from actbench.simulator.operators import composite
 from actbench.simulator.recalled import tensors_of
 from actbench.simulator.tracker import StorageTracker
+from actbench.tools.script.streams import checked
+
+_OTHER_CARD = (
+    "tensors are put on cuda:{0}, a card of another process: a run simulates the first process, which has cuda:0, and "
+    "cuda:1 to cuda:{1} are those of the others; take the card from the environment variable LOCAL_RANK, or run "
+    "a script that puts its layers on several cards with --meter cuda"
+)
 
 
 def address(storage: UntypedStorage) -> int:
@@ -28,6 +36,24 @@ def address(storage: UntypedStorage) -> int:
 def is_on_card(tensor: Any) -> bool:
     """Return whether a value is a tensor on the card."""
     return isinstance(tensor, Tensor) and tensor.device.type == "cuda"
+
+
+def is_card(device: Any) -> bool:
+    """Return whether a device, in any of the forms that torch takes, is the card; a number is one of its kind.
+
+    Raises:
+        torch.AcceleratorError: It is a card that is not there.
+        MeasurementError: It is the card of another process.
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = torch.device("cuda", device)
+    found = torch.device(device) if isinstance(device, str) else device
+    if not isinstance(found, torch.device) or found.type != "cuda":
+        return False
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if checked(index):
+        raise MeasurementError(_OTHER_CARD.format(index, torch.cuda.device_count() - 1))
+    return True
 
 
 def is_made_of_others(tensor: Any) -> bool:
@@ -71,11 +97,11 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
 
 
 class Loading(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets a tracker see operators outside of a fake tensor mode; with ``only_fakes``, those on fake tensors."""
+    """Lets a tracker see operators outside of a fake tensor mode."""
 
-    def __init__(self, tracker: StorageTracker, *, only_fakes: bool) -> None:
+    def __init__(self, tracker: StorageTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracker, self._only_fakes = tracker, only_fakes
+        self._tracker = tracker
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -83,10 +109,8 @@ class Loading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, by way of the tracker where it is to see it."""
-        if not self._only_fakes or any(isinstance(tensor, FakeTensor) for tensor in tensors_of((args, kwargs or {}))):
-            return self._tracker.__torch_dispatch__(func, types, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        """Run an operator by way of the tracker."""
+        return self._tracker.__torch_dispatch__(func, types, args, kwargs)
 
 
 class CheckedTracker(PlacedTracker):  # type: ignore[no-untyped-call]

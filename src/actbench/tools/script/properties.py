@@ -40,6 +40,9 @@ class Counters(Protocol):
     def limit_to(self, fraction: float) -> str:
         """Let the caching allocator take no more than a share of the card; return what to say of it."""
 
+    def configure(self, settings: str) -> None:
+        """Let the caching allocator follow settings, as ``PYTORCH_CUDA_ALLOC_CONF`` has them."""
+
     def reset_peak(self) -> None:
         """Let both peaks start at the current bytes."""
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
 from actbench.measuring.meters.peak import Communicated, Event, Moments, alive
-from actbench.measuring.meters.stepevents import Origin, StepEvents
+from actbench.measuring.meters.stepevents import UNKNOWN, Origin, StepEvents
+from actbench.model.ledger import OUTSIDE
 from actbench.model.measured import Measurement
 from actbench.model.records import Built
 from actbench.model.timeline import OPTIMIZER
@@ -160,6 +161,16 @@ def _owners(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optim
             yield from owned(paths.get(id(owner), OPTIMIZER), what, footprint.tensors_in(kept))
 
 
+def _kept(events: Sequence[Event], earlier: Sequence[Step], origins: Mapping[int, Origin]) -> Iterator[int]:
+    """Yield names of what earlier steps made: all but what the first one made outside of modules, such as its data."""
+    born: dict[int, int] = {}
+    for place, (name, _) in enumerate(events[: earlier[-1].ended] if earlier else ()):
+        born.setdefault(name, place)
+    for name, place in born.items():
+        if place >= earlier[0].ended or origins.get(name, UNKNOWN).module not in (UNKNOWN.module, OUTSIDE):
+            yield name
+
+
 def measurement(
     step: Step,
     found: Held,
@@ -170,6 +181,7 @@ def measurement(
     warnings: tuple[str, ...],
     communicated: Communicated | None = None,
     moved: Set[int] = frozenset(),
+    earlier: Sequence[Step] = (),
     workspace: int = -1,
     built: Built | None = None,
     **more: Any,
@@ -185,6 +197,7 @@ def measurement(
         warnings: Remarks on the figures.
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
+        earlier: The steps before it.
         workspace: Name of the workspace of matrix products; -1 for none.
         built: What is known of the models; None for their classes alone.
         more: Other fields of :class:`actbench.measuring.meters.meter.MemoryReading`.
@@ -200,6 +213,8 @@ def measurement(
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     kinds |= {name: "weights" for name in found.copies if kinds.get(name) == "batch"}
     kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}
+    kept = _kept(events, [each for each in earlier if each.ended <= step.begun], origins)
+    kinds |= {name: "kept" for name in kept if kinds.get(name) == "batch" and name not in moved}
     kinds.pop(workspace, None)  # was there before the step, and is no batch
     before = list(alive(events[: step.begun]).items())
     copied = sum(amount for name, amount in before if name in found.copies and kinds.get(name) == "weights")

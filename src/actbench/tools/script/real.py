@@ -30,6 +30,7 @@ from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Steps
+from actbench.tools.script.tensors import storages_addressed
 from actbench.tools.script.timed import TIMED, TimedRun
 
 _SETTINGS = Settings(batch="a smaller batch in the script")
@@ -80,6 +81,7 @@ class RealRun(TimedRun):
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes, settings=_SETTINGS))
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(card_is_the_cpu())
+            stack.enter_context(storages_addressed())  # a simulation before this run may have left some
             draws = Draws()
             stack.enter_context(draws.seeded())
             stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own))
@@ -106,6 +108,7 @@ class RealRun(TimedRun):
             self._held,
             self._allocations.events[: step.ended],
             origins=self._allocations.origins,
+            earlier=self.steps.done,
             memory_bytes=self.memory_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
@@ -139,7 +142,7 @@ class RealRun(TimedRun):
                 self.steps.only_timed_from = len(self.steps.done)
             self.steps.renew(self._began)
         if len(self._seconds) >= TIMED:
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         if not self._allocations.is_on:
             self._begun_at = time.perf_counter()
 

@@ -11,6 +11,7 @@ from pydantic import Field, StrictBool, ValidationError
 
 from actbench.errors import UsageError, check_argument
 from actbench.model.data import Data
+from actbench.scheme import Scheme
 from actbench.simulator import profiles
 from actbench.tools.script.simulation import Simulation
 from actbench.units import MOST_PROCESSES, Count
@@ -50,8 +51,21 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         _Asked.model_validate({name: value for name, value in options.items() if name in _Asked.model_fields})
     except ValidationError as error:
         raise UsageError(f"simulate: {'; '.join(explain(error, options, {'': _Asked}))}") from None
+    _check_scheme(options.get("scheme"))
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
         options = {"folder": caller.parent, "script": caller, **options}
     return Simulation(profiles.get(device_profile), **options)
+
+
+def _check_scheme(scheme: Any) -> None:
+    """Raise a UsageError for what is no scheme, or for one that no simulated loop can have."""
+    if scheme is None:
+        return
+    check_argument(scheme, Scheme, "simulate: scheme", "a scheme, such as actbench.scheme.build('fewbit:3')")
+    if any(part.partition(":")[0].partition(",")[0] == "compile" for part in scheme.spec.split("+")):
+        raise UsageError(
+            "simulate: scheme=compile: torch.compile runs eagerly inside a simulated loop, so nothing would be "
+            "compiled; 'actbench measure MODEL -s compile:1' simulates a compiled model"
+        )

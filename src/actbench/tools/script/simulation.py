@@ -49,7 +49,7 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
-from actbench.tools.script.threads import threads_followed
+from actbench.tools.script.threads import OnCard, threads_followed
 from actbench.tools.script.values import ScriptMode
 from actbench.units import MIB
 
@@ -133,6 +133,7 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
+        self._modes = self._mode, LargeAreFake(KNOWN_BYTES)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
@@ -163,14 +164,13 @@ class Simulation:
             else:
                 stack.enter_context(device_operators(self.profile))
             stack.enter_context(self._draws.seeded())
-            large = LargeAreFake(KNOWN_BYTES)
             if self._inductor is not None:
-                self._inductor.see_into(large, self.tracker)
-            stack.enter_context(self._mode)
-            stack.enter_context(large)
+                self._inductor.see_into(self._modes[1], self.tracker)
+            for mode in self._modes:
+                stack.enter_context(mode)
             stack.enter_context(self.tracker)
             stack.enter_context(believed(self.memory, self.note))
-            stack.enter_context(threads_followed(self.tracker, self._mode, large))
+            stack.enter_context(threads_followed(self.tracker, self._modes))
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
@@ -209,7 +209,9 @@ class Simulation:
     @contextmanager
     def real(self) -> Iterator[None]:
         """Inside the block, as while data is loaded, what is made is real; what follows from fakes is counted."""
-        with _disable_current_modes(), self._draws.own(), Loading(self.tracker, only_fakes=self.profile.is_cuda):
+        # what a collator moves to the card is on it
+        seen = OnCard(self.tracker, self._modes) if self.profile.is_cuda else Loading(self.tracker)
+        with _disable_current_modes(), self._draws.own(), seen:
             yield
 
     @property
@@ -258,6 +260,7 @@ class Simulation:
             origins={**self.lines.origins, **{name: self.lines.of_gradient(name) for name in step.gradients}},
             communicated=self.tracker.communicated,
             moved=self.moved,
+            earlier=self.steps.done,
             workspace=self.tracker.workspace,
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
@@ -284,7 +287,7 @@ class Simulation:
 
     def _ended(self, step: Step) -> None:
         if self._measured is not None:
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
         self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
@@ -302,7 +305,7 @@ class Simulation:
             return
         if self.steps.are_enough(self._limit, self._began):
             self._measured = self._read(self._held)
-            self.ending.end()
+            self.ending.end(self.lines.roots)
         self.steps.renew(self._began)
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -20,6 +20,7 @@ _KINDS = {
     "optimizer_bytes": TITLES["optimizer"],
     "activation_bytes": TITLES["saved"],
     "batch_bytes": TITLES["batch"],
+    "kept_bytes": TITLES["kept"],
     "communication_bytes": TITLES["communication"],
     "temporary_bytes": TITLES["temporary"],
 }

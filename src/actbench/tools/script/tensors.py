@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator import known
-from actbench.simulator.overrides import attribute
+from actbench.simulator.overrides import attribute, replaced
 from actbench.tools.script.places import address
 from actbench.tools.script.values import READERS
+
+
+def storages_addressed() -> AbstractContextManager[None]:
+    """Inside the block, give storages without memory numbers for addresses."""
+
+    def addressed(own: Callable[[Any], int]) -> Callable[[Any], int]:
+        return lambda storage: address(storage) if storage.device.type == "meta" else own(storage)
+
+    return replaced(torch.UntypedStorage, "data_ptr", addressed)
 
 
 @contextmanager
@@ -23,6 +33,7 @@ def attributes_shown(faked: Callable[[Tensor], Tensor]) -> Iterator[None]:
     ``faked`` makes a real tensor fake.
     """
     with ExitStack() as stack:
+        stack.enter_context(storages_addressed())
         for name, value in _of_fakes(faked).items():
             stack.enter_context(attribute(FakeTensor, name, value))
         yield

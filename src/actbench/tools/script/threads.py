@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from actbench.tools.script.steps import Ended
 
 
 @contextmanager
-def threads_followed(tracker: StorageTracker, *modes: TorchDispatchMode) -> Iterator[None]:
+def threads_followed(tracker: StorageTracker, modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
     """Inside the block, let threads that begin compute on the card; in host memory they compute for real.
 
     Args:
@@ -45,9 +45,9 @@ def threads_followed(tracker: StorageTracker, *modes: TorchDispatchMode) -> Iter
 
 
 class OnCard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets a tracker and modes see the operators of a thread on tensors of the card, and those that make such."""
+    """Lets a tracker and modes see operators on tensors of the card, and those that make such; others run for real."""
 
-    def __init__(self, tracker: StorageTracker, modes: tuple[TorchDispatchMode, ...]) -> None:
+    def __init__(self, tracker: StorageTracker, modes: Sequence[TorchDispatchMode]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tracker, self._modes = tracker, modes
         self.ignore_compile_internals = tracker.ignore_compile_internals  # type: ignore[method-assign]

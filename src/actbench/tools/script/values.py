@@ -20,7 +20,7 @@ from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
 from actbench.tools.script import bounds, masks, plausible
 from actbench.tools.script.ones import forget as forget_ones, ones
-from actbench.tools.script.streams import checked
+from actbench.tools.script.places import is_card
 
 aten = torch.ops.aten
 
@@ -31,6 +31,7 @@ _FACTORIZE = frozenset(
 """Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
 
 _HOST = torch.device("cpu")
+_PINS = (aten._pin_memory.default, aten.is_pinned.default)
 _COPIES = aten._to_copy.default
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -56,23 +57,14 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what the values in its result are taken for, and below what number they are."""
-        if kwargs and (asked := kwargs.get("device")) is not None:
-            if asked.type == "cuda":
-                checked(asked.index or 0)
-            elif asked.type == "meta" and func is _COPIES:  # a skeleton of a model: its bytes are in neither place
-                kwargs = {**kwargs, "device": _HOST}
+        if func in _PINS:  # no driver locks pages here, and the bytes are the same
+            return args[0] if func is aten._pin_memory.default else False
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = _placed(func, kwargs)
         if func is _CHECKS_FINITE:
             return self._all_finite(func, types, args, kwargs)
         written = masks.written(func, args, kwargs or {}) if func._schema.is_mutable else None
-        try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
-            found = known.computed(func, args, kwargs or {})
-            result = (
-                self.unknown(func, args, kwargs or {})
-                if found is None
-                else known.made_fake(self, found, device_of(args, kwargs or {}))
-            )
+        result = self._ran(func, types, args, kwargs)
         if func in _FACTORIZE:
             with _disabled():
                 known.keep(result[-1], torch.zeros(result[-1].shape, dtype=result[-1].dtype))
@@ -87,6 +79,23 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             if func is _COPIES and result.device.type == "cpu" and args[0].device.type == "cuda":
                 return real_if_known(result)
         return result
+
+    def _ran(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator, whose result may depend on values."""
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):  # torch tags no operator of a library so
+            found = known.computed(func, args, kwargs or {})
+            if found is None:
+                return self.unknown(func, args, kwargs or {})
+            return known.made_fake(self, found, device_of(args, kwargs or {}))
+        except RuntimeError as error:
+            if "evice" not in str(error) or not _are_apart(args, kwargs or {}):
+                raise
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when "
+                f"checking arguments for {func._schema.name})"
+            ) from error
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
         """Make a real tensor fake; a small one keeps its values, unless it is trained."""
@@ -130,6 +139,21 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         if found is not None and isinstance(args[1], FakeTensor):
             known.keep(args[1], found)
         return result
+
+
+def _placed(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of an operator that is asked for a device; there is an error if it is another card's."""
+    device = kwargs["device"]
+    if device.type == "cuda":  # torch's guard without devices takes card 0 for the one that is selected
+        is_card(torch.device("cuda", torch.cuda.current_device() or device.index or 0))
+    if func is _COPIES and device.type == "meta":  # a skeleton of a model: its bytes are in neither place
+        return {**kwargs, "device": _HOST}
+    return kwargs
+
+
+def _are_apart(args: Any, kwargs: Any) -> bool:
+    """Return whether some of several tensors are on the card, and some in host memory; numbers go with others."""
+    return len({tensor.device.type for tensor in tensors_of((args, kwargs)) if tensor.dim()}) > 1
 
 
 def _forget(args: Any, kwargs: Any) -> None:

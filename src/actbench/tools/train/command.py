@@ -104,16 +104,23 @@ def train(
                 group=group,
             )
 
+    def kept(recipe: runs.TrainingRecipe) -> ExperimentResult[TrainingRun] | None:
+        from actbench.tools.train import stored
+
+        with progress_shown("", progress, as_bar=True) as shown:
+            return None if force else stored.results(recipe, output or Path("results"), shown)
+
     with schemes_from("--scheme" if scheme else recipe):
-        title, comparison = _run_together(chosen, compared)
+        title, comparison = _run_together(chosen, kept, compared)
     _show(comparison, title, exports, export_curves or [])
 
 
 def _run_together(
     chosen: Callable[[], runs.TrainingRecipe],
+    kept: Callable[[runs.TrainingRecipe], ExperimentResult[TrainingRun] | None],
     compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
-    """Run a comparison with the other processes; only the first returns."""
+    """Run a comparison with the other processes, unless all runs of a single one are stored; the first returns."""
     from actbench.measuring.rank import is_first
     from actbench.tools.train import launch
 
@@ -125,6 +132,8 @@ def _run_together(
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
     early = chosen() if place.size == 1 else None  # first, as importing torch takes seconds
+    if early is not None and not place.cpu and (found := kept(early)) is not None:
+        return early.title, found
     from actbench.tools.train.processgroup import StoppedError, joined
 
     try:

@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers import compressed, convolution
 from actbench.methods.actnn.layers.geometry import Geometry
 from actbench.packing import Identity, SavedTensors, SiteState
 
@@ -108,7 +108,14 @@ def test_a_geometry_computes_what_its_layer_computes(padding):
     assert torch.equal(Geometry.of(layer).forward(x, layer.weight, None), layer(x))
 
 
-def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monkeypatch):
+@pytest.fixture(autouse=True, params=[0, convolution.AT_ONCE_BYTES], ids=["one by one", "at once"])
+def at_once_bytes(request, monkeypatch):
+    """Let all gradients of the small inputs here be computed at once, or one by one as those of large ones."""
+    monkeypatch.setattr(convolution, "AT_ONCE_BYTES", request.param)
+    return request.param
+
+
+def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monkeypatch, at_once_bytes):
     _, layer = pair(lambda: nn.Conv2d(4, 6, 3))
     order = []
     backward, input_gradient = Geometry.backward, Geometry.input_gradient
@@ -126,7 +133,18 @@ def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monk
     x = torch.randn(5, 4, 9, 8)
     results(layer, x)
 
-    assert order == [((False, True, True), x.nbytes), x.shape]
+    small = [((True, True, True), x.nbytes)]
+    assert order == (small if at_once_bytes else [((False, True, True), x.nbytes), x.shape])
+
+
+def test_only_small_inputs_are_there_beside_their_gradient(monkeypatch, at_once_bytes):
+    _, layer = pair(lambda: nn.Conv2d(4, 6, 3))
+    masks = []
+    backward = Geometry.backward
+    monkeypatch.setattr(Geometry, "backward", lambda self, *given: masks.append(given[-1]) or backward(self, *given))
+    results(layer, torch.randn(5, 4, 33, 32))  # 82 KiB
+
+    assert masks == [(False, True, True)]
 
 
 GEOMETRIES = {

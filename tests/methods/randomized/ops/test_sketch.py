@@ -3,13 +3,13 @@ import pytest
 import torch
 
 from actbench.methods.randomized.ops import matrix as sketch
-from actbench.methods.randomized.ops.matrix import KINDS, sketch_rows
+from actbench.methods.randomized.ops.matrix import KINDS, sketch_columns
 
 CPU = torch.device("cpu")
 
 
-def rows(first, count, dim, kind="gaussian", seed=11, dtype=torch.float32):
-    return sketch_rows(torch.tensor(seed), first, count, dim, kind, dtype, CPU)
+def columns(first, count, dim, kind="gaussian", seed=11, dtype=torch.float32):
+    return sketch_columns(torch.tensor(seed), first, count, dim, kind, dtype, CPU)
 
 
 def test_the_gaussian_table_has_mean_0_and_mean_square_1():
@@ -54,21 +54,21 @@ def test_the_cpu_kernel_equals_the_reference_bit_for_bit(kind, first, count, dim
     for seed in (0, -5, 2**63 - 1):
         expected = sketch.reference(torch.tensor(seed), first, count, dim, kind, torch.float32, CPU)
 
-        assert torch.equal(rows(first, count, dim, kind, seed), expected)
+        assert torch.equal(columns(first, count, dim, kind, seed), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_made_in_chunks_are_the_rows_made_at_once(kind):
-    whole = rows(0, 100, 37, kind)
+def test_columns_made_in_chunks_are_the_columns_made_at_once(kind):
+    whole = columns(0, 100, 37, kind)
 
     for step in (1, 3, 64, 99):
-        parts = [rows(first, min(step, 100 - first), 37, kind) for first in range(0, 100, step)]
-        assert torch.equal(torch.cat(parts), whole)
+        parts = [columns(first, min(step, 100 - first), 37, kind) for first in range(0, 100, step)]
+        assert torch.equal(torch.cat(parts, 1), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_entries_have_mean_0_mean_square_1_and_no_correlation(kind):
-    entries = rows(0, 4000, 50, kind).double()
+    entries = columns(0, 4000, 50, kind).double().t()
     flat = entries.flatten()
     error = 4.5 / len(flat) ** 0.5
 
@@ -81,16 +81,16 @@ def test_entries_have_mean_0_mean_square_1_and_no_correlation(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_types_are_the_rounded_float32_entries(kind):
-    exact = rows(2, 30, 7, kind)
+    exact = columns(2, 30, 7, kind)
 
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        assert torch.equal(rows(2, 30, 7, kind, dtype=dtype), exact.to(dtype))
+        assert torch.equal(columns(2, 30, 7, kind, dtype=dtype), exact.to(dtype))
 
 
 def test_a_cuda_device_is_served_by_its_kernel_and_not_by_the_reference(monkeypatch):
     asked = []
     monkeypatch.setattr(sketch, "launch", lambda *arguments: asked.append(arguments) or torch.empty(0))
 
-    sketch_rows(torch.tensor(5), 1, 2, 3, "gaussian", torch.float16, torch.device("cuda"))
+    sketch_columns(torch.tensor(5), 1, 2, 3, "gaussian", torch.float16, torch.device("cuda"))
 
-    assert asked == [(5, 1, 2, 3, "gaussian", torch.float16, torch.device("cuda"))]
+    assert asked == [(5, 1, 2, 3, "gaussian", torch.float16, torch.device("cuda"), 1)]

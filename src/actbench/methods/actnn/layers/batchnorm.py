@@ -123,11 +123,14 @@ class BatchNormalization(torch.autograd.Function):
         return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
 
 
+_backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default
+
+
 def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
     weight, running_mean, running_var, mean, invstd, reserve = others
     x = saved.rows(saved.pieces()[0])
     wanted = list(ctx.needs_input_grad[:3])
-    return torch.ops.aten._batch_norm_impl_index_backward(
+    return _backward(
         ctx.backend, x, grad, weight, running_mean, running_var, mean, invstd, ctx.training, ctx.eps, wanted, reserve
     )
 
@@ -160,17 +163,18 @@ class BatchNorm(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit, with the same update of running statistics."""
-        if not self.is_worth(input):
+        weight, bias = self.weight, self.bias  # once: a module looks long for its parameters
+        if not self.is_worth(input, weight, bias):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
         layer: Any = self
         layer._check_input_dim(input)
-        output: Tensor = BatchNormalization.apply(input, self.weight, self.bias, self)
+        output: Tensor = BatchNormalization.apply(input, weight, bias, self)
         return output
 
-    def is_worth(self, x: Tensor) -> bool:
+    def is_worth(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
         """Return whether a gradient is needed, and each channel has more than one number."""
-        return x.dim() > 1 and x.numel() > x.shape[1] and is_differentiated(x, self.weight, self.bias)
+        return x.dim() > 1 and x.numel() > x.shape[1] and is_differentiated(x, weight, bias)
 
     def running(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the running statistics to use or update."""
@@ -182,10 +186,11 @@ class BatchNorm(Compressed):
         """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
         momentum = 0.0 if layer.momentum is None else layer.momentum
-        if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
+        tracked = layer.num_batches_tracked if layer.training and layer.track_running_stats else None
+        if tracked is not None:
+            tracked.add_(1)
             if layer.momentum is None:
-                momentum = 1.0 / float(layer.num_batches_tracked)
+                momentum = 1.0 / float(tracked)
         return layer.training or (layer.running_mean is None and layer.running_var is None), momentum
 
 
@@ -257,7 +262,7 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
         group = self.process_group or distributed.group.WORLD
         if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
             return super().forward(input)
-        if input.device.type == "cpu" or not self.is_worth(input):
+        if input.device.type == "cpu" or not self.is_worth(input, self.weight, self.bias):
             return nn.SyncBatchNorm.forward(self, input)  # which refuses a CPU
         self._check_input_dim(input)
         output: Tensor = SyncBatchNormalization.apply(input, self.weight, self.bias, self, group)

@@ -17,7 +17,7 @@ class Convolution(torch.autograd.Function):
     """A convolution that computes the gradient of its weight from the packed input.
 
     It computes this gradient first, and frees the decoded input before it computes the gradient of the input, which
-    needs no values: so only one of these two exists beside the gradient of the output.
+    needs no values: so only one of these two exists beside the gradient of the output. Small inputs are not worth it.
     """
 
     @staticmethod
@@ -39,7 +39,7 @@ class Convolution(torch.autograd.Function):
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
-            return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
+            return geometry.forward(x if x.dtype == dtype else x.to(dtype), weight.to(dtype), cast(bias, dtype))
 
     @staticmethod
     @first_order
@@ -50,8 +50,11 @@ class Convolution(torch.autograd.Function):
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
-            weight = weight.to(grad.dtype)
-            if for_weight:
+            weight = weight if weight.dtype == grad.dtype else weight.to(grad.dtype)
+            if for_weight and for_x and _may_be_at_once(ctx, saved):
+                found = _gradients_at_once(ctx.geometry, saved, grad, weight, for_bias)
+                for_x = False
+            elif for_weight:
                 found[1:] = _weight_gradients(ctx.geometry, saved, grad, weight, for_bias)
             elif for_bias:
                 found[2] = grad.sum(
@@ -60,6 +63,26 @@ class Convolution(torch.autograd.Function):
             if for_x:
                 found[0] = _input_gradient(ctx, grad, weight)
         return *cast_all(found, ctx.dtypes), None, None
+
+
+AT_ONCE_BYTES = 2**16
+"""Bytes of an input up to which all gradients are computed at once: beside its gradient they do not matter,
+and a second operator takes longer than what such tensors are computed in."""
+
+
+def _may_be_at_once(ctx: Any, saved: SavedInput) -> bool:
+    """Return whether an input is so small that it may be there beside its gradient, and is convolved as it is."""
+    whole = len(saved.pieces()) == 1 and not ctx.geometry.pads and len(ctx.shape) == len(ctx.geometry.stride) + 2
+    return whole and ctx.shape.numel() * 4 <= AT_ONCE_BYTES
+
+
+def _gradients_at_once(
+    geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool
+) -> list[Tensor | None]:
+    """Return the gradients of x, the weight and, where it is wanted, the bias."""
+    x = saved.rows(saved.pieces()[0])
+    found = geometry.backward(grad, x if x.dtype == grad.dtype else x.to(grad.dtype), weight, (True, True, for_bias))
+    return [found[0], found[1], found[2] if for_bias else None]
 
 
 def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
@@ -81,7 +104,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     shape = ctx.shape if has_batch else (1, *ctx.shape)
     batch = grad if has_batch else grad.unsqueeze(0)
     found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
-    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape))
+    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape)) if geometry.pads else found
     return for_x if has_batch else for_x.squeeze(0)
 
 
@@ -93,11 +116,11 @@ class Direct(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit."""
-        geometry = Geometry.of(self)
-        if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
+        geometry, weight, bias = Geometry.of(self), self.weight, self.bias
+        if not (_is_worth(input, weight, bias) and geometry.takes(input)):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
+        output: Tensor = Convolution.apply(input, weight, bias, geometry, self)
         return output
 
 

@@ -15,6 +15,9 @@ Numbers = int | Sequence[int] | None
 """One number for each spatial dimension, or one for all."""
 
 
+_backward: Any = torch.ops.aten.convolution_backward.default
+
+
 def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
     """Return one number for each dimension, as torch reads an argument; nothing for None."""
     if given is None:
@@ -88,9 +91,7 @@ class Geometry:
     def backward(self, grad: Tensor, padded: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
         """Return the wanted gradients of a padded batch, the weight and the bias, and None for the others."""
         channels = grad.shape[1]
-        return torch.ops.aten.convolution_backward(
-            grad, padded, weight, [channels], *self._constants(), output_mask=list(wanted)
-        )
+        return _backward(grad, padded, weight, [channels], *self._constants(), list(wanted))
 
     def input_gradient(
         self, grad: Tensor, size: Sequence[int], weight: Tensor, layout: torch.memory_format | None
@@ -139,6 +140,8 @@ class Geometry:
 
     def padded_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the size that a batch of this size has when padded."""
+        if not self.pads:
+            return tuple(size)
         added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # the last dimension first
         before = len(size) - len(added)
         return *size[:before], *(length + more for length, more in zip(size[before:], reversed(added), strict=True))

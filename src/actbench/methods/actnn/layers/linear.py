@@ -45,7 +45,8 @@ class Product(torch.autograd.Function):
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, transposed: bool) -> Tensor:
     """Return x W^T + b in ``dtype``: (..., d_out) of (..., d_in); ``transposed`` for a weight of (d_in, d_out)."""
     with no_autocast(x):
-        x, weight, bias = x.to(dtype), weight.to(dtype), cast(bias, dtype)
+        if not x.dtype == weight.dtype == dtype:
+            x, weight, bias = x.to(dtype), weight.to(dtype), cast(bias, dtype)
         if not transposed:
             return F.linear(x, weight, bias)
         out = rows_of(x) @ weight if bias is None else torch.addmm(bias, rows_of(x), weight)
@@ -54,8 +55,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, 
 
 def input_gradient(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of x, of ``ctx.shape``, from the rows (N, d_out) of the output's gradient."""
-    weight = weight.to(rows.dtype)
-    return (rows @ (weight.t() if ctx.transposed else weight)).view(ctx.shape)
+    found = rows @ (weight.t() if ctx.transposed else weight).to(rows.dtype)
+    return found if found.shape == ctx.shape else found.view(ctx.shape)
 
 
 def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tensor | None:
@@ -69,7 +70,7 @@ def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tenso
 
 def rows_of(x: Tensor) -> Tensor:
     """Return a tensor of features as its rows, (N, d)."""
-    return x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 class Linear(Compressed):
@@ -81,10 +82,11 @@ class Linear(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
-        if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
+        weight, bias = self.weight, self.bias  # once: a module looks long for its parameters
+        if input.numel() == 0 or not is_differentiated(input, weight, bias):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        output: Tensor = Product.apply(input, self.weight, self.bias, self)
+        output: Tensor = Product.apply(input, weight, bias, self)
         return output
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,16 +70,19 @@ class Compressed:
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
     """Return whether a gradient of any tensor is needed; complex tensors are left to torch."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    return wanted and not any(tensor.is_complex() for tensor in given)
+    wanted = False
+    for tensor in tensors:
+        if tensor is not None:
+            if tensor.is_complex():
+                return False
+            wanted = wanted or tensor.requires_grad
+    return wanted and torch.is_grad_enabled()
 
 
 Sums = tuple[Tensor | None, ...]
 
 
-@dataclass(frozen=True)
-class SavedInput:
+class SavedInput(NamedTuple):
     """The packed input of a layer, or None, and the most pieces of the batch that it may be cut into."""
 
     packed: Packed | None
@@ -90,6 +92,8 @@ class SavedInput:
         """Return the rows (entries of dimension 0) of each piece; one piece if single rows cannot be decoded."""
         assert self.packed is not None
         rows = self.packed.layout.shape[0]
+        if self.chunk == 1:
+            return [slice(0, rows)]
         count = min(self.chunk, rows) if self.packed.divisible else 1
         return [slice(rows * i // count, rows * (i + 1) // count) for i in range(max(count, 1))]
 
@@ -99,6 +103,9 @@ class SavedInput:
         if piece == slice(0, self.packed.layout.shape[0]):
             return self.packed.unpack()
         return self.packed.rows(piece.start, piece.stop)
+
+
+_autograd: Any = torch._C._autograd
 
 
 def save(ctx: Any, packed: Packed | None, layer: Compressed, *others: Tensor | None, by_row: bool = True) -> None:
@@ -111,19 +118,21 @@ def save(ctx: Any, packed: Packed | None, layer: Compressed, *others: Tensor | N
     site = layer.site
     if packed is None:
         site.owner, site.elements = None, 0
-    ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
+    ctx.packed, ctx.site, ctx.by_row = None if packed is None else Packed(packed.codec, packed.layout, ()), site, by_row
     ctx.others = len(others)
-    layer.packer.exclude.add(tensor for tensor in others if tensor is not None)
+    if _autograd._top_saved_tensors_default_hooks(True) is not None:  # there are hooks
+        layer.packer.exclude.add(tensor for tensor in others if tensor is not None)
     ctx.save_for_backward(*others, *(() if packed is None else packed.parts))
 
 
 def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
     """Return the saved input and the other saved tensors, for the gradient of the output."""
-    tensors, packed, size_bytes = ctx.saved_tensors, None, grad.nbytes
+    tensors, packed, size_bytes, site = ctx.saved_tensors, None, grad.nbytes, ctx.site
     if ctx.packed is not None:
-        packed = ctx.packed._replace(parts=tensors[ctx.others :]).fetched()  # once, for all pieces
-        size_bytes += packed.layout.elements * packed.layout.dtype.itemsize
-    return SavedInput(packed, ctx.site.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
+        codec, layout, _ = ctx.packed
+        packed = Packed(codec, layout, tensors[ctx.others :]).fetched()  # once, for all pieces
+        size_bytes += 0 if site.pipeline_threshold is None else layout.elements * layout.dtype.itemsize
+    return SavedInput(packed, site.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
 
 
 def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:

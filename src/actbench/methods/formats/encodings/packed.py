@@ -163,7 +163,7 @@ class Smaq(SmaqParameters, Encoding):
     2021, DOI 10.1109/LCA.2021.3108505. The paper publishes no layout; this one is
     :mod:`actbench.methods.formats.ops.smaq.format`. The numbers farthest from the mean of their block are its outliers.
     The farthest sets their range, so none is clipped. The part is one vector of bytes. A block with a value that is not
-    finite, or of magnitude 2**126 or more, decodes to NaN.
+    finite decodes to NaN, and so may one of magnitude 2**123 or more.
     """
 
     name: ClassVar[str] = "smaq"
@@ -192,5 +192,5 @@ class Smaq(SmaqParameters, Encoding):
         return self.form.packed_bytes(math.prod(shape))
 
     def largest(self, dtype: torch.dtype) -> float:
-        """Return the largest number below 2**126: from there on, differences and decoded values may overflow."""
-        return at_most(math.nextafter(reference.HUGE, 0.0), dtype)
+        """Return the largest number below 2**123: from there on, sums, differences and decoded values may overflow."""
+        return at_most(math.nextafter(reference.LARGEST, 0.0), dtype)

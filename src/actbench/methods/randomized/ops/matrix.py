@@ -1,7 +1,8 @@
-"""Rows of the random matrix that a sketch multiplies with, made from a seed when needed.
+"""Columns of the random matrix S that a sketch multiplies with, made from a seed when needed.
 
-The matrix has endless rows and ``dim`` columns. Entry (i, j) is number ``i * dim + j`` of the seed. Entries are
-independent, with mean 0 and mean square 1.
+S has k rows and endless columns. Columns lie one after the other, each in a space of k entries rounded up to a multiple
+of eight: matrix units read 16 bytes at a time, and 819 bfloat16 numbers end between them. Entry (i, j) is
+number ``j * space + i`` of the seed. Entries are independent, with mean 0 and mean square 1.
 
 * ``rademacher``: +1 or -1, from one bit each (0 is +1).
 * ``gaussian``: one of 65,536 midpoints of equally probable slices of N(0, 1), from 16 bits each. A table gives the same
@@ -44,29 +45,63 @@ def fourth_moment(kind: Kind) -> float:
     return 1.0 if kind == "rademacher" else float(np.mean(gaussian_table().astype(np.float64) ** 4))
 
 
+_TOGETHER = 8
+"""Entries that a lane of the kernel writes at once."""
+
+
+def space(size: int) -> int:
+    """Return the entries from the start of one column of k = ``size`` entries to the next."""
+    return -(-size // _TOGETHER) * _TOGETHER
+
+
+def _empty(columns: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided((size, columns), (1, space(size)), dtype=dtype, device=device)
+
+
+def _flat(entries: Tensor) -> Tensor:
+    """Return all that was allocated, the unused entries between columns with it."""
+    return entries.as_strided((entries.untyped_storage().nbytes() // entries.itemsize,), (1,))
+
+
 def reference(
-    seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+    seed: Tensor,
+    first: int,
+    columns: int,
+    size: int,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    copies: int = 1,
 ) -> Tensor:
-    """Do what :func:`sketch_rows` does, in plain torch; every kernel must agree bit for bit."""
-    number, first, count = int(seed.item()), first_row * dim, rows * dim
+    """Do what :func:`sketch_columns` does, in plain torch; every kernel must agree bit for bit."""
+    number, start, count = int(seed.item()), first * space(size), columns * space(size)
     if kind == "rademacher":
-        entries = 1 - 2 * noise.lanes(number, first, count, 1, device)
+        entries = 1 - 2 * noise.lanes(number, start, count, 1, device)
     else:
-        entries = torch.from_numpy(gaussian_table()).to(device)[noise.lanes(number, first, count, 16, device)]
-    return entries.to(dtype).view(rows, dim)
+        entries = torch.from_numpy(gaussian_table()).to(device)[noise.lanes(number, start, count, 16, device)]
+    out = _empty(copies * columns, size, dtype, device)
+    return out.copy_(entries.view(columns, space(size))[:, :size].t().repeat(1, copies))
 
 
 def launch(
-    seed: int | Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+    seed: int | Tensor,
+    first: int,
+    columns: int,
+    size: int,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    copies: int = 1,
 ) -> Tensor:
-    """Return the rows from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
+    """Return the columns from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
     written = dtype if dtype in rawkernel.SCALARS else torch.float32
-    out = torch.empty(rows, dim, dtype=written, device=device)
-    place = (out, noise.state_of(seed), np.int64(first_row * dim), np.int64(out.numel()))
+    out = _empty(copies * columns, size, written, device)
+    flat, period = _flat(out), columns * space(size)
+    place = (flat, noise.state_of(seed), np.int64(first * space(size)), np.int64(period), np.int64(flat.numel()))
     tables = () if kind == "rademacher" else (_table(out.device),)
-    macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-out.numel() // 8)
+    macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-min(period, flat.numel()) // _TOGETHER)
     rawkernel.launch("sketch", f"sketch_{kind}", macros, groups, *tables, *place)
-    return out.to(dtype)
+    return out if dtype == written else _empty(copies * columns, size, dtype, device).copy_(out)
 
 
 @functools.cache
@@ -75,14 +110,14 @@ def _table(device: torch.device) -> Tensor:
     return torch.from_numpy(gaussian_table()).to(device)
 
 
-def rows_on_cpu(seed: int | Tensor, first_row: int, rows: int, dim: int, table: np.ndarray | None) -> Tensor:
-    """Return (rows, dim) float32 entries: from the table, or rademacher without one."""
-    out = torch.empty(rows, dim, dtype=torch.float32, device=torch.device("cpu"))
-    state, first, flat = noise.state_of(seed), first_row * dim, out.numpy().reshape(-1)
+def columns_on_cpu(seed: int | Tensor, first: int, columns: int, size: int, table: np.ndarray | None) -> Tensor:
+    """Return (size, columns) float32 entries: from the table, or rademacher without one."""
+    out = _empty(columns, size, torch.float32, torch.device("cpu"))
+    state, start, flat = noise.state_of(seed), first * space(size), _flat(out).numpy()
     if table is None:
-        _rademacher(out.numel(), state, first, flat)
+        _rademacher(flat.size, state, start, flat)
     else:
-        _gaussian(out.numel(), state, first, table, flat)
+        _gaussian(flat.size, state, start, table, flat)
     return out
 
 
@@ -113,41 +148,63 @@ def _gaussian(blocks: int, state: np.uint64, first: int, table: np.ndarray, out:
             part[i] = table[indices[skipped + i]]
 
 
-def _check(seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype) -> None:
+def _check(seed: Tensor, first: int, columns: int, size: int, kind: str, dtype: torch.dtype, copies: int) -> None:
     torch._check_value(kind in KINDS, lambda: f"a sketch is {' or '.join(KINDS)}, not {kind!r}")
     torch._check_value(seed.dtype == torch.int64 and seed.dim() == 0, lambda: "the seed must be a 0-d int64 tensor")
     torch._check_value(dtype.is_floating_point, lambda: f"a sketch has float entries, not {dtype}")
-    torch._check_value(first_row >= 0 and rows >= 0 and dim >= 0, lambda: "rows and columns are not negative")
+    torch._check_value(
+        first >= 0 and columns >= 0 and size >= 0 and copies >= 1, lambda: "rows and columns are not negative"
+    )
 
 
 def _make(
-    seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+    seed: Tensor,
+    first: int,
+    columns: int,
+    size: int,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    copies: int = 1,
 ) -> Tensor:
-    """Make the rows on ``device``: the seed is on the CPU, so the dispatcher cannot choose the device."""
-    _check(seed, first_row, rows, dim, kind, dtype)
-    if device.type == "cpu":
-        table = None if kind == "rademacher" else gaussian_table()
-        return rows_on_cpu(seed, first_row, rows, dim, table).to(dtype)
-    made = launch if device.type == "cuda" else reference
-    return made(seed, first_row, rows, dim, kind, dtype, device)
+    """Make the columns on ``device``: the seed is on the CPU, so the dispatcher cannot choose the device."""
+    _check(seed, first, columns, size, kind, dtype, copies)
+    if device.type == "cuda":
+        return launch(seed, first, columns, size, kind, dtype, device, copies)
+    if device.type != "cpu":
+        return reference(seed, first, columns, size, kind, dtype, device, copies)
+    table = None if kind == "rademacher" else gaussian_table()
+    made = columns_on_cpu(seed, first, columns, size, table)
+    if copies == 1 and dtype == torch.float32:
+        return made
+    return _empty(copies * columns, size, dtype, device).copy_(made.repeat(1, copies))
 
 
 @define(
-    "sketch_rows(Tensor seed, SymInt first_row, SymInt rows, SymInt dim, str kind, ScalarType dtype, Device device)"
-    " -> Tensor",
+    "sketch_columns(Tensor seed, SymInt first, SymInt columns, SymInt size, str kind, ScalarType dtype, Device device,"
+    " SymInt copies=1) -> Tensor",
     {"CPU": _make},  # where the seed is
     tags=HOST_NUMBER,
 )
-def sketch_rows(
-    seed: Tensor, first_row: int, rows: int, dim: int, kind: Kind, dtype: torch.dtype, device: torch.device
+def sketch_columns(
+    seed: Tensor,
+    first: int,
+    columns: int,
+    size: int,
+    kind: Kind,
+    dtype: torch.dtype,
+    device: torch.device,
+    copies: int = 1,
 ) -> Tensor:
-    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed, rounded to a float type.
+    """Return columns ``first .. first + columns - 1`` of the matrix of a seed, rounded to a float type.
 
-    The seed is a 0-d int64 tensor on the CPU, the result (rows, dim) on ``device``.
+    The seed is a 0-d int64 tensor on the CPU, the result (size, copies * columns) on ``device``: the columns as often
+    as ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of
+    eight entries.
 
     Raises:
         KernelError: The kernel for CUDA cannot be compiled or launched.
         ValueError: The seed, kind or type is not as above.
     """
-    _check(seed, first_row, rows, dim, kind, dtype)
-    return torch.empty(rows, dim, dtype=dtype, device=device)
+    _check(seed, first, columns, size, kind, dtype, copies)
+    return _empty(copies * columns, size, dtype, device)

@@ -31,9 +31,10 @@ def launch_encode(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
 ) -> None:
     """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
-    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits)
+    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size)
     arguments = x, codes, meta, *counts, state_of(seed), np.uint32(stochastic)
-    _launch("encode", x.dtype, group_size, _threads(1, x.numel(), group_size), arguments)
+    macros = {**_macros(x.dtype, group_size), "BITS": bits}
+    rawkernel.launch("groupquant", "groupquant_encode", macros, _threads(1, x.numel(), group_size), *arguments)
 
 
 def launch_encode_rows(
@@ -46,53 +47,55 @@ def launch_encode_rows(
     seed: int | Tensor,
     stochastic: bool,
 ) -> None:
-    """Launch ``groupquant_encode_rows`` of ``kernels/groupquant.cu``."""
+    """Launch ``groupquant_encode_rows`` of ``kernels/groupquantrows.cu``."""
     rows, columns = x.shape
     counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0, dtype=torch.int64)
     arguments = x, codes, meta, *counts, *places, state_of(seed), np.uint32(stochastic)
-    _launch("encode_rows", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+    _launch_rows("encode_rows", x, group_size, *arguments)
 
 
 def launch_words(meta: Tensor, x: Tensor, group_size: int) -> None:
-    """Launch ``groupquant_words`` of ``kernels/groupquant.cu``."""
+    """Launch ``groupquant_words`` of ``kernels/groupquantrows.cu``."""
     rows, columns = x.shape
     arguments = x, meta, np.uint32(rows), np.int64(columns), np.int32(group_size)
-    _launch("words", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+    _launch_rows("words", x, group_size, *arguments)
 
 
 def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Launch ``groupquant_decode`` of ``kernels/groupquant.cu``."""
-    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits), np.int64(start)
-    threads = _threads(1, out.numel(), group_size, start)
-    _launch("decode", out.dtype, group_size, threads, (codes, meta, out, *counts))
+    first, start = divmod(start, group_size)  # the kernel begins at the first group that it needs
+    if first:
+        codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
+    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(start)
+    macros, threads = {**_macros(out.dtype, group_size), "BITS": bits}, _threads(1, start + out.numel(), group_size)
+    rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
 
 
 def launch_decode_rows(
     out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int
 ) -> None:
-    """Launch ``groupquant_decode_rows`` of ``kernels/groupquant.cu``."""
+    """Launch ``groupquant_decode_rows`` of ``kernels/groupquantrows.cu``."""
     rows, columns = out.shape
     counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
     places = widths[first_row:], widths.cumsum(0, dtype=torch.int64)[first_row:]
     arguments = codes, meta[first_row * -(-columns // group_size) :], out, *counts, *places
-    _launch("decode_rows", out.dtype, group_size, _threads(rows, columns, group_size), arguments)
+    _launch_rows("decode_rows", out, group_size, *arguments)
 
 
-def _threads(rows: int, columns: int, group_size: int, start: int = 0) -> int:
-    """Return the threads with work: a warp for each group, or for 256 elements of groups of 32, 64 and 128."""
-    if columns == 0:
-        return 0
-    groups = -(-(start + columns) // group_size) - start // group_size
-    together = 256 // group_size if group_size in (32, 64, 128) else 1
-    return rows * -(-groups // together) * 32
+def _threads(rows: int, columns: int, group_size: int) -> int:
+    """Return the threads with work: a warp for as many groups of a row as its lanes share out."""
+    return rows * -(-columns // (group_size * (32 // reference.lanes_of(group_size)))) * 32
 
 
-def _launch(
-    kernel: str, dtype: torch.dtype, group_size: int, threads: int, arguments: tuple[Tensor | np.generic, ...]
-) -> None:
-    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[dtype], "TILES": 1 if group_size <= 256 else 4}
-    rawkernel.launch("groupquant", f"groupquant_{kernel}", macros, threads, *arguments)
+def _macros(dtype: torch.dtype, group_size: int) -> dict[str, str | int]:
+    return {"SCALAR": rawkernel.SCALARS[dtype], "LANES": reference.lanes_of(group_size)}
+
+
+def _launch_rows(kernel: str, x: Tensor, group_size: int, *arguments: Tensor | np.generic) -> None:
+    rows, columns = x.shape
+    macros, threads = _macros(x.dtype, group_size), _threads(rows, columns, group_size)
+    rawkernel.launch("groupquantrows", f"groupquant_{kernel}", macros, threads, *arguments)
 
 
 @define(
@@ -179,7 +182,7 @@ def encode_rows(
         row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
         total_bits: The sum of ``row_bits``.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Seed of the noise, which counts the flattened rows: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise, which counts the groups of all rows: a 0-d int64 tensor on the CPU.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:

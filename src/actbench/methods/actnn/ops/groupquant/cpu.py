@@ -9,10 +9,10 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
+from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD, lanes_of
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_random, narrow, widen
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fused, narrow, widen
 from actbench.ops.noise import state_of
 
 
@@ -82,25 +82,22 @@ def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.flo
 
 
 @inlined
-def noise_of(state: np.uint64, stochastic: bool, first: int, count: int, words: np.ndarray) -> Any:
-    """Return the noise of ``count`` elements from index ``first`` on, uint16."""
-    if stochastic:
-        fill_random(state, first // 4, words[: (first % 4 + count + 3) // 4])
-    return words.view(np.uint16)[first % 4 :]
+def quantize(values: np.ndarray, word: np.uint32, bits: int, random: np.ndarray, codes: np.ndarray) -> None:
+    """Write the uint8 codes of a group of float32 values; ``random`` is 256 and the noise, float32.
 
-
-@inlined
-def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, codes: np.ndarray) -> None:
-    """Write the uint8 codes of a group of float32 values; ``lanes`` is the noise, uint16."""
+    A place is 256 to 512, so its last bit is 2**-15, and its code stands above the lowest 15 bits.
+    """
     scale, _, offset, span = _scaled(word)
-    top = np.float32(65536 * ((1 << bits) - 1))
-    slope = np.float32(top / span) if span > np.float32(0) else np.float32(0)
+    if not span > np.float32(0):  # all values are equal, or one is not finite
+        codes[: values.size] = 0
+        return
+    slope = np.float32(np.float32((1 << bits) - 1) / span)
     for i in range(values.size):
-        place = np.float32(np.float32(np.float32(values[i] * scale) - offset) * slope)
-        place = place if place > np.float32(0) else np.float32(0)  # NaN too
-        place = place if place < top else top
-        whole = np.int32(np.rint(place))
-        codes[i] = np.uint8(np.int32(np.int32(whole + np.int32(lanes[i])) >> np.int32(16)))
+        above = np.float32(np.float32(values[i] * scale) - offset)
+        above = above if above > np.float32(0) else np.float32(0)
+        above = above if above < span else span
+        place = np.float32(fused(above, slope, random[i])).view(np.int32)
+        codes[i] = np.uint8(np.int32(place >> np.int32(15)))
 
 
 @inlined
@@ -148,7 +145,7 @@ def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -
     """Write the words of rows, and their codes; ``target`` is the kernel's last arguments, from ``bits`` on."""
     rows, columns = x.shape
     units = -(-meta.numel() // per_unit(group_size))
-    place = rows, columns, group_size, per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
+    place = rows, columns, group_size, lanes_of(group_size), per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
     _encode(units * BLOCK, meta.data_ptr(), *place, *target)
 
 
@@ -186,6 +183,7 @@ def _encode(
     rows: int,
     columns: int,
     group_size: int,
+    lanes: int,
     per_unit: int,
     x: int,
     kind: int,
@@ -200,7 +198,7 @@ def _encode(
     per_row = (columns + group_size - 1) // group_size
     found, stream = at(meta, rows * per_row, np.uint32), at(codes, size, np.uint8)
     for unit in prange(units):
-        random, wide = np.full(_MOST // 4 + 1, 0x8000800080008000, np.uint64), np.empty(_MOST, np.uint32)
+        random, wide = np.full(_MOST, np.float32(256.5), np.float32), np.empty(_MOST, np.uint32)
         eights = np.empty(_MOST // 8, np.uint64)
         for group in range(unit * per_unit, min((unit + 1) * per_unit, rows * per_row)):
             row, first = group // per_row, group % per_row * group_size
@@ -209,9 +207,10 @@ def _encode(
             found[group] = word_of(values.view(np.int32), kind)
             width, start, end = place_of(row, bits, widths, sums, columns, size)
             if start >= 0:
-                lanes = noise_of(state, stochastic, row * columns + first, count, random)
+                if stochastic:
+                    fill_noise(state, group, lanes, random[: (count + 7) // 8 * 8])
                 eights[(count - 1) // 8] = np.uint64(0)
-                quantize(values, found[group], width, lanes, eights.view(np.uint8))
+                quantize(values, found[group], width, random, eights.view(np.uint8))
                 byte = start + first // 8 * width
                 pack(eights[: (count + 7) // 8], width, stream[byte : min(end, byte + (count + 7) // 8 * width)])
             elif widths != 0:

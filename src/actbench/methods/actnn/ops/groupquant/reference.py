@@ -5,14 +5,16 @@ one 32-bit word, the offset in its low half. All else is computed from these two
 ``B = 2**bits - 1``, in float32 (float64 for float64), each operation rounded by itself:
 
     scale  = 2**-64, 1 or 2**64                           # for huge, ordinary or tiny bounds: nothing overflows
-    step   = (maximum * scale - offset * scale) / B
-    place  = rint((x * scale - offset * scale) * (65536 * B / (maximum * scale - offset * scale)))
-    code   = (place + w) >> 16                            # place is first clamped to 0 .. 65536 * B
-    value  = (code * step + offset * scale) * (1 / scale)
+    range  = maximum * scale - offset * scale
+    above  = x * scale - offset * scale                   # then clamped to 0 .. range
+    place  = above * (B / range) + 256 + n / 32768        # a fused multiply-add: rounded once, to a 32768th
+    code   = floor(place) - 256
+    value  = (code * (range / B) + offset * scale) * (1 / scale)
 
-where w is 16 random bits, number i of :func:`actbench.ops.noise.lanes` for element i. For an element v steps above the
-offset this is ``floor(v + (w + 1/2) / 65536)``, whose mean is v. For the nearest code w is 32768. If both bounds are
-equal all codes are 0; if a value is NaN or infinite both bounds are NaN, and the whole group decodes to NaN.
+where n is 15 random bits, the element's number of :func:`actbench.ops.noise.numbers`: group g is unit g, and its lanes
+are :func:`lanes_of`. As the place is rounded to a 32768th, the mean of the code is the rounded ``place - 256`` without
+noise. For the nearest code n is 16384. If both bounds are equal all codes are 0; if a value is NaN or infinite both
+bounds are NaN, all codes are 0, and the whole group decodes to NaN.
 """
 
 from __future__ import annotations
@@ -66,6 +68,11 @@ def _grouped(x: Tensor, group_size: int) -> Tensor:
     return wide(torch.cat([x, last], 1)).view(rows, groups, group_size)
 
 
+def lanes_of(group_size: int) -> int:
+    """Return how many sequences of noise, or lanes of a warp, share a group: one for 32 elements, or 32."""
+    return group_size // 32 if group_size in (32, 64, 128, 256, 512) else 32
+
+
 def bounds_of(words: Tensor) -> tuple[Tensor, Tensor]:
     """Return offset and maximum of words, as float32 tensors of their shape."""
     return (words << 16).view(torch.float32), (words & -65536).view(torch.float32)
@@ -88,13 +95,22 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
         return torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     groups = _grouped(x, group_size)
     scale, offset, span = (part[..., None] for part in _scaled(words, groups.dtype))
-    top = most.to(groups.dtype)[:, None, None] * 65536
+    top = most.to(groups.dtype)[:, None, None]
     slope = torch.where(span > 0, top / span, 0)
-    place = (groups * scale - offset) * slope
-    place = torch.minimum(torch.where(place > 0, place, 0), top).round().to(torch.int32)
-    place = place.flatten(1)[:, : x.shape[1]]
-    lanes = noise.lanes(seed, 0, x.numel(), 16, x.device).view(x.shape) if stochastic else 32768
-    return ((place + lanes) >> 16).to(torch.uint8)
+    above = (groups * scale - offset).masked_fill(~(span > 0), 0).clamp(min=0)
+    place = torch.minimum(above, span.nan_to_num(0)).double() * slope.double() * 32768  # exact, for float32
+    numbers = _noise(seed, words.numel(), group_size, x.device).view(groups.shape) if stochastic else 16384
+    # A tie goes to the even sum with the number of noise. One near a tie has bits left for 1 more.
+    odd = numbers & 1
+    codes = ((place + odd).round().long() - odd + numbers) >> 15
+    return codes.flatten(1)[:, : x.shape[1]].to(torch.uint8)
+
+
+def _noise(seed: int, groups: int, group_size: int, device: torch.device) -> Tensor:
+    """Return the noise of groups: int64 ``(groups, group_size)``."""
+    lanes = lanes_of(group_size)
+    units = -(-group_size // (32 * lanes))  # more than one only for a piece of a tensor that is one group
+    return noise.numbers(seed, 0, groups * units, lanes, device).view(groups, -1)[:, :group_size]
 
 
 def values_of(codes: Tensor, words: Tensor, most: Tensor, dtype: torch.dtype) -> Tensor:

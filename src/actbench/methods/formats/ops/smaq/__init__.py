@@ -25,9 +25,9 @@ _FORMAT = "int main_bits, int outlier_bits, int outliers, int block"
 
 def launch_encode(packed: Tensor, x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> None:
     """Launch ``smaq_encode`` of ``kernels/smaq.cu``."""
-    form, sizes = Format(*parts), [np.int32(part) for part in parts]
-    noisy = state_of(seed), np.uint32(stochastic)
-    _launch("encode", x.dtype, form, -(-x.numel() // form.block), (x, packed, np.int64(x.numel()), *sizes, *noisy))
+    form, noisy = Format(*parts), (state_of(seed), np.uint32(stochastic))
+    blocks, count = -(-x.numel() // form.block), np.int64(x.numel())
+    _launch("encode", x.dtype, form, blocks, (x, packed, count, *sizes_of(form), *noisy))
 
 
 def launch_decode(out: Tensor, packed: Tensor, first: int, count: int, dtype: torch.dtype, *parts: int) -> None:
@@ -36,14 +36,29 @@ def launch_decode(out: Tensor, packed: Tensor, first: int, count: int, dtype: to
     before, room = first // form.block, form.room(packed.numel())
     blocks = -(-(first + count) // form.block) - before if count else 0
     counts = np.int64(packed.numel()), np.int64(room), np.int64(first), np.int64(count)
-    _launch("decode", dtype, form, blocks, (packed, out, *counts, *(np.int32(part) for part in parts)))
+    _launch("decode", dtype, form, blocks, (packed, out, *counts, *sizes_of(form)))
 
 
 def _launch(
     kernel: str, dtype: torch.dtype, form: Format, blocks: int, arguments: tuple[Tensor | np.generic, ...]
 ) -> None:
-    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[dtype], "TILES": 1 if form.block <= 256 else 4}
-    rawkernel.launch("smaq", f"smaq_{kernel}", macros, 32 * blocks, *arguments)
+    rawkernel.launch("smaq", f"smaq_{kernel}", macros_of(dtype, form), lanes_of(form) * blocks, *arguments)
+
+
+def lanes_of(form: Format) -> int:
+    """Return how many lanes of a warp work on one block, with 32 elements each."""
+    return 8 if form.block <= 256 else 32
+
+
+def macros_of(dtype: torch.dtype, form: Format) -> rawkernel.Macros:
+    """Return what a kernel for this type and format is compiled with."""
+    bits = {"MAIN_BITS": form.main_bits, "OUTLIER_BITS": form.outlier_bits}
+    return {"SCALAR": rawkernel.SCALARS[dtype], "LANES": lanes_of(form), **bits}
+
+
+def sizes_of(form: Format) -> tuple[np.int32, np.int32]:
+    """Return a kernel's arguments that say the rest of a format."""
+    return np.int32(form.outliers), np.int32(form.block)
 
 
 @define(
@@ -82,7 +97,8 @@ def encode(x: Tensor, seed: Tensor, form: Format = SMAQ, *, stochastic: bool = T
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
-        uint8 ``(form.packed_bytes(n),)``. A block with a non-finite value, or one of 2**126 or more, decodes to NaN.
+        uint8 ``(form.packed_bytes(n),)``. A block with a non-finite value decodes to NaN, and
+        so may one with a value of 2**123 or more.
     """
     return _encode(x, seed, stochastic, *form)
 

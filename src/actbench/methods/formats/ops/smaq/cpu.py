@@ -8,15 +8,15 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.methods.actnn.ops.groupquant.cpu import noise_of, per_unit, values_of
+from actbench.methods.actnn.ops.groupquant.cpu import per_unit, values_of
 from actbench.methods.formats.ops.smaq.cpublock import (
     HUGE,
+    HUGE_MEAN,
     copy,
     fill,
     float_of,
     gather,
     keys_of,
-    largest_of,
     limit,
     mean_of,
     part,
@@ -27,7 +27,7 @@ from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
 from actbench.methods.formats.ops.smaq.reference import NAN_HALF
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, narrow
 from actbench.ops.noise import state_of
 
 MOST = 1024
@@ -43,16 +43,16 @@ class Work(NamedTuple):
     """Buffers for one block; a thread reuses them for all its blocks.
 
     Attributes:
-        random: uint64, each with four numbers of noise.
+        noise: float32 noise and 256.
         d: float32 differences from the mean.
-        keys: int32, the bits of their magnitudes.
+        keys: int16, the upper bits of their magnitudes.
         header: uint16, the four numbers of the header.
         eights: uint64, each with eight codes.
         rest_eights: The same for the high bits of the outliers.
         places: int16, the indexes of the outliers.
     """
 
-    random: np.ndarray
+    noise: np.ndarray
     d: np.ndarray
     keys: np.ndarray
     header: np.ndarray
@@ -64,10 +64,10 @@ class Work(NamedTuple):
 @inlined
 def workspace() -> Work:
     """Return buffers for any block; their noise rounds to the nearest until it is filled."""
-    random = np.full(MOST // 4 + 1, 0x8000800080008000, np.uint64)
-    d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int32), np.empty(4, np.uint16)
+    noise = np.full(MOST, 256.5, np.float32)
+    d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int16), np.empty(4, np.uint16)
     return Work(
-        random,
+        noise,
         d,
         keys,
         header,
@@ -81,7 +81,7 @@ def workspace() -> Work:
 def write_block(
     values: np.ndarray,
     bits: tuple[int, int],
-    outliers: int,
+    part_of: tuple[int, int],
     first: int,
     state: np.uint64,
     stochastic: bool,
@@ -90,28 +90,31 @@ def write_block(
 ) -> None:
     """Encode a block of float32 ``values`` to all of its bytes, ``packed``.
 
-    ``bits`` are those of main codes and of outlier codes; the noise is that of a state, from element ``first`` on.
-    Without ``stochastic`` codes are the nearest, and the noise of ``work`` stays as :func:`workspace` has set it.
+    ``bits`` are those of main codes and of outlier codes, ``part_of`` the outliers of a whole block and its size; the
+    noise is that of a state, from element ``first`` on. Without ``stochastic`` codes are the nearest, and the noise of
+    ``work`` stays as :func:`workspace` has set it.
     """
     count, header, more = values.size, work.header, bits[1] - bits[0]
-    largest = largest_of(values.view(np.int32))
-    if largest >= HUGE:
-        fill(packed[HEADER_BYTES:], 0)
-        fill(header, NAN_HALF)
-        copy(header.view(np.uint8), packed[:HEADER_BYTES])
-        return
-    header[0] = mean_of(values, largest)
+    outliers = count * part_of[0] // part_of[1]
     d, keys, codes, rests = (
         work.d[:count],
         work.keys[:count],
         work.eights.view(np.uint8),
         work.rest_eights.view(np.uint8),
     )
+    header[0] = mean_of(values, part_of[1], work.d)
     most = keys_of(values, float_of(header[0]), d, keys)
+    if most >= HUGE or header[0] & 0x7FFF >= HUGE_MEAN:
+        fill(packed[HEADER_BYTES:], 0)
+        fill(header, NAN_HALF)
+        copy(header.view(np.uint8), packed[:HEADER_BYTES])
+        return
     cut = part(keys, most, outliers, header[1:])
-    lanes = noise_of(state, stochastic, first, count, work.random)
+    if stochastic:
+        for unit in range((count + 31) // 32):
+            fill_noise(state, first // 32 + unit, 1, work.noise[32 * unit : 32 * unit + 32])
     work.eights[(count - 1) // 8] = np.uint64(0)
-    quantize(d, keys, cut, header[1:], bits, lanes, codes, rests)
+    quantize(d, keys, cut, header[1:], bits, work.noise, codes, rests)
     copy(header.view(np.uint8), packed[:HEADER_BYTES])
     rest = _rest_start(count, bits[0])
     if more > 0:
@@ -207,8 +210,7 @@ def _encode(
             count = min(block, total - first)
             values = values_of(x, kind, first, first + count, wide)
             bytes_of = stream[index * block_bytes : min((index + 1) * block_bytes, size)]
-            k = count * outliers // block
-            write_block(values, (main_bits, outlier_bits), k, first, state, stochastic, work, bytes_of)
+            write_block(values, (main_bits, outlier_bits), (outliers, block), first, state, stochastic, work, bytes_of)
 
 
 @kernel

@@ -1,8 +1,7 @@
 """One SmaQ block at a time, in loops that vectorise; :mod:`actbench.methods.formats.ops.smaq.reference` says what is
 computed.
 
-As in :mod:`actbench.methods.actnn.ops.groupquant.cpu`, every intermediate is cast back to 32 bits. Distances from the
-mean are compared by keys, the bits of their floats, which have the same order.
+As in :mod:`actbench.methods.actnn.ops.groupquant.cpu`, every intermediate is cast back to 32 bits.
 """
 
 from __future__ import annotations
@@ -11,38 +10,43 @@ import numpy as np
 
 from actbench.methods.formats.ops.smaq.reference import HALF_MOST
 from actbench.ops.cpu import inlined
+from actbench.ops.cpu.halves import fused
 
-HUGE = np.int32(253 << 23)
-"""Bits of ``reference.HUGE``, 2**126."""
+HUGE = 254 << 7
+"""The key of ``reference.HUGE``, 2**127."""
+
+HUGE_MEAN = 253 << 7
+"""The bits, as bfloat16, of the mean that is too large, 2**126."""
 
 _LEAST = 37 << 7  # reference.LEAST, 2**-90, as bfloat16
-_NEAR = np.int32(2 << 23)  # a quarter of the largest: where the search for the outliers begins
-_MANY = 12  # after so many steps of the search equal keys are likely
-_MAGNITUDE = np.int32(0x7FFFFFFF)
+_NEAR = 2 << 7  # a quarter of the largest: where the search for the outliers begins
+_MOST_KEY = np.int16(0x7FFF)
 _HALF_MOST = np.float32(HALF_MOST)
 
 
 @inlined
-def largest_of(bits: np.ndarray) -> np.int32:
-    """Return the bits of the largest magnitude of float32 numbers, given as int32."""
-    largest = np.int32(0)
-    for i in range(bits.size):
-        largest = max(largest, np.int32(bits[i] & _MAGNITUDE))
-    return largest
-
-
-@inlined
-def mean_of(values: np.ndarray, largest: np.int32) -> int:
-    """Return the mean of float32 numbers as bits of a bfloat16; ``largest`` is the bits of their largest magnitude."""
-    exponent = max(int(largest) >> 23, 33)
-    scale = np.uint32((273 - exponent) << 23).view(np.float32)
-    inverse = np.uint32((exponent - 19) << 23).view(np.float32)
-    total = np.int32(0)
-    for i in range(values.size):
-        total = np.int32(total + np.int32(np.rint(np.float32(values[i] * scale))))
-    mean = np.float32(np.float32(np.float32(total) / np.float32(values.size)) * inverse)
+def mean_of(values: np.ndarray, block: int, sums: np.ndarray) -> int:
+    """Return the mean of float32 numbers as bits of a bfloat16; ``sums`` is float32 room for 1,024."""
+    thirty_twos = 8 if block <= 256 else 32
+    copy(values, sums)
+    fill(sums[values.size : 32 * thirty_twos], 0)
+    half = 16
+    while half > 0:
+        for part in range(thirty_twos):
+            for i in range(half):
+                low = np.float32(sums[2 * half * part + i])
+                sums[half * part + i] = np.float32(low + sums[2 * half * part + half + i])
+        half //= 2
+    for i in range(thirty_twos):
+        sums[i] = np.float32(sums[i] * np.float32(1 / 1024))
+    half = thirty_twos // 2
+    while half > 0:
+        for i in range(half):
+            sums[i] = np.float32(sums[i] + sums[half + i])
+        half //= 2
+    mean = np.float32(sums[0] / np.float32(np.float32(values.size) * np.float32(1 / 1024)))
     word = int(mean.view(np.uint32))
-    return (word + 0x7FFF + (word >> 16 & 1)) >> 16
+    return min((word & 0x7FFFFFFF) + 0x7FFF + (word >> 16 & 1), 0x7FFFFFFF) >> 16 | (word >> 31 << 15)
 
 
 @inlined
@@ -52,97 +56,89 @@ def float_of(half: int) -> np.float32:
 
 
 @inlined
-def keys_of(values: np.ndarray, mean: np.float32, d: np.ndarray, keys: np.ndarray) -> np.int32:
-    """Write the differences from the mean and their keys; return the largest key."""
-    bits, most = d.view(np.int32), np.int32(0)
+def keys_of(values: np.ndarray, mean: np.float32, d: np.ndarray, keys: np.ndarray) -> np.int16:
+    """Write the differences from the mean and their keys, int16; return the largest key."""
+    bits, most = d.view(np.int32), np.int16(0)
     for i in range(values.size):
         d[i] = np.float32(values[i] - mean)
     for i in range(values.size):
-        keys[i] = np.int32(bits[i] & _MAGNITUDE)
+        keys[i] = np.int16(np.int32(bits[i] >> np.int32(16)) & np.int32(0x7FFF))
+    for i in range(values.size):
         most = max(most, keys[i])
     return most
 
 
 @inlined
-def _count(keys: np.ndarray, cut: np.int32) -> int:
+def _count(keys: np.ndarray, cut: int) -> int:
     """Return how many keys are not below ``cut``."""
-    count = np.int32(0)
+    count, bound = np.int16(0), np.int16(cut)
     for i in range(keys.size):
-        count = np.int32(count + np.int32(keys[i] >= cut))
+        count = np.int16(count + np.int16(keys[i] >= bound))
     return int(count)
 
 
 @inlined
-def _beside(keys: np.ndarray, cut: np.int32) -> tuple[np.int32, np.int32]:
-    """Return the largest key below ``cut``, or 0, and the smallest other key, or the largest number."""
-    below, least = np.int32(0), _MAGNITUDE
+def _beside(keys: np.ndarray, cut: int) -> tuple[np.int16, np.int16]:
+    """Return the largest key below ``cut``, or -1, and the smallest other key, or the largest number."""
+    below, least, bound = np.int16(-1), _MOST_KEY, np.int16(cut)
     for i in range(keys.size):
-        below = max(below, keys[i] if keys[i] < cut else np.int32(0))
-        least = min(least, keys[i] if keys[i] >= cut else _MAGNITUDE)
+        below = max(below, keys[i] if keys[i] < bound else np.int16(-1))
+        least = min(least, keys[i] if keys[i] >= bound else _MOST_KEY)
     return below, least
 
 
 @inlined
-def _cut_of(keys: np.ndarray, most: np.int32, outliers: int) -> tuple[np.int32, int]:
+def _cut_of(keys: np.ndarray, most: int, outliers: int) -> tuple[int, int]:
     """Return a cut that at least ``outliers`` keys reach, and how many more reach it; ``most`` is the largest key.
 
     If more reach it, those and one more are equal to the cut.
     """
-    low, high, found = np.int32(0), np.int32(most + np.int32(1)), keys.size
-    middle, steps = max(np.int32(most - _NEAR), np.int32(most >> np.int32(1))), 0
-    while found != outliers and np.int32(high - low) > np.int32(1):
-        middle = min(max(middle, np.int32(low + np.int32(1))), np.int32(high - np.int32(1)))
-        count, steps = _count(keys, middle), steps + 1
+    low, high, found = 0, most + 1, keys.size
+    middle = max(most - _NEAR, most >> 1)
+    while found != outliers and high - low > 1:
+        middle = min(max(middle, low + 1), high - 1)
+        count = _count(keys, middle)
         if count >= outliers:
             low, found = middle, count
         else:
             high = middle
-        if steps == _MANY:
-            _, low = _beside(keys, low)
-            below, _ = _beside(keys, high)
-            high = np.int32(below + np.int32(1))
-        middle = np.int32(low + np.int32(np.int32(high - low) >> np.int32(1)))
+        middle = low + ((high - low) >> 1)
     return low, found - outliers
 
 
 @inlined
-def part(keys: np.ndarray, most: np.int32, outliers: int, header: np.ndarray) -> np.int32:
+def part(keys: np.ndarray, most: int, outliers: int, header: np.ndarray) -> int:
     """Find the outliers, write main end, tail start and tail end to ``header``, and return the cut between keys.
 
     The keys of outliers are not below the cut; all others are: equal keys of others are decreased. ``most`` is the
     largest key.
     """
     if outliers == 0:
-        header[0], header[1], header[2] = max(_above(most), _LEAST), 0, _LEAST
-        return np.int32(most + np.int32(1))
-    cut: np.int32
+        header[0], header[1], header[2] = max(most + 1, _LEAST), 0, _LEAST
+        return most + 1
+    cut: int
     cut, spare = _cut_of(keys, most, outliers)
     main, start = _beside(keys, cut)
     if spare > 0:
-        main = cut
-    header[0], header[1], header[2] = max(_above(main), _LEAST), start >> 16, max(_above(most), _LEAST)
+        main = np.int16(cut)
+    header[0], header[1], header[2] = max(main + 1, _LEAST), start, max(most + 1, _LEAST)
     last = keys.size - 1
     while spare > 0:
         if keys[last] == cut:
-            keys[last] = np.int32(cut - np.int32(1))
+            keys[last] = np.int16(cut - 1)
             spare -= 1
         last -= 1
     return cut
 
 
 @inlined
-def _above(key: np.int32) -> int:
-    return (int(key) + 0xFFFF) >> 16
-
-
-@inlined
 def quantize(
     d: np.ndarray,
     keys: np.ndarray,
-    cut: np.int32,
+    cut: int,
     header: np.ndarray,
     bits: tuple[int, int],
-    lanes: np.ndarray,
+    noise: np.ndarray,
     codes: np.ndarray,
     rests: np.ndarray,
 ) -> None:
@@ -154,29 +150,22 @@ def quantize(
         cut: As :func:`part` gives it.
         header: uint16, as :func:`part` writes it.
         bits: Bits of main codes and of outlier codes.
-        lanes: The noise: uint16, at least as many as elements.
+        noise: The noise and 256, float32, at least as many as elements.
         codes: uint8 result: tags and low bits.
         rests: uint8 result: the high bits, written for all elements, used for outliers.
     """
-    main_bits, outlier_bits = np.int32(bits[0]), np.int32(bits[1])
-    half = np.int32(65536 * ((1 << (bits[0] - 2)) - 1))
-    top, last = np.float32(half), np.float32(65536 * ((1 << (bits[1] - 2)) - 1))
-    start = float_of(header[1])
-    span = np.float32(float_of(header[2]) - start)
-    main_slope = np.float32(top / float_of(header[0]))
-    tail_slope = np.float32(last / span) if span > np.float32(0) else np.float32(0)
-    tag, shift = np.int32(1 << (bits[0] - 1)), np.int32(main_bits - np.int32(1))
+    steps, tail_steps = np.int32((1 << (bits[0] - 2)) - 1), np.int32((1 << (bits[1] - 2)) - 1)
+    start, bound = float_of(header[1]), np.int16(cut)
+    slope = np.float32(np.float32(steps) / float_of(header[0]))
+    tail_slope = np.float32(np.float32(tail_steps) / np.float32(float_of(header[2]) - start))
+    tag, shift = np.int32(1 << (bits[0] - 1)), np.int32(bits[0] - 1)
     for i in range(d.size):
-        place = np.float32(d[i] * main_slope)
-        place = place if place > -top else -top
-        place = place if place < top else top
-        main = np.int32(np.int32(np.int32(np.rint(place)) + half + np.int32(lanes[i])) >> np.int32(16))
-        place = np.float32(np.float32(abs(d[i]) - start) * tail_slope)
-        place = place if place > np.float32(0) else np.float32(0)
-        place = place if place < last else last
-        sign = np.int32(np.int32(d[i] < np.float32(0)) << np.int32(outlier_bits - np.int32(2)))
-        tail = np.int32(np.int32(np.int32(np.rint(place)) + np.int32(lanes[i])) >> np.int32(16)) | sign
-        codes[i] = np.uint8(np.int32(tag | (tail & (tag - np.int32(1)))) if keys[i] >= cut else main)
+        place = fused(d[i], slope, noise[i])
+        main = np.int32(np.int32(place) + np.int32(steps - np.int32(256)))
+        place = fused(np.float32(abs(d[i]) - start), tail_slope, noise[i])
+        sign = np.int32(np.int32(d.view(np.uint32)[i] >> np.uint32(31)) << np.int32(bits[1] - 2))
+        tail = np.int32(np.int32(place) - np.int32(256)) | sign
+        codes[i] = np.uint8(np.int32(tag | (tail & (tag - np.int32(1)))) if keys[i] >= bound else main)
         rests[i] = np.uint8(tail >> shift)
 
 

@@ -4,24 +4,26 @@ After Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Va
 values near the mean, more for outliers. In each block of B elements exactly k are outliers, so the bytes are known
 beforehand. In float32 (float64 for float64), each operation rounded by itself:
 
-    mean      the sum of rint(x * s) over B, divided by s, as bfloat16; s is the power of two that brings the largest
-              magnitude to 2**19 .. 2**20, so the sum is one of integers, whose order does not matter
+    mean      the sum of x divided by B, as bfloat16; :func:`_mean_of` has the order of the sum
     d         x - mean
-    outliers  the k largest |d|; among equals the first
-    ends      main end: the largest |d| of the others; tail start, tail end: the least and the largest |d| of outliers
+    keys      the upper 16 bits of |d| as a float32: bfloat16 numbers that are not above |d|
+    outliers  the elements with the k largest keys; among equals the first
+    ends      main end: the bfloat16 after the largest key of the others; tail start: the least key of outliers; tail
+              end: the bfloat16 after their largest
     steps     main step = main end / M, tail step = (tail end - tail start) / T
-    main      code = (rint(d * (65536 M / main end)) + 65536 M + w) >> 16
+    main      code = floor(fma(d, M / main end, 256 + w)) - 256 + M
               value = (code - M) * main step + mean
-    outlier   code = (rint((|d| - tail start) * (65536 T / (tail end - tail start))) + w) >> 16, its sign above it
+    outlier   code = floor(fma(|d| - tail start, T / (tail end - tail start), 256 + w)) - 256, its sign above it
               value = sign * (code * tail step + tail start) + mean
 
-where M = ``main_steps``, T = ``tail_steps`` and w is number i of :func:`actbench.ops.noise.lanes`, 16 bits, for element
-i of the tensor: the mean over w is the element. For the nearest code w is 32768. The ends first become bfloat16,
-rounded so that nothing lies outside; no upper end is below :data:`LEAST`, which keeps quotients finite. The deviation
-sigma of SmaQ would divide d and the ends, and cancels. In its place the tail has a start, and no code is spent on the
-gap between main values and outliers.
+where M = ``main_steps``, T = ``tail_steps``, fma rounds a product and a sum once, and w is the element's noise: n/2**15
+for its number n of :func:`actbench.ops.noise.numbers` in units of 32 elements. The mean over w is the element. For the
+nearest code w is 1/2. Nothing lies outside the ends. No upper end is below :data:`LEAST`, which keeps quotients finite.
+The deviation sigma of SmaQ would divide d and the ends, and cancels. In its place the tail has a start, and no code is
+spent on the gap between main values and outliers.
 
-If a value is NaN, infinite, or as large as :data:`HUGE`, the header is NaN, and the whole block decodes to NaN.
+If a value is NaN or infinite, |d| reaches :data:`HUGE`, or the mean half of it, the header is NaN, and the whole block
+decodes to NaN. Values below :data:`LARGEST` do neither, nor does the sum of 32 of them overflow.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
 from actbench.ops import bitpack, noise
 from actbench.ops.library import wide
 
-HUGE: Final = 2.0**126
-"""The magnitude from which a value makes its block NaN; the difference of two smaller values is below 2**127."""
+HUGE: Final = 2.0**127
+"""The distance from the mean that makes its block NaN: the decoded values of all other blocks are finite."""
+
+LARGEST: Final = 2.0**123
+"""A block whose magnitudes are all below it is not NaN."""
 
 LEAST: Final = 2.0**-90
 """The least main end and tail end."""
 
 NAN_HALF: Final = 0x7FC0
 """Each of the four numbers in the header of a NaN block."""
+
+_NEAREST: Final = 1 << (noise.NOISE_BITS - 1)  # in place of a number of noise
 
 HALF_MOST: Final = 65504.0
 """The largest float16: decoded values are clamped to it, since ends are rounded outwards."""
@@ -65,13 +72,17 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     if x.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=x.device)
     values = wide(x)
-    bad = ~(values.abs() < HUGE).all(1, keepdim=True)
-    values = values.masked_fill(bad, 0)
-    mean = _mean_of(values)
-    outlier, ends = _parted(values - mean, form.outliers_of(count))
-    lanes = noise.lanes(seed, first, x.numel(), 16, x.device).view(x.shape) if stochastic else 32768
-    main = _main_codes(values - mean, ends[0], form, lanes)
-    tail = _tail_codes(values - mean, ends[1], ends[2], form, lanes)
+    mean = _mean_of(values, form.block)
+    d = values - mean
+    bad = ~((d.abs() < HUGE).all(1, keepdim=True) & (mean.abs() < HUGE / 2))
+    mean, d = mean.masked_fill(bad, 0), d.masked_fill(bad, 0)
+    outlier, ends = _parted(_keys_of(d), form.outliers_of(count))
+    numbers = _numbers(seed, first, x) if stochastic else torch.full_like(d, _NEAREST, dtype=torch.int64)
+    main_end, start, end = (end.to(d.dtype) for end in ends)
+    main = _codes(d, main_end, form.main_steps, numbers) + form.main_steps
+    tail = _codes(d.abs() - start, end - start, form.tail_steps, numbers) | (
+        d.signbit().long() << (form.outlier_bits - 2)
+    )
     high = 1 << (form.main_bits - 1)
     codes = torch.where(outlier, high | (tail & (high - 1)), main).masked_fill(bad, 0)
     rest = (tail >> (form.main_bits - 1))[outlier].view(blocks, -1).masked_fill(bad, 0)
@@ -83,49 +94,69 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     return torch.cat(parts, 1)
 
 
-def _mean_of(values: Tensor) -> Tensor:
-    """Return the mean of each block as a bfloat16, in the type of the values."""
-    _, exponent = torch.frexp(values.abs().amax(1, keepdim=True))
-    exponent = exponent.clamp(min=-93)  # else the scale would not be finite; such values are far below LEAST
-    one = torch.ones_like(values[:, :1])
-    total = (values * torch.ldexp(one, 20 - exponent)).round().long().sum(1, keepdim=True)
-    mean = total.to(values.dtype) / (one * values.shape[1]) * torch.ldexp(one, exponent - 20)
+def _numbers(seed: int, first: int, x: Tensor) -> Tensor:
+    """Return the numbers of noise of elements (R, count), from number ``first`` on."""
+    units = -(-x.numel() // noise.NUMBERS)
+    return noise.numbers(seed, first // noise.NUMBERS, units, 1, x.device).flatten()[: x.numel()].view(x.shape)
+
+
+def _mean_of(values: Tensor, block: int) -> Tensor:
+    """Return the mean of each block as a bfloat16, in the type of the values.
+
+    32 neighbours are summed by halves: the first 16 and the other 16, then 8 and 8. Their sums, divided by 1024, are
+    summed in the same way, as 8 numbers in blocks of at most 256 elements and else as 32.
+    """
+    thirty_twos = 8 if block <= 256 else 32
+    parts = pad(values, (0, 32 * thirty_twos - values.shape[1])).view(len(values), thirty_twos, 32)
+    sums = _halved(parts)
+    sums = sums.masked_fill(sums.double().abs() >= 2.0**128, torch.inf)  # float64, too
+    total = _halved(sums * 2.0**-10)
+    mean = total[:, None] / torch.full_like(values[:, :1], values.shape[1] / 1024)
     return mean.to(torch.bfloat16).to(values.dtype)
 
 
-def _parted(d: Tensor, outliers: int) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Return which elements are outliers, and main end, tail start and tail end."""
+def _halved(numbers: Tensor) -> Tensor:
+    """Return the sums over the last dimension, a power of two."""
+    while numbers.shape[-1] > 1:
+        first, second = numbers.chunk(2, -1)
+        numbers = first + second
+    return numbers[..., 0]
+
+
+def _keys_of(d: Tensor) -> Tensor:
+    """Return the upper 16 bits of distances as float32, int16."""
     distance = d.abs()
-    order = distance.argsort(dim=1, descending=True, stable=True)
-    outlier = torch.zeros_like(d, dtype=torch.bool).scatter_(1, order[:, :outliers], True)
-    zero = torch.zeros_like(d[:, :1])
-    start, end = zero, zero
+    near = distance.float()
+    near = torch.where(near.to(d.dtype) > distance, torch.nextafter(near, torch.zeros_like(near)), near)  # of float64
+    return (near.view(torch.int32) >> 16).to(torch.int16)
+
+
+def _parted(keys: Tensor, outliers: int) -> tuple[Tensor, list[Tensor]]:
+    """Return which elements are outliers, and main end, tail start and tail end as bfloat16."""
+    order = keys.argsort(dim=1, descending=True, stable=True)
+    outlier = torch.zeros_like(keys, dtype=torch.bool).scatter_(1, order[:, :outliers], True)
+    least = torch.full_like(keys[:, :1], LEAST, dtype=torch.bfloat16).view(torch.int16)
+    start, end, main_end = torch.zeros_like(least), least, least
     if outliers:
-        start = distance.gather(1, order[:, outliers - 1 : outliers])
-        end = distance.gather(1, order[:, :1])
-    main = distance.gather(1, order[:, outliers : outliers + 1]) if outliers < d.shape[1] else zero
-    main, end = (_outwards(upper, torch.inf).clamp(min=LEAST) for upper in (main, end))
-    return outlier, (main, _outwards(start, -torch.inf), end)
+        start = keys.gather(1, order[:, outliers - 1 : outliers])
+        end = torch.maximum(keys.gather(1, order[:, :1]) + 1, least)
+    if outliers < keys.shape[1]:
+        main_end = torch.maximum(keys.gather(1, order[:, outliers : outliers + 1]) + 1, least)
+    return outlier, [each.view(torch.bfloat16) for each in (main_end, start, end)]
 
 
-def _outwards(end: Tensor, way: float) -> Tensor:
-    """Return ends as bfloat16, in their own type, rounded the way of minus or plus infinity."""
-    near = end.to(torch.bfloat16)
-    inside = near.to(end.dtype) > end if way < 0 else near.to(end.dtype) < end
-    return torch.where(inside, torch.nextafter(near, way * torch.ones_like(near)), near).to(end.dtype)
+def _codes(distance: Tensor, end: Tensor, steps: int, numbers: Tensor) -> Tensor:
+    """Return the steps from zero to each distance, with its noise, rounded down.
 
-
-def _main_codes(d: Tensor, end: Tensor, form: Format, lanes: Tensor | int) -> Tensor:
-    top = 65536 * form.main_steps
-    place = (d * (torch.full_like(end, top) / end)).round().clamp(-top, top).long()
-    return (place + top + lanes) >> 16
-
-
-def _tail_codes(d: Tensor, start: Tensor, end: Tensor, form: Format, lanes: Tensor | int) -> Tensor:
-    top, span = 65536 * form.tail_steps, end - start
-    slope = torch.where(span > 0, torch.full_like(span, top) / span, 0)
-    place = ((d.abs() - start) * slope).round().clamp(0, top).long()
-    return ((place + lanes) >> 16) | ((d < 0).long() << (form.outlier_bits - 2))
+    A float32 sum is a multiple of 2**-15 from 256 on, and of 2**-16 below. It is rounded once, and a tie goes to the
+    even sum. The product is exact in float64.
+    """
+    slope = torch.full_like(end, steps) / end
+    place = distance.double() * slope.double() * 2.0**noise.NOISE_BITS
+    odd = numbers & 1
+    upper = (place + odd).round().long() - odd + numbers
+    lower = (2 * place).round().long() + 2 * numbers
+    return torch.where(place + numbers >= 0, 2 * upper, lower) >> (noise.NOISE_BITS + 1)
 
 
 def _packed(codes: Tensor, bits: int, size: int) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.ops.smaq import reference
 from actbench.methods.formats.ops.smaq.format import Format, check_format
 from actbench.methods.formats.ops.smaqstep import cpu, rules
@@ -23,18 +24,15 @@ from actbench.ops import noise, rawkernel
 from actbench.ops.library import Implementation, Kernels, check_contiguous, define
 
 MOST_BLOCK = 256
-"""Elements of the largest block: its state, parameter and gradient stay in a warp's registers."""
-
-_LANES = 4
-"""Elements that share a word of noise."""
+"""Elements of the largest block: its state, parameter and gradient stay in the registers of 8 lanes."""
 
 _REST = "int seed, int first, float[] rule, int main_bits, int outlier_bits, int outliers, int block"
 
 
 def _seeds(seed: int, first: int = 0) -> tuple[int, int]:
     """Return the seeds of the noise of the first and of the second moment, for elements from ``first`` on."""
-    word = noise.mixed(seed)
-    return noise.advanced(word, first // _LANES), noise.advanced(word ^ 1, first // _LANES)
+    word, sequence = noise.mixed(seed), first // noise.NUMBERS
+    return noise.from_sequence(word, sequence), noise.from_sequence(word ^ 1, sequence)
 
 
 def launch_adam(
@@ -53,7 +51,7 @@ def launch_sgd(param: Tensor, grad: Tensor, buffers: Tensor, form: Format, seed:
 
 
 def _sizes(param: Tensor, form: Format) -> tuple[np.generic, ...]:
-    return np.int64(param.numel()), *(np.int32(part) for part in form)
+    return np.int64(param.numel()), *smaq.sizes_of(form)
 
 
 def _coefficients(rule: AdamRule | SgdRule, flag: str) -> list[np.generic]:
@@ -61,9 +59,8 @@ def _coefficients(rule: AdamRule | SgdRule, flag: str) -> list[np.generic]:
 
 
 def _launch(kernel: str, param: Tensor, form: Format, *arguments: Tensor | np.generic) -> None:
-    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[param.dtype], "TILES": 1}
-    blocks = -(-param.numel() // form.block)
-    rawkernel.launch("smaqstep", f"smaqstep_{kernel}", macros, 32 * blocks, *arguments)
+    threads = smaq.lanes_of(form) * -(-param.numel() // form.block)
+    rawkernel.launch("smaqstep", f"smaqstep_{kernel}", smaq.macros_of(param.dtype, form), threads, *arguments)
 
 
 def _adam_by(step: Implementation) -> Implementation:
@@ -140,8 +137,8 @@ def adam_(
         rule: The coefficients of the step.
         form: The format of SmaQ, with blocks of at most :data:`MOST_BLOCK`.
         first: Index of the first element in the whole tensor of which ``param`` is a part: a part whose first index is
-            a multiple of ``form.block`` is stepped as it is in the whole, bit for bit. Four elements share a word of
-            noise, so that another index counts as the multiple of four below it.
+            a multiple of ``form.block`` is stepped as it is in the whole, bit for bit. 32 elements share a sequence
+            of noise, so that another index counts as the multiple of 32 below it.
 
     Raises:
         ValueError: An argument is not as above.

@@ -49,9 +49,10 @@ def _singles(rule: tuple[float, ...]) -> tuple[np.float32, ...]:
 @numba.njit(error_model="numpy")  # else a zero divisor raises, and no loop vectorises
 def _step_adam(p: np.ndarray, g: np.ndarray, m: np.ndarray, s: np.ndarray, least: np.float32, rule: Any) -> None:
     sign, kept, decay, from_gradient, toward, beta2, rest2, correction, eps, rate = rule
-    from_there = from_gradient > np.float32(0)
+    from_there, decays = from_gradient > np.float32(0), decay != np.float32(0)
     for i in range(p.size):
-        gradient = np.float32(np.float32(g[i] * sign) + np.float32(p[i] * decay))
+        gradient = np.float32(g[i] * sign)
+        gradient = np.float32(gradient + np.float32(p[i] * decay)) if decays else gradient
         weight = np.float32(p[i] * kept)
         start = gradient if from_there else m[i]
         mean = np.float32(start + np.float32(np.float32(gradient - m[i]) * toward))
@@ -59,7 +60,7 @@ def _step_adam(p: np.ndarray, g: np.ndarray, m: np.ndarray, s: np.ndarray, least
         square = np.float32(np.float32(before * before) * beta2)
         square = np.float32(square + np.float32(np.float32(gradient * rest2) * gradient))
         root = np.float32(np.sqrt(square))
-        divisor = np.float32(np.float32(root / correction) + eps)
+        divisor = np.float32(np.float32(root * correction) + eps)
         p[i] = np.float32(weight + np.float32(np.float32(mean * rate) / divisor))
         m[i], s[i] = mean, root
 
@@ -67,9 +68,10 @@ def _step_adam(p: np.ndarray, g: np.ndarray, m: np.ndarray, s: np.ndarray, least
 @inlined
 def _step_sgd(p: np.ndarray, g: np.ndarray, b: np.ndarray, rule: Any) -> None:
     sign, decay, momentum, added, nesterov, rate = rule
-    looks_ahead = nesterov > np.float32(0)
+    looks_ahead, decays = nesterov > np.float32(0), decay != np.float32(0)
     for i in range(p.size):
-        gradient = np.float32(np.float32(g[i] * sign) + np.float32(p[i] * decay))
+        gradient = np.float32(g[i] * sign)
+        gradient = np.float32(gradient + np.float32(p[i] * decay)) if decays else gradient
         b[i] = np.float32(np.float32(b[i] * momentum) + np.float32(gradient * added))
         direction = np.float32(gradient + np.float32(b[i] * momentum)) if looks_ahead else b[i]
         p[i] = np.float32(p[i] + np.float32(direction * rate))
@@ -117,11 +119,10 @@ def _adam(
             least = np.float32(np.float32(0.5) * step)
             _step_adam(p, g, moments[0, :count], moments[1, :count], least, rule)
             _store(p, kind, param + 2 * first)
-            k = count * outliers // block
             for moment in range(2):
                 packed = at((means if moment == 0 else roots) + begin, length, np.uint8)
                 state = mean_state if moment == 0 else root_state
-                write_block(moments[moment, :count], bits, k, first, state, True, work, packed)
+                write_block(moments[moment, :count], bits, (outliers, block), first, state, True, work, packed)
 
 
 @kernel
@@ -157,4 +158,4 @@ def _sgd(
             )
             _step_sgd(p, g, b, rule)
             _store(p, kind, param + 2 * first)
-            write_block(b, bits, count * outliers // block, first, state, True, work, stream[begin:end])
+            write_block(b, bits, (outliers, block), first, state, True, work, stream[begin:end])

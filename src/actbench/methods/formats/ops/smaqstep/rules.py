@@ -1,17 +1,17 @@
 """One step of Adam and of SGD with momentum, in float32: the coefficients, and the reference in plain torch.
 
-The operations are those of torch.optim on the CPU, each rounded by itself. p is the parameter and g its gradient;
-float16 and bfloat16 are widened to float32:
+The operations are those of torch.optim on the CPU, each rounded by itself, but for the product with the bias
+correction, a quotient there. p is the parameter and g its gradient; float16 and bfloat16 are widened to float32:
 
     Adam (Kingma, Ba 2014, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov, Hutter 2017, arXiv 1711.05101, eq. 12)
         w = p * kept
-        g = g * sign + p * decay
+        g = g * sign + p * decay, or g * sign without decay
         m = m + (1 - beta1) * (g - m), or g - beta1 * (g - m) if beta1 <= 0.5
         v = v * beta2 + ((1 - beta2) * g) * g
-        p = w + (-rate * m) / (root(v) / correction + eps)
+        p = w + (-rate * m) / (root(v) * correction + eps)
 
     SGD (torch's form of momentum)
-        g = g * sign + p * decay
+        g = g * sign + p * decay, or g * sign without decay
         b = b * momentum + added * g
         p = p - rate * (b, or g + momentum * b with Nesterov)
 
@@ -24,7 +24,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -39,7 +38,7 @@ class AdamRule(NamedTuple):
         toward: ``-beta1`` with ``from_gradient``, else ``1 - beta1``.
         beta2: Decay of the second moment.
         rest2: ``1 - beta2``.
-        correction: Root of the second moment's bias correction.
+        correction: 1 divided by the root of the second moment's bias correction.
         eps: Added to the divisor.
         rate: The negative learning rate, divided by the first moment's bias correction.
     """
@@ -98,7 +97,7 @@ def adam_rule(
         toward=float(weight if near else weight - np.float32(1)),
         beta2=_single(beta2),
         rest2=_single(1 - beta2),
-        correction=_single(math.sqrt(1 - beta2**step)),
+        correction=_single(1 / math.sqrt(1 - beta2**step)),
         eps=_single(eps),
         rate=_single(-(lr / (1 - beta1**step))),
     )
@@ -120,19 +119,23 @@ def sgd_rule(
 
 def adam(p: Tensor, g: Tensor, m: Tensor, s: Tensor, rule: AdamRule) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, first moment and root of the second (not negative) after a step, float32 of any shape."""
-    kept, g = p * rule.kept, g * rule.sign + p * rule.decay
+    kept, g = p * rule.kept, _gradient(p, g, rule)
     m = (g if rule.from_gradient else m) + (g - m) * rule.toward
     # the float32 nearest to each root; torch's own root of float32 on the CPU is sometimes the one beside it
     s = (s * s * rule.beta2 + g * rule.rest2 * g).double().sqrt().float()
-    divisor = s / torch.full_like(s, rule.correction) + rule.eps
-    return kept + m * rule.rate / divisor, m, s
+    return kept + m * rule.rate / (s * rule.correction + rule.eps), m, s
 
 
 def sgd(p: Tensor, g: Tensor, b: Tensor, rule: SgdRule) -> tuple[Tensor, Tensor]:
     """Return parameter and momentum buffer (zeros before the first step) after a step, float32 of any shape."""
-    g = g * rule.sign + p * rule.decay
+    g = _gradient(p, g, rule)
     b = b * rule.momentum + g * rule.added
     return p + (g + b * rule.momentum if rule.nesterov else b) * rule.rate, b
+
+
+def _gradient(p: Tensor, g: Tensor, rule: AdamRule | SgdRule) -> Tensor:
+    g = g * rule.sign
+    return g + p * rule.decay if rule.decay else g  # as in torch: without decay, no look at the parameter
 
 
 def _single(value: float) -> float:

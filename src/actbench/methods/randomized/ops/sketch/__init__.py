@@ -39,7 +39,7 @@ class Sketching:
         max: The most rows of the sketch.
     """
 
-    kind: Kind = "gaussian"
+    kind: Kind = "rademacher"
     ratio: float = 0.2
     dim: int | None = None
     min: int | None = None

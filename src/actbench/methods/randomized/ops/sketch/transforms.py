@@ -21,11 +21,19 @@ import torch
 from torch import Tensor
 
 from actbench.methods.randomized.ops import matrix as sketch
-from actbench.methods.randomized.ops.matrix import sketch_rows
+from actbench.methods.randomized.ops.halves import sketch_halves
 from actbench.methods.randomized.ops.sketch import samples
 from actbench.methods.randomized.ops.sketch.samples import CHUNK_BYTES, working_type
+from actbench.ops.hostmemory import is_elsewhere
 from actbench.ops.library import traced
 from actbench.ops.simulation import few_for_all
+from actbench.units import MIB
+
+PIECE_BYTES = 28 * MIB
+"""What a product with S may take beside the sketch: of S, and of the halves of the matrix.
+
+A product of 4,096 rows is one piece, for which a card's processors all have work; of seven pieces each has too little.
+"""
 
 _LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than the products are worth
 
@@ -33,17 +41,34 @@ _LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than 
 def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tensor:
     """Return S M / sqrt(k) for S (k, rows) with entries of mean 0 and mean square 1: (k, d) in the working type.
 
-    Besides the result, at most 2 MiB of S exist at a time, or 64 rows of S^T where these are more.
+    Signs are multiplied on a card by its matrix units: with float16 and bfloat16 matrices as they are, and with the two
+    bfloat16 halves of float32 ones. That changes a number of M by at most 2**-17 of it. All other products are in the
+    working type. Sums are in it always.
     """
+    by_units = kind == "rademacher" and is_elsewhere(matrix) and not traced() and matrix.dtype != torch.float64
+    copies = 2 if by_units and matrix.dtype == torch.float32 else 1
     dtype = working_type(matrix)
-    total = matrix.new_zeros(size, matrix.shape[1], dtype=dtype)
-    step = max(CHUNK_BYTES // (size * dtype.itemsize), _LEAST_ROWS)
-    starts = range(0, matrix.shape[0], step)
+    factor = dtype if not by_units else torch.bfloat16 if copies == 2 else matrix.dtype
+    bytes_a_row = copies * factor.itemsize * (sketch.space(size) + (matrix.shape[1] if copies == 2 else 0))
+    step = max(PIECE_BYTES // bytes_a_row, _LEAST_ROWS)
+    starts, total, scale = range(0, matrix.shape[0], step), None, size**-0.5
     for first in starts if traced() else few_for_all(starts, of=matrix):
-        part = matrix[first : first + step]
-        entries = sketch_rows(seed, first, part.shape[0], size, kind, dtype, matrix.device)
-        total.addmm_(entries.t(), part.to(dtype), alpha=size**-0.5)
-    return total
+        part = matrix if len(starts) == 1 else matrix[first : first + step]
+        entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, matrix.device, copies)
+        if copies == 2:
+            made = _wide_product(entries, sketch_halves(part.contiguous(), scale))
+        elif by_units:
+            made = _wide_product(entries, part).mul_(scale)
+        else:
+            made = (entries @ part.to(dtype)).mul_(scale)
+        total = made if total is None else total.add_(made)
+        del entries, made
+    return matrix.new_zeros(size, matrix.shape[1], dtype=dtype) if total is None else total
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two matrices of a 16-bit type in float32, which torch has for cards alone."""
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 Fourier = Literal["dct", "dft"]
@@ -80,12 +105,12 @@ def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     """Return sqrt(P / k) R H D M: signs D, the orthonormal Hadamard transform H over P rows, k different rows R of it.
 
     P is N rounded up to a power of two; rows of zeros are added to a few columns at a time. Words 0 .. P - 1 of the
-    seed's noise draw the rows; the bits from word P on are the signs.
+    seed's noise draw the rows; a column of S behind the bits of these holds the signs.
     """
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()
     chosen = samples.distinct(seed, padded, size, matrix.device)
-    signs = sketch_rows(seed, 64 * padded, rows, 1, "rademacher", dtype, matrix.device) * size**-0.5
+    signs = sketch.sketch_columns(seed, 128, 1, rows, "rademacher", dtype, matrix.device) * size**-0.5
     out = matrix.new_empty(size, matrix.shape[1], dtype=dtype)
     for columns in _column_chunks(padded, matrix.shape[1], dtype):
         part = matrix[:, columns].to(dtype) * signs

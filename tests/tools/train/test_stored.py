@@ -1,0 +1,66 @@
+"""Training runs that are all stored: nothing is started, and torch is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actbench.run.progress import Progress
+from actbench.tools.train import comparison, stored
+from actbench.tools.train.recipe import TrainingRecipe
+
+RECIPE = """
+title = "Which is stored?"
+[train]
+model = "resnet-cifar@depth=8,width=4,channels=1"
+data = "digits"
+image_size = 8
+batch_size = 32
+steps = 2
+optimizer = "sgd"
+learning_rate = 0.1
+device = "cpu"
+[[scheme]]
+spec = "fewbit:2,functions=relu"
+"""
+NOTHING_STARTED = """
+import sys
+def refuse(event, arguments):
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
+        raise RuntimeError(f"{event} {arguments}")
+sys.addaudithook(refuse)
+sys.modules["torch"] = None
+from actbench.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> TrainingRecipe:
+    file = tmp_path / "mine.toml"
+    file.write_text(RECIPE)
+    recipe = TrainingRecipe.load(file)
+    comparison.run(recipe, tmp_path, command="actbench train")
+    return recipe
+
+
+def test_runs_that_are_stored_are_shown_without_torch(trained: TrainingRecipe, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NOTHING_STARTED, "train", tmp_path / "mine.toml", "-o", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "0 trained, 0 failed, 2 taken from the results file" in ended.stderr
+    assert "Which is stored?" in ended.stdout
+
+
+def test_a_run_that_is_left_is_trained(trained: TrainingRecipe, tmp_path: Path) -> None:
+    found = stored.results(trained, tmp_path, Progress())
+    assert found is not None
+    assert found.summary.skipped == 2
+    for change in ({"steps": 3}, {"seeds": "0-1"}):
+        assert stored.results(trained.with_flags(change), tmp_path, Progress()) is None
+    assert stored.results(trained.with_flags({}, ["checkpoint"]), tmp_path, Progress()) is None
+    assert stored.results(trained, tmp_path / "nowhere", Progress()) is None
