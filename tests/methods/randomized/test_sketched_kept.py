@@ -122,7 +122,7 @@ def test_layers_with_one_input_keep_one_sketch(kind):
 
 def test_layers_that_want_other_sketches_of_one_input_keep_their_own():
     model = Attention()
-    model.k.sketching = Sketching("rademacher", 0.5)
+    model.k.sketching = Sketching("gaussian", 0.5)
     model.v.sketching = Sketching(ratio=0.2)
     x = torch.randn(10, 6)
     tensors, _ = saved(lambda: model.q(x) + model.k(x) + model.v(x))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actbench.model.data import Data
 from actbench.model.spec import shortest
+from actbench.ops import noise
 from actbench.ops.library import DTYPES
 from actbench.ops.rounding import lanes, stochastic
 
@@ -33,7 +34,7 @@ class Encoding(Data):
         stored: False for an encoding that only simulates: its part has the type of x, and its bits are only counted.
         fixed_rate: Whether :meth:`packed_bytes` is exact; otherwise it is an upper bound, and the values decide.
         noise_bits: Bits of the noise of each element where rounding is stochastic; element i has number i of
-            :func:`actbench.ops.noise.lanes`.
+            :func:`actbench.ops.noise.lanes`. Of no account where :meth:`seed_from` says otherwise.
     """
 
     name: ClassVar[str] = ""
@@ -52,6 +53,10 @@ class Encoding(Data):
         number, because statistics are taken over all elements.
         """
         return None
+
+    def seed_from(self, seed: int, first: int) -> int:
+        """Return the seed whose noise is that of ``seed`` from element ``first`` on, a multiple of :attr:`unit`."""
+        return noise.advanced(seed, first * self.noise_bits // 64)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return the parts of x.

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops.groupquant.reference import lanes_of
 from actbench.methods.formats.encodings.encoding import (
     FP16,
     Encoding,
@@ -25,6 +26,7 @@ from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.ops.smaq import reference
 from actbench.methods.formats.ops.smaq.format import Format, format_of
 from actbench.model.data import Data
+from actbench.ops import noise
 
 
 class Bf16(Encoding):
@@ -109,6 +111,10 @@ class IntGroups(Encoding):
         """The elements of a group."""
         return self.group_size
 
+    def seed_from(self, seed: int, first: int) -> int:
+        """Return the seed for groups from ``first`` on; each group has so many sequences as lanes share it."""
+        return noise.from_sequence(seed, first // self.group_size * lanes_of(self.group_size))
+
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (ceil(n bits / 8),) uint8 and (ceil(n / group_size),) int32."""
         return groupquant.encode(flat(x), self.bits, self.group_size, seed, self.rounding == "stochastic")
@@ -174,6 +180,10 @@ class Smaq(SmaqParameters, Encoding):
     def unit(self) -> int:
         """The elements of a block."""
         return self.block
+
+    def seed_from(self, seed: int, first: int) -> int:
+        """Return the seed for blocks from element ``first`` on."""
+        return noise.from_sequence(seed, first // noise.NUMBERS)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return one uint8 vector."""

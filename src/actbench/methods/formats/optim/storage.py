@@ -136,7 +136,7 @@ class ChunkedStorage:
 
     def _seed(self, seed: int, moment: int, chunk: _Chunk) -> int:
         of_chunk = noise.mixed(noise.mixed(seed) ^ (2 * chunk.number + moment))
-        return noise.advanced(of_chunk, chunk.skipped * self.encoding.noise_bits // 64)
+        return self.encoding.seed_from(of_chunk, chunk.skipped)
 
     def _write(self, packed: Tensor, chunk: _Chunk, values: Tensor, seed: int) -> None:
         parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
