@@ -372,7 +372,7 @@ Instructions that a warp issues for an element of each of its lanes; of these th
 {BITS} bits, groups of {GROUP}, SmaQ's default format, normal numbers; NVRTC of torch {torch.__version__}.
 Estimate: what share of a copy's bandwidth an H200 reaches, from how busy each unit is. Measured: on an H200
 (`results/gpu/kernels`) with the kernels of that day, so that a kernel that issues fewer instructions today has an older
-share beside it. What SmaQ issues depends on the numbers: other normal ones give an encoder up to 2 instructions more.
+share beside it. What SmaQ issues depends on the numbers: with other normal ones an encoder took 1 less to 3 more.
 """
 
 
