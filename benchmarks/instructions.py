@@ -1,7 +1,8 @@
 """What a warp issues for an element in each CUDA kernel, counted without a GPU, and what share of a copy that allows.
 
-The machine code of one warp runs on the CPU (:mod:`machinecode`): first one tile of 256 elements, then four, so that
-what comes before the loop drops out. The estimate is of an H200::
+The machine code of one warp runs on the CPU (:mod:`machinecode`), first on 2,048 elements, then on these and 16,384
+more. Only what the latter take counts: what comes before the loop drops out, and a search begins where the one before
+has ended. The estimate is of an H200::
 
     .venv/bin/python benchmarks/instructions.py                                   # a table on standard output
     .venv/bin/python benchmarks/instructions.py --kernel stepwise_encode --architecture 80 90 120
@@ -34,7 +35,7 @@ from actbench.methods.formats.ops import smaq, smaqstep
 from actbench.methods.formats.ops.smaq import reference as smaq_reference
 from actbench.methods.formats.ops.smaq.format import SMAQ
 from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
-from actbench.methods.randomized.ops import matrix
+from actbench.methods.randomized.ops import halves, matrix
 from actbench.ops import bitpack, rawkernel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -164,11 +165,12 @@ def of_step(name: str) -> Callable[[Tensor], Case]:
 
     def make(x: Tensor) -> Case:
         noise = smaqstep._seeds(1) if name == "adam" else smaqstep._seeds(1)[0]
-        state = smaq_reference.encode(x.abs() / 10, torch.tensor(1), True, *SMAQ)
-        given = [[x.clone(), *(state.clone() for _ in range(states))] for _ in range(2)]
+        moments = (x / 10, x.square() / 100)[:states]
+        packed = [smaq_reference.encode(moment, torch.tensor(1), True, *SMAQ) for moment in moments]
+        given = [[x.clone(), *(state.clone() for state in packed)] for _ in range(2)]
 
         def run(step: Callable[..., object], tensors: list[Tensor], *rest: object) -> Results:
-            step(tensors[0], x.flip(0), *tensors[1:], *rest)
+            step(tensors[0], x.view(-1, 2).flip(1).flatten(), *tensors[1:], *rest)
             return tuple(tensors)
 
         return Case(lambda: run(launch, given[0], SMAQ, noise, rule), lambda: run(reference, given[1], 1, rule, SMAQ))
@@ -180,6 +182,12 @@ def of_sketch(kind: str) -> Callable[[Tensor], Case]:
     """Return the cases of a random matrix."""
     given = lambda x: (torch.tensor(1), 0, 1, x.numel(), kind, x.dtype, x.device)  # noqa: E731
     return lambda x: Case(lambda: (matrix.launch(*given(x)),), lambda: (matrix.reference(*given(x)),))
+
+
+def of_halves(x: Tensor) -> Case:
+    """Return the case of floats that are split into pairs of bfloat16 numbers."""
+    given = x.view(8, -1), 0.3
+    return Case(lambda: (halves.launch(*given),), lambda: (halves.reference(*given),))
 
 
 def bytes_like(x: Tensor, most: int) -> Tensor:
@@ -202,14 +210,15 @@ SUBJECTS: dict[str, Subject] = {
     "mask_select": Subject(of_selection, most(12, 9)),
     "pack_codes": Subject(of_packing, {"uint8": 11}, BYTES),
     "unpack_codes": Subject(of_unpacking, {"uint8": 12}, BYTES),
-    "groupquant_encode": Subject(of_groups),
-    "groupquant_decode": Subject(of_coded_groups),
-    "smaq_encode": Subject(of_smaq),
-    "smaq_decode": Subject(of_coded_smaq),
-    "smaqstep_adam": Subject(of_step("adam")),
-    "smaqstep_sgd": Subject(of_step("sgd")),
-    "sketch_rademacher": Subject(of_sketch("rademacher"), most(13, 13)),
-    "sketch_gaussian": Subject(of_sketch("gaussian"), most(18, 19)),
+    "groupquant_encode": Subject(of_groups, most(13.5, 13.5)),
+    "groupquant_decode": Subject(of_coded_groups, most(8, 8)),
+    "smaq_encode": Subject(of_smaq, most(45, 40)),
+    "smaq_decode": Subject(of_coded_smaq, {"float32": 20, "bfloat16": 20, "float16": 28}),
+    "smaqstep_adam": Subject(of_step("adam"), most(160, 160)),
+    "smaqstep_sgd": Subject(of_step("sgd"), most(90, 90)),
+    "sketch_rademacher": Subject(of_sketch("rademacher"), most(14.5, 14.5)),
+    "sketch_gaussian": Subject(of_sketch("gaussian"), most(20.5, 20.5)),
+    "sketch_halves": Subject(of_halves, {"float32": 11}, ("float32",)),
 }
 """A kernel is one line: how a case is made of x, its budgets, and what is unlike the others."""
 
@@ -237,7 +246,7 @@ PIPES = {
     "imad": ("IMAD",),
     "xu": ("MUFU", "POPC", "FLO", "BREV", "FCHK", "S2R", "REDUX"),
     "convert": ("F2I", "I2F", "I2FP", "F2F"),
-    "lsu": ("LDG", "STG", "LDS", "STS", "SHFL"),
+    "lsu": ("LDG", "STG", "LDS", "STS", "ATOMS", "SHFL", "LDL", "STL"),
     "flow": ("BRA", "BSSY", "BSYNC", "BREAK", "EXIT", "CALL", "RET", "WARPSYNC", "BAR", "NOP", "LDC"),
 }
 """Instructions by the unit that executes them; all others are the ALU's."""
@@ -250,31 +259,35 @@ def pipe_of(instruction: Instruction) -> str:
     return next((pipe for pipe, names in PIPES.items() if instruction.name in names), "alu")
 
 
+FEW, MANY = 16_384, 147_456
+"""Elements of a block. One of its eight warps has 2 and 18 pieces of 1,024 elements, or 8 and 72 tiles of 256."""
+
+
 def run(
     subject: Subject, dtype: str, architecture: int, count: int, warps: Any = ALL_WARPS
 ) -> tuple[Machine, Case, Results]:
-    """Run a kernel on normal numbers."""
-    x = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(DTYPES.get(dtype, torch.float32))
+    """Run a kernel on normal numbers, the first of which are the same for all counts."""
+    x = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(DTYPES.get(dtype, torch.float32))
     made, machine = subject.case(x), Machine(architecture, warps)
     with patch.object(rawkernel, "launch", machine.launch):
         return machine, made, made.ours()
 
 
 def counted(name: str, dtype: str, architecture: int) -> Count:
-    """Count what one warp issues for four tiles and not for one."""
+    """Count what one warp issues for the many elements and not for the few."""
     issued, pipes, turns, moved = Counter[int](), Counter[str](), 0, 0
-    for tiles, sign in ((4, 1), (1, -1)):
-        machine, *_ = run(SUBJECTS[name], dtype, architecture, 2048 * tiles, warps=(0,))
+    for elements, sign in ((MANY, 1), (FEW, -1)):
+        machine, *_ = run(SUBJECTS[name], dtype, architecture, elements, warps=(0,))
         assert machine.ran is not None
         kernel, block = machine.ran
         for instruction in kernel.instructions:
             times = sign * block.issued[instruction.address]
             issued[0] += times
             pipes[pipe_of(instruction)] += times
-            turns += times * (instruction.name == "SHFL")
+            turns += times * (instruction.name in ("SHFL", "LDL", "STL"))
         turns += sign * (block.memory.turns + block.shared.turns)
         moved += sign * machine.moved
-    lanes = 3 * 8  # three tiles, of which a lane has eight elements each
+    lanes = (MANY - FEW) / 256  # the elements of one lane more
     per = {pipe: times / lanes for pipe, times in pipes.items()}
     return Count(
         name,
@@ -283,7 +296,7 @@ def counted(name: str, dtype: str, architecture: int) -> Count:
         issued[0] / lanes,
         per,
         turns / lanes,
-        moved / (3 * 2048),
+        moved / (MANY - FEW),
         kernel.registers,
         kernel.stack,
     )
@@ -359,7 +372,7 @@ Instructions that a warp issues for an element of each of its lanes; of these th
 {BITS} bits, groups of {GROUP}, SmaQ's default format, normal numbers; NVRTC of torch {torch.__version__}.
 Estimate: what share of a copy's bandwidth an H200 reaches, from how busy each unit is. Measured: on an H200
 (`results/gpu/kernels`) with the kernels of that day, so that a kernel that issues fewer instructions today has an older
-share beside it.
+share beside it. What SmaQ issues depends on the numbers: with other normal ones an encoder took 1 less to 3 more.
 """
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from machinecode.program import Instruction, Operand
+from machinecode.program import ZERO, Instruction, Operand
 
 if TYPE_CHECKING:
     from machinecode.warp import Warp
@@ -82,9 +82,12 @@ def add(w: Warp, i: Instruction, parts: list[Lanes], written: list[Operand], rea
 
 @operation("IADD3", "IADD", "VIADD")
 def integer_sum(w: Warp, i: Instruction) -> None:
-    """Add two or three numbers."""
+    """Add two or three numbers, or the halves of two words apart (16x2)."""
     written, inputs, read = split(i)
-    if "64" in i.marks:
+    if "16x2" in i.marks:
+        parts = [np.array(w.bits(o)).view(np.uint16) for o in inputs]
+        w.put(i.operands[0], sum(parts[1:], parts[0]).view(np.uint32))
+    elif "64" in i.marks:
         w.put_wide(i.operands[0], sum((w.wide(o) for o in inputs), np.zeros(32, np.uint64)))
     else:
         add(w, i, [addend(w, o, "X" in i.marks) for o in inputs], written, read)
@@ -495,10 +498,11 @@ def narrow(w: Warp, i: Instruction) -> None:
 
 @operation("HADD2", "HMUL2", "HFMA2")
 def half_arithmetic(w: Warp, i: Instruction) -> None:
-    """Compute with two numbers at once; HADD2.F32 widens one, and HFMA2 of zeros moves two numbers."""
+    """Compute with two numbers at once; HADD2.F32 adds one of each word, and HFMA2 of zeros moves two numbers."""
     bfloat, inputs = is_bfloat(i), i.operands[1:]
-    if i.name == "HADD2" and "F32" in i.marks:
-        w.put_float(i.operands[0], halves(w, inputs[1], bfloat)[int(inputs[1].part == "H1_H1")])
+    if i.name == "HADD2" and "F32" in i.marks:  # widens the one that is beside -0, which stands before it or behind it
+        first, second = (halves(w, o, bfloat)[int(o.part == "H1_H1")] for o in inputs)
+        w.put_float(i.operands[0], first + second)
         return
     a, b = (halves(w, o, bfloat).astype(np.float64) for o in inputs[:2])
     if i.name == "HFMA2":
@@ -531,6 +535,17 @@ def compare_halves(w: Warp, i: Instruction) -> None:
         i.operands[0],
         word_of(holds.astype(np.float32), is_bfloat(i)) if "BF" in i.marks else ones[0] | ones[1] << np.uint32(16),
     )
+
+
+@operation("HSETP2")
+def compare_halves_to_predicates(w: Warp, i: Instruction) -> None:
+    """Compare two numbers with two: the first predicate is that of the low halves, the second that of the high ones."""
+    if "H_AND" in i.marks:
+        raise NotImplementedError("one predicate for both halves")
+    a, b = (halves(w, o, is_bfloat(i)) for o in i.operands[2:4])
+    with_other = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}[i.mark("AND", "OR", "XOR")]
+    for to, holds in zip(i.operands[:2], compare(i, a, b), strict=True):
+        w.put_truth(to, with_other(holds, w.truth(i.operands[4])))
 
 
 # ---- Memory and other lanes
@@ -573,6 +588,30 @@ def store(w: Warp, i: Instruction) -> None:
     words = [w.bits(Operand("register", source.index + (0 if zero else k))) for k in range(max(size // 4, 1))]
     data = np.ascontiguousarray(np.stack(words, 1)).view(np.uint8)[:, :size]
     memory.store(w.address(place, i.name == "STG")[w.on], data[w.on])
+
+
+@operation("ATOMS")
+def combine_in_shared(w: Warp, i: Instruction) -> None:
+    """Set bits of words of shared memory, of which several lanes may have the same; what was there is not returned."""
+    to, place, source = i.operands
+    if "OR" not in i.marks or to.index != ZERO:
+        raise NotImplementedError("only OR without a result")
+    addresses, shared = w.address(place, pairs=False)[w.on], w.block.shared
+    shared.load(addresses, 4)  # counts the turns, and whether the words may be touched
+    np.bitwise_or.at(shared.bytes.view(np.uint32), (addresses - shared.base) // 4, w.bits(source)[w.on])
+
+
+@operation("LDL", "STL")
+def local(w: Warp, i: Instruction) -> None:
+    """Read or write words of the stack, which each lane has for itself."""
+    place, word = sorted(i.operands, key=lambda o: o.kind != "memory")
+    first = w.address(place, pairs=False) // 4 % len(w.stack)
+    for k in range(SIZES.get(i.mark(*SIZES), 4) // 4):
+        at, register = (first + k, np.arange(32)), Operand("register", word.index + k)
+        if i.name == "LDL":
+            w.put(register, w.stack[at])
+        else:
+            w.stack[at] = np.where(w.on, w.bits(register), w.stack[at])
 
 
 @operation("SHFL")

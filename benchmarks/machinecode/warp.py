@@ -97,6 +97,7 @@ class Warp:
         """Make the warp of this number of a block."""
         self.block, self.index = block, index
         self.registers = np.zeros((512, 32), np.uint32)
+        self.stack = np.zeros((256, 32), np.uint32)
         self.predicates = np.zeros((16, 32), bool)
         self.predicates[[TRUE, UNIFORM_TRUE]] = True
         self.barriers: dict[str, Lanes] = {}
@@ -154,12 +155,12 @@ class Warp:
         return self.predicates[o.index] ^ o.inverted
 
     def address(self, o: Operand, pairs: bool) -> Lanes:
-        """Return the addresses of a place in memory; `pairs`: a lane's register alone is a pair."""
+        """Return a place's addresses, of 32 bits; `pairs`: of 64, and a lane's register alone is a pair."""
         total = np.full(32, o.index, np.int64)
         for index, pair, times in o.base:
             read = self.wide if pair or (pairs and len(o.base) == 1) else self.bits
             total += read(Operand("register", index)).astype(np.int64) * times
-        return total
+        return total if pairs else total & 0xFFFFFFFF
 
     # ---- Writing
 

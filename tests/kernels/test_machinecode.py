@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(program.missing() is not None, reason=f"needs {p
 ARCHITECTURES = (80, 90, 120)
 CASES = [(name, dtype) for name, subject in instructions.SUBJECTS.items() for dtype in subject.dtypes]
 WITH_BUDGETS = [case for case in CASES if case[1] in instructions.SUBJECTS[case[0]].budgets]
+IN_PIECES = [case for case in CASES if case[0].startswith(("groupquant", "smaq"))]
 NEAR = ("activate_gelu", "activate_silu")
 """Their outputs have the last bits of the device's exponential, which is not known here; their codes are exact."""
 
@@ -32,7 +33,18 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_the_machine_code_gives_what_the_reference_gives(name: str, dtype: str, architecture: int) -> None:
-    _, case, found = instructions.run(instructions.SUBJECTS[name], dtype, architecture, 2048)
+    assert_equal_to_the_reference(name, dtype, architecture, 2048)
+
+
+@pytest.mark.sampled(fast=2, slow=4)
+@pytest.mark.parametrize(("name", "dtype"), IN_PIECES)
+def test_a_second_piece_and_the_end_give_what_the_reference_gives(name: str, dtype: str) -> None:
+    assert_equal_to_the_reference(name, dtype, 90, 8 * 1024 + 1024 + 300)  # eight warps, and the first one goes on
+
+
+def assert_equal_to_the_reference(name: str, dtype: str, architecture: int, count: int) -> None:
+    """Run a kernel's machine code, and compare what it wrote with the reference."""
+    _, case, found = instructions.run(instructions.SUBJECTS[name], dtype, architecture, count)
 
     for ours, expected in zip(found, case.reference(), strict=True):
         if name in NEAR and ours.is_floating_point():
@@ -41,6 +53,7 @@ def test_the_machine_code_gives_what_the_reference_gives(name: str, dtype: str, 
             assert torch.equal(bits_of(ours).view(-1), bits_of(expected).view(-1))
 
 
+@pytest.mark.sampled(fast=20, slow=30)
 @pytest.mark.parametrize(("name", "dtype"), WITH_BUDGETS)
 def test_an_element_takes_no_more_instructions_than_its_budget(name: str, dtype: str) -> None:
     count = instructions.counted(name, dtype, 90)
