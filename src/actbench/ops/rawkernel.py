@@ -132,7 +132,10 @@ class _Launcher:
         values = list(arguments)
         for place in self._tensors:
             values[place] = values[place].data_ptr()
-        block = self._free.pop() if self._free else self._block()
+        try:
+            block = self._free.pop()
+        except IndexError:  # the first launch, or another thread has the last block
+            block = self._block()
         memory, places = block
         self._format.pack_into(memory, 0, *values)
         stream = ctypes.c_void_p(_torch._cuda_getCurrentRawStream(self._device))
