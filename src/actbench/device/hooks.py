@@ -24,6 +24,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.device.engine import backward_possible, count_devices, shared_library
@@ -102,11 +103,20 @@ def answered(cards: int = 1) -> Iterator[None]:
         raise MeasurementError("a simulated card is in use in this process already; one process has one")
     try:
         count_devices()
-        without_driver = mock.patch.object(FakeTensorMode, "avoid_device_init", True)  # what makes a tensor asks it
-        with without_driver, fallbacks_on_host(), _CudaHooks(answers(cards)).replaced(), backward_possible():
+        with (
+            mock.patch.object(FakeTensorMode, "avoid_device_init", True),  # torch asks it before it calls the driver
+            mock.patch.object(fake_tensor, "init_gpu_context", _make_no_context),
+            fallbacks_on_host(),
+            _CudaHooks(answers(cards)).replaced(),
+            backward_possible(),
+        ):
             yield
     finally:
         _entered.release()
+
+
+def _make_no_context(device: torch.device) -> None:
+    """Stand in for what torch calls before the first fake tensor on a device, and what asks the driver."""
 
 
 class _CudaHooks:
