@@ -127,7 +127,8 @@ class Unmodelled:
 
 def _is_low(sizes: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> bool:
     """Return whether oneDNN may choose a layout of images that ``onednn.py`` does not know."""
-    is_low = any(size == 1 or size <= 2 * pad for size, pad in zip(sizes, padding, strict=True))
+    pads = list(padding) * len(sizes) if len(padding) == 1 else padding  # one number stands for all dimensions
+    is_low = any(size == 1 or size <= 2 * pad for size, pad in zip(sizes, pads, strict=True))
     return is_low and len(sizes) > 1 and max(kernel) > 1
 
 
