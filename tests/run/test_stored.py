@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from withouttorch import NOTHING_STARTED
 
 from actbench import machine, scheme as schemes
 from actbench.model.declared import spelled
@@ -19,16 +20,6 @@ from actbench.run.recipes import Recipe
 from actbench.run.stored import stored_results
 
 MakeRecord = Callable[..., MeasuredRecord]
-NOTHING_STARTED = """
-import sys
-def refuse(event, arguments):
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
-        raise RuntimeError(f"{event} {arguments}")
-sys.addaudithook(refuse)
-sys.modules["torch"] = None
-from actbench.cli import main
-main()
-"""
 RECIPE = """
 title = "What is stored?"
 [workload]

@@ -161,17 +161,9 @@ def device_operators(profile: DeviceProfile) -> Iterator[None]:
 def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
     """Let fake CUDA tensors run what torch chooses by asking a driver, and what fake tensors have no form of."""
     composites = {
-        "scaled_dot_product_attention": functools.partial(attend, profile),
-        **(
-            {}
-            if not profile.keeps_softmax_inputs
-            else {
-                "softmax.int": functools.partial(_softmax, oldsoftmax.softmax),
-                "log_softmax.int": functools.partial(_softmax, oldsoftmax.log_softmax),
-            }
-        ),
-        **recurrent.composites(),
         **_OF_ALL,
+        **_asked_of_driver(profile),
+        **(_softmaxes(profile) if profile.keeps_softmax_inputs else {}),
     }
     of_keys: dict[str, dict[str, Any]] = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
     return _replaced({(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()})
@@ -221,15 +213,7 @@ def composite(func: Any) -> Callable[..., Any] | None:
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
     """Return the replacement of each operator, by its name and dispatch key."""
-    softmax: Any = oldsoftmax.softmax if profile.keeps_softmax_inputs else aten._softmax.default
-    log_softmax: Any = oldsoftmax.log_softmax if profile.keeps_softmax_inputs else aten._log_softmax.default
-    composites: dict[str, Callable[..., Any]] = {
-        "scaled_dot_product_attention": functools.partial(attend, profile),
-        "dropout": _dropout,
-        "softmax.int": functools.partial(_softmax, softmax),
-        "log_softmax.int": functools.partial(_softmax, log_softmax),
-        **recurrent.composites(),
-    }
+    composites = {"dropout": _dropout, **_softmaxes(profile), **_asked_of_driver(profile)}
     in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32 if _is_cast_on_cuda(name)}
     into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
     cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
@@ -237,6 +221,21 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
     of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
     replaced = {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
     return {**_COMPOSITES, **replaced}
+
+
+def _asked_of_driver(profile: DeviceProfile) -> dict[str, Callable[..., Any]]:
+    """Return the operators whose kernel torch chooses by asking the driver."""
+    return {"scaled_dot_product_attention": functools.partial(attend, profile), **recurrent.composites()}
+
+
+def _softmaxes(profile: DeviceProfile) -> dict[str, Callable[..., Any]]:
+    """Return softmax and log-softmax, which save their inputs too where the torch of a profile did."""
+    softmax: Any = oldsoftmax.softmax if profile.keeps_softmax_inputs else aten._softmax.default
+    log_softmax: Any = oldsoftmax.log_softmax if profile.keeps_softmax_inputs else aten._log_softmax.default
+    return {
+        "softmax.int": functools.partial(_softmax, softmax),
+        "log_softmax.int": functools.partial(_softmax, log_softmax),
+    }
 
 
 def _is_cast_on_cuda(name: str) -> bool:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from withouttorch import NOTHING_STARTED
 
 from actbench.run.progress import Progress
 from actbench.tools.train import comparison, stored
@@ -25,16 +26,6 @@ learning_rate = 0.1
 device = "cpu"
 [[scheme]]
 spec = "fewbit:2,functions=relu"
-"""
-NOTHING_STARTED = """
-import sys
-def refuse(event, arguments):
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
-        raise RuntimeError(f"{event} {arguments}")
-sys.addaudithook(refuse)
-sys.modules["torch"] = None
-from actbench.cli import main
-main()
 """
 
 

@@ -48,7 +48,6 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     yield Tensor, "cuda", lambda own: _to_card
     yield Tensor, "pin_memory", lambda own: lambda tensor, device=None: tensor
     yield Tensor, "is_pinned", lambda own: lambda tensor, device=None: False
-    yield Tensor, "record_stream", lambda own: lambda tensor, stream: None
     yield Tensor, "type", _typed
     for function in _device._device_constructors():
         owner = torch.fft if function.__name__ in ("fftfreq", "rfftfreq") else torch
