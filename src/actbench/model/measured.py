@@ -139,6 +139,36 @@ class Growth(Data):
     line: str | None = None
 
 
+RunPart = Literal["first step", "step", "last step", "next step", "evaluation", "generation", "save", "load"]
+
+
+class RunEvent(Data):
+    """What one part of a script's whole run needs.
+
+    Attributes:
+        part: ``last step`` is that of an epoch in which memory grows, and ``next step`` the first one after an
+            evaluation.
+        line: The line of the script that began it; None of steps.
+        count: How many times it was seen; the bytes are those of the largest.
+        reserved_bytes: Most bytes that the allocator had of the card meanwhile; None for other devices.
+        over_limit_bytes: Bytes needed beyond the memory limit; None if it fits.
+        batches: How many batches it has in the real run, if it was cut short: the bytes are then those of the real run,
+            as far as memory grows from batch to batch.
+        batch_bytes: What each batch of an evaluation leaves until its end; 0 if nothing, None of other parts.
+        has_graph: Whether an evaluation records gradients.
+    """
+
+    part: RunPart
+    line: str | None = None
+    count: PositiveInt = 1
+    peak_bytes: NonNegativeInt
+    reserved_bytes: NonNegativeInt | None = None
+    over_limit_bytes: PositiveInt | None = None
+    batches: PositiveInt | None = None
+    batch_bytes: NonNegativeInt | None = None
+    has_graph: bool = False
+
+
 class Measurement(OutcomeData):
     """What a meter read of one case.
 
@@ -162,6 +192,7 @@ class Measurement(OutcomeData):
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
         growth: What each step of a script leaves for good; None if its memory does not grow, and in older records.
+        events: What each part of a script's whole run needs, in order; empty where only steps were run.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         host_bytes: Most bytes that a step holds in host memory, which are no part of the peak (of simulated CUDA
             devices): what schemes put there, and step counters of optimizers.
@@ -204,6 +235,7 @@ class Measurement(OutcomeData):
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None
     growth: Growth | None = None
+    events: tuple[RunEvent, ...] = ()
     reserved_bytes: NonNegativeInt | None = None
     host_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
@@ -259,8 +291,8 @@ class Measurement(OutcomeData):
 
     @property
     def runs_out(self) -> bool:
-        """Whether memory is expected to run out: in a step, or later, because each step leaves more."""
-        return not self.fits or self.growth is not None
+        """Whether memory is expected to run out: in a step, in another part of the run, or because each step leaves more."""
+        return not self.fits or self.growth is not None or any(each.over_limit_bytes for each in self.events)
 
     @property
     def state(self) -> str:

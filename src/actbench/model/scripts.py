@@ -25,6 +25,7 @@ class Script(Data):
         steps: How many steps of its optimizer run; None until two in a row are equal.
         processes: How many processes train together; the first of them runs.
         raise_oom: Whether ``torch.OutOfMemoryError`` is raised where memory would run out.
+        whole: Whether it runs to its end, with evaluations and saves, and not only until two steps are equal.
     """
 
     target: str = Field(min_length=1)
@@ -34,6 +35,7 @@ class Script(Data):
     steps: PositiveInt | None = None
     processes: PositiveInt = 1
     raise_oom: bool = False
+    whole: bool = False
 
     @property
     def text(self) -> str:

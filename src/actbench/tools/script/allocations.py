@@ -114,6 +114,9 @@ class Allocations(Counting):
         step.cyclic_bytes = trace.live_bytes(str(ended)) - trace.live_bytes(str(collected))
         step.begun, step.updating, step.ended = until(begun), until(step.updating), until(ended)
         step.forwards = [(until(first), until(last)) for first, last in step.forwards]
+        for span in step.spans:  # which end before the step begins
+            moments = (1 + trace.events_until(str(each)) for each in (span.begun, span.ended, *span.batches))
+            span.begun, span.ended, *span.batches = moments
         self.live_bytes, self.peak_bytes = step.live_bytes, step.peak_bytes
 
     def begin(self) -> int:

@@ -147,12 +147,14 @@ class Session:
             "batch_size": script.batch_size,
             "needs_batches": self.case.find_largest_batch,
             "steps": script.steps,
+            "whole": script.whole,
             "folder": Path.cwd() if script.is_module else target.resolve().parent,
             "script": None if script.file is None else Path(script.file),
             "stepped": stepped,
             "ended": ended,
         }
         if self.case.meter == "cuda":
+            del options["whole"]  # which the command refuses
             return CudaRun(**_without_schemes(options))
         if self.case.meter == "cpu":
             return RealRun(**options)

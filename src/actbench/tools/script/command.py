@@ -74,6 +74,14 @@ def run_script(
         int | None,
         count_option("--steps", "Run so many steps of the optimizer (default: until two in a row are equal)."),
     ] = None,
+    whole: Annotated[
+        bool,
+        option(
+            "--whole",
+            "Go on to the end of the script: its largest batch, evaluations, generation and saves, each with what it "
+            "needs. Epochs are cut short.",
+        ),
+    ] = False,
     raise_oom: Annotated[
         bool,
         option(
@@ -98,8 +106,8 @@ def run_script(
     """Run a training script, unchanged, on a card that need not be there: does it fit, and what holds the memory?
 
     The script runs on fake tensors, in a separate process, until two steps of its optimizer are equal. Its data is
-    loaded for real, no weight is computed, and it ends before it saves anything. The output says whether a step fits
-    and how much memory is missing, then the peak by phase, kind, line of the script and module, the estimated time,
+    loaded for real, no weight is computed, and it ends before it saves anything, or with --whole at its own end. The
+    output says whether a step fits and how much memory is missing, then the peak by phase, kind, line of the script and module, the estimated time,
     and schemes worth trying. Each --scheme adds a row to compare with the unchanged script.
     --quiet also hides what the script prints.
 
@@ -121,6 +129,8 @@ def run_script(
 
     actbench run --batch-size 4 --require-fit --export-json peak.json --quiet train.py
 
+    actbench run --device-profile rtx-4090 --whole train.py --epochs 3
+
     actbench run --meter cpu --steps 3 train.py
     """
     script = Script(
@@ -131,6 +141,7 @@ def run_script(
         steps=steps,
         processes=gpus,
         raise_oom=raise_oom,
+        whole=whole,
     )
     case = _case(script, meter, device)
     specs = checked_schemes(scheme or [], "--scheme")
@@ -192,6 +203,10 @@ def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: De
             f"--device-profile {device.device_profile} is simulated, and --meter {meter} measures this machine: leave "
             "one out"
         )
+    if script.whole and meter == "cuda":
+        raise UsageError("--whole: a run on a GPU is measured step by step; simulate it, or measure it by --meter cpu")
+    if script.whole and device.max_batch:
+        raise UsageError("--whole and --max-batch: the largest batch is searched in steps; leave one out")
     if device.device_profile is not None:
         check_device_profile(device.device_profile)
     try:
@@ -281,7 +296,7 @@ def _worth_trying(record: MeasuredRecord) -> list[str]:
 def _larger_batch(case: Case, measured: Measurement) -> list[str]:
     """Return the command that finds the largest batch; none where a script has no loader whose batch can change."""
     has_loader = measured.built is not None and measured.built.batch_size is not None
-    if case.script is None or case.meter == "cuda" or not has_loader:
+    if case.script is None or case.script.whole or case.meter == "cuda" or not has_loader:
         return []
     command = with_options(sys.argv[1:], case.script, ("--max-batch",))
     return ["", f"Most of the memory is free; to see how large a batch fits: {command}"]

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from actbench.model.measured import RunPart
 from actbench.model.records import Phase
 from actbench.simulator.cost.recorder import Done
 from actbench.simulator.tracker import StorageTracker
@@ -18,6 +19,30 @@ _ALIKE = 1e-4
 
 _LITTLE = 1e-6
 """The share of the bytes by which a step has to grow for anybody to care."""
+
+
+@dataclass
+class Span:
+    """A part of a run that is no part of a step, by numbers of events of the tracker.
+
+    Attributes:
+        begun: Events before it; ``ended`` those before its end, ``batches`` those when each of its batches was loaded.
+        line: The line of the script that began it.
+        of: How many batches its loader has; None if nobody knows.
+        follows: The evaluation whose outputs it works on.
+        has_graph: Whether gradients are recorded in it.
+        ends_lowest: Whether it ends where the fewest bytes are alive until ``ended``, as the next one begins there.
+    """
+
+    part: RunPart
+    line: str
+    begun: int
+    ended: int = 0
+    batches: list[int] = field(default_factory=list)
+    of: int | None = None
+    follows: Span | None = None
+    has_graph: bool = False
+    ends_lowest: bool = False
 
 
 @dataclass
@@ -33,6 +58,7 @@ class Step:
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
         rows: Rows of its largest batch; None if nobody knows them.
+        spans: What ran before its first pass and is no part of it.
     """
 
     begun: int
@@ -46,6 +72,7 @@ class Step:
     gradients_bytes: int = 0
     cyclic_bytes: int = 0
     rows: int | None = None
+    spans: list[Span] = field(default_factory=list)
     done: Sequence[Done] = ()
 
     def is_like(self, other: Step) -> bool:

@@ -31,6 +31,7 @@ from actbench.tools.script.arrivals import changed
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
+Ordered = Callable[[DataLoader[Any], Iterator[Any], Callable[[Any], Any]], Iterator[Any]]
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}
@@ -38,7 +39,11 @@ _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}
 
 @contextmanager
 def loaded_here(
-    note: Note, real: Real, batch_size: int | None, fetched: Callable[[int], object] = lambda rows: None
+    note: Note,
+    real: Real,
+    batch_size: int | None,
+    fetched: Callable[[int], object] = lambda rows: None,
+    ordered: Ordered | None = None,
 ) -> Iterator[None]:
     """Inside the block, let each ``DataLoader`` fetch its batches in this process, each inside ``real()``.
 
@@ -47,8 +52,10 @@ def loaded_here(
         real: Makes the context in which data sets, samplers and collators run.
         batch_size: Rows of a batch of the loaders that train; None leaves each its own.
         fetched: Is told the samples of each batch that is fetched while gradients are recorded.
+        ordered: Returns the batches of an epoch that are made, of a loader, what it makes its batches of, and the
+            function that makes one; None makes all.
     """
-    fetching = _fetching(real, fetched)
+    fetching = _fetching(real, fetched, ordered)
 
     def iterating(_: Any) -> Any:
         def get_iterator(self: DataLoader[Any]) -> Any:
@@ -77,7 +84,7 @@ def loaded_here(
         yield
 
 
-def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoader[Any]], Any]:
+def _fetching(real: Real, fetched: Callable[[int], object], ordered: Ordered | None) -> Callable[[DataLoader[Any]], Any]:
     """Return the class of iterators that fetch each batch inside ``real()``."""
     base: Any = torchs._SingleProcessDataLoaderIter
 
@@ -85,6 +92,12 @@ def _fetching(real: Real, fetched: Callable[[int], object]) -> Callable[[DataLoa
         def __init__(self, loader: DataLoader[Any]) -> None:
             with real(), _alone(loader):
                 super().__init__(loader)
+            if ordered is not None:
+                self._sampler_iter = ordered(loader, self._sampler_iter, self._made)
+
+        def _made(self, index: Any) -> Any:
+            with real():
+                return self._dataset_fetcher.fetch(index)
 
         def _next_index(self) -> Any:
             index = super()._next_index()

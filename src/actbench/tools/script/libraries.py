@@ -36,6 +36,7 @@ def prepared(
     batch_size: int | None = None,
     real: Real = nullcontext,
     fetched: Callable[[int], object] = lambda rows: None,
+    ordered: data.Ordered | None = None,
     compiler: Callable[[Note], AbstractContextManager[None]] = kernels.uncompiled,
 ) -> Iterator[None]:
     """Inside the block, let libraries that are or will be imported run on tensors without values.
@@ -48,6 +49,7 @@ def prepared(
         batch_size: Rows of a batch, in place of the script's own (see :mod:`actbench.tools.script.data`).
         real: Makes the context in which data is loaded, where no tensor is fake.
         fetched: Is told the samples of each batch that is fetched while gradients are recorded.
+        ordered: As of :func:`actbench.tools.script.data.loaded_here`.
         compiler: Makes the context in which ``torch.compile`` is called.
     """
     told: set[str] = set()
@@ -68,7 +70,7 @@ def prepared(
         parts = [*(module.changes(once) for module in modules), again]
         changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
         stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(once, real, batch_size, fetched))
+        stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
         stack.enter_context(checkpoints.kept_in_mind(once))
         stack.enter_context(loading.nothing_fetched_by_torch(once))
         stack.enter_context(compiler(once))
@@ -86,6 +88,7 @@ def prepared_for_real(
     batch_size: int | None = None,
     real: Real = nullcontext,
     fetched: Callable[[int], object] = lambda rows: None,
+    ordered: data.Ordered | None = None,
 ) -> Iterator[None]:
     """Inside the block, change only what a comparable run on real tensors needs, and what would leave this machine.
 
@@ -94,7 +97,7 @@ def prepared_for_real(
     """
     with ExitStack() as stack:
         stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(note, real, batch_size, fetched))
+        stack.enter_context(data.loaded_here(note, real, batch_size, fetched, ordered))
         stack.enter_context(kernels.uncompiled(note))
         stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
         yield

@@ -44,6 +44,7 @@ class CardMemory:
         total_bytes: Its memory, or the memory limit that a step was given.
         limit_bytes: What of it the allocator may take: what a CUDA context leaves, or less if the script limits itself.
         devices: How many such cards there are.
+        reserved_at: After how many events of the tracker how many bytes were reserved, wherever that changed.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class CardMemory:
         self._has_failed = False
         self._held: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
+        self.reserved_at: list[tuple[int, int]] = []
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
 
     def _empty(self) -> Pools:
@@ -178,7 +180,7 @@ class CardMemory:
         events = self._tracker.events
         if events:
             self._configure()
-        for name, amount in events[self._played :]:
+        for place, (name, amount) in enumerate(events[self._played :], self._played + 1):
             self._live_bytes += amount - self._held.pop(name, 0)
             if amount:
                 self._held[name] = amount
@@ -187,7 +189,10 @@ class CardMemory:
                 self._waiting[name] = amount
             else:
                 self._pools.play(((name, amount),))
-            self._most_reserved_bytes = max(self._most_reserved_bytes, self._pools.reserved_bytes)
+            reserved = self._pools.reserved_bytes
+            if not self.reserved_at or self.reserved_at[-1][1] != reserved:
+                self.reserved_at.append((place, reserved))
+            self._most_reserved_bytes = max(self._most_reserved_bytes, reserved)
         self._played = len(events)
 
     def _configure(self) -> None:

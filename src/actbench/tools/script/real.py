@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ContextDecorator, ExitStack
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from actbench.tools.script.batches import Batches
 from actbench.tools.script.card import believed
 from actbench.tools.script.counting import Step
 from actbench.tools.script.draws import Draws
+from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared_for_real
@@ -32,6 +34,7 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Steps
 from actbench.tools.script.tensors import storages_addressed
 from actbench.tools.script.timed import TIMED, TimedRun
+from actbench.tools.script.whole import Whole
 
 _SETTINGS = Settings(batch="a smaller batch in the script")
 
@@ -49,6 +52,7 @@ class RealRun(TimedRun):
         scheme: Changes the models after the first step.
         batch_size: Rows of a batch in place of those of the script's DataLoader; None for its own.
         needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
+        whole: Whether the script runs to its end, and all parts of its run are measured.
         options: Those of :class:`~actbench.tools.script.timed.TimedRun`.
     """
 
@@ -59,6 +63,7 @@ class RealRun(TimedRun):
         scheme: Scheme | None = None,
         batch_size: int | None = None,
         needs_batches: bool = False,
+        whole: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -71,6 +76,8 @@ class RealRun(TimedRun):
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
         self.lines.fed = self._batches.fed
+        self._whole = Whole(self.steps, self.lines.line, is_cut=False, note=self._note) if whole else None
+        self._rest: Step | None = None
         self._held: Held | None = None
         self._begun_at: float | None = None
         self._seconds: list[float] = []
@@ -82,13 +89,16 @@ class RealRun(TimedRun):
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(card_is_the_cpu())
             stack.enter_context(storages_addressed())  # a simulation before this run may have left some
-            draws = Draws()
+            draws, ordered = Draws(), None if self._whole is None else self._whole.ordered
             stack.enter_context(draws.seeded())
-            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own))
+            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own, ordered=ordered))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
+            if self._whole is not None:
+                self.lines.fed = self._whole.feeding(self.lines.fed)
+                stack.enter_context(self._whole.followed())
             stack.callback(self._allocations.stop)
             self._allocations.start()
             self._stack = stack.pop_all()
@@ -113,10 +123,23 @@ class RealRun(TimedRun):
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
-        made, steady = self._allocations, self.steps.steady(self._began)
-        found = with_growth(found, steady, made.events, made.origins, self._held.of_model)
+        made, of_model = self._allocations, self._held.of_model
+
+        def grown(steps: Sequence[Step]) -> Measurement:
+            return with_growth(found, steps, made.events, made.origins, of_model)
+
+        if self._whole is None:
+            found = grown(self.steps.steady(self._began))
+        else:
+            seen = Bytes(made.events, (), self.memory_bytes)
+            found = self._whole.told(grown, self._began, self._rest, seen)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _end_whole(self) -> None:
+        if self._whole is not None and self._rest is None and self._held is not None:
+            self._whole.finish()
+            self._rest = self.steps.end_rest()
 
     def _note(self, text: str) -> None:
         self.notes[text] = None
@@ -137,6 +160,10 @@ class RealRun(TimedRun):
                 self._allocations.begin()
                 self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
                 self.steps.hand_over(optimizers)
+            elif self._whole is not None:
+                self._whole.step_ended()
+                if self._limit is not None and len(self.steps.done) >= self._began - 1 + self._limit:
+                    self.ending.end(self.lines.roots)
             elif self.steps.are_enough(self._limit, self._began):
                 self._allocations.is_on = False
                 self.steps.only_timed_from = len(self.steps.done)

@@ -101,7 +101,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, Callable[[], Any]]]] = {
 }
 """By module and name: functions that write or read tensors, what is not done, and what makes their result."""
 
-_METHODS: dict[str, tuple[tuple[str, str], ...]] = {
+METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "transformers.modeling_utils": (("PreTrainedModel", "save_pretrained"),),
     "transformers.trainer": tuple(
         ("Trainer", name) for name in ("_save_checkpoint", "save_model", "save_state", "create_model_card")
@@ -131,7 +131,7 @@ def changes(note: Note) -> dict[str, Change]:
     found: dict[str, Change] = {}
     for module, functions in _FUNCTIONS.items():
         found[module] = _functions(note, functions)
-    for module, methods in _METHODS.items():
+    for module, methods in METHODS.items():
         found[module] = _methods(note, methods)
     found["huggingface_hub.hf_api"] = _hub(note)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,7 @@ from actbench.tools.script.card import believed, refuse_nested
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
+from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.libraries import prepared
@@ -51,6 +52,7 @@ from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
 from actbench.tools.script.threads import OnCard, threads_followed
 from actbench.tools.script.values import ScriptMode
+from actbench.tools.script.whole import Whole
 from actbench.units import MIB
 
 KNOWN_BYTES = 64 * MIB
@@ -81,6 +83,7 @@ class Simulation:
         folder: Files below it are the user's, whose lines are named.
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
+        whole: Whether the script runs to its end, and all parts of its run are measured.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that goes on when its run has ended.
     """
@@ -99,6 +102,7 @@ class Simulation:
         folder: Path | None = None,
         script: Path | None = None,
         reads_blocks: bool = False,
+        whole: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
@@ -132,6 +136,8 @@ class Simulation:
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
+        self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
+        self._rest: Step | None = None
         self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
         self._modes = self._mode, LargeAreFake(KNOWN_BYTES)
         self._has_state = self._applied is not None and self._applied.keeps_state
@@ -178,13 +184,17 @@ class Simulation:
             if not self.profile.is_cuda:
                 stack.enter_context(card_is_the_cpu())
             stack.enter_context(faked_when_registered(self._mode))
+            ordered = None if self._whole is None else self._whole.ordered
             compiler = kernels.uncompiled if self._inductor is None else self._inductor.compiling
-            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real, compiler=compiler))
+            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
+            if self._whole is not None:
+                self.lines.fed = self._whole.feeding(self.lines.fed)
+                stack.enter_context(self._whole.followed())
             if self._applied is None:
                 self.memory.watch(self._restart)
             self._stack = stack.pop_all()
@@ -195,6 +205,7 @@ class Simulation:
         if error is None:
             with suppress(Ended):
                 self.steps.finish()
+            self._end_whole()
         elif not isinstance(error, Ended):
             self._held = None
         try:
@@ -246,6 +257,10 @@ class Simulation:
         """
         self._batches.refuse_others()
         profile, estimated, step = self.profile, None, self.steps.largest(self._began)
+        reserved, seen = self.memory.most_reserved_bytes() if profile.is_cuda else None, None
+        if self._whole is not None:
+            seen = Bytes(self.tracker.events, self.memory.reserved_at if profile.is_cuda else (), self.memory.limit_bytes)
+            reserved = seen.event("step", step.begun, step.ended).reserved_bytes
         about = about_steps(self.steps, self._began, has_state=self._has_state)
         outside = about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
         for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
@@ -265,15 +280,21 @@ class Simulation:
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(held.models, step, self.steps.peaks(self._began)),
-            reserved_bytes=self.memory.most_reserved_bytes() if profile.is_cuda else None,
+            reserved_bytes=reserved,
             estimated=estimated,
             communication=communication(step.done),
             untimed=_UNTIMED.format(profile.name) if profile.rates is None else None,
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-        steady, origins = self.steps.steady(self._began), self.lines.origins
-        found = with_growth(found, steady, self.tracker.events, origins, held.of_model)
+
+        def grown(steps: Sequence[Step]) -> Measurement:
+            return with_growth(found, steps, self.tracker.events, self.lines.origins, held.of_model)
+
+        if self._whole is None or seen is None:
+            found = grown(self.steps.steady(self._began))
+        else:
+            found = self._whole.told(grown, self._began, self._rest, seen)
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
@@ -303,10 +324,28 @@ class Simulation:
             self.memory.watch(self._restart)
             self.lines.is_on = True
             return
-        if self.steps.are_enough(self._limit, self._began):
+        if self._is_enough():
+            self._end_whole()
             self._measured = self._read(self._held)
             self.ending.end(self.lines.roots)
         self.steps.renew(self._began)
+
+    def _is_enough(self) -> bool:
+        """Return whether the run is over, as it is in the step that has just ended."""
+        if self._whole is None:
+            return self.steps.are_enough(self._limit, self._began)
+        self._whole.step_ended()
+        if self._limit is not None:
+            return len(self.steps.done) >= self._began - 1 + self._limit
+        if self._whole.is_over:
+            self.note("the run was ended by its time; --steps N runs N steps, however long they take")
+        return self._whole.is_over
+
+    def _end_whole(self) -> None:
+        """Count what ran after the last step."""
+        if self._whole is not None and self._rest is None and self._held is not None:
+            self._whole.finish()
+            self._rest = self.steps.end_rest()
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)

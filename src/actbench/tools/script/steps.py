@@ -25,7 +25,7 @@ from actbench.scheme.wrapped import renews_next
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.optimizerstate import use_foreach
 from actbench.simulator.overrides import replaced
-from actbench.tools.script.counting import Counting, Step
+from actbench.tools.script.counting import Counting, Span, Step
 from actbench.tools.script.turns import Turns
 
 _MOST = 8
@@ -140,6 +140,24 @@ class Steps:
     def running(self) -> Step:
         """The step that runs."""
         return self._step
+
+    def put_apart(self, span: Span) -> None:
+        """End a part of the run that is none of the running step, which begins only now."""
+        span.ended = self._counting.now()
+        self._counting.begin()
+        self._step.spans.append(span)
+        self._step.begun = self._forward_at = self._counting.now()
+        self._recorder.begin()
+        self._recorded = 0
+
+    def end_rest(self) -> Step:
+        """Count what ran after the last step as one more, which is none of those that are done."""
+        self._counting.end(self._step)
+        return self._step
+
+    def now(self) -> int:
+        """Return the number of this moment."""
+        return self._counting.now(self.phase)
 
     def restart(self) -> None:
         """Forget all steps: memory ran out, and the script tries something else."""

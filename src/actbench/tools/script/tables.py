@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from actbench.model.advice import PHASES
-from actbench.model.measured import Measurement, Outcome
+from actbench.model.measured import Measurement, Outcome, RunEvent, RunPart
 from actbench.model.records import Phase
 from actbench.model.timeline import OTHER, TITLES, Holder, Timeline
 from actbench.report.tables.step import LARGEST, display_holder
@@ -30,6 +30,8 @@ def script_tables(measured: Outcome) -> Iterator[Table]:
     """Yield what is known of the peak and the time of a step, as tables; none of a case that failed."""
     if not isinstance(measured, Measurement):
         return
+    if measured.events:
+        yield _events_table(measured)
     if measured.phase_peaks is not None or measured.estimated is not None:
         yield _phases_table(measured)
     if measured.peak_parts is not None:
@@ -60,6 +62,32 @@ def _phases_table(measured: Measurement) -> Table:
         Column("estimated_seconds", "Time, est.", "seconds", lambda row: row.seconds),
     )
     return fill("Peak and time by phase", columns, [*map(of, PHASES), whole])
+
+
+PARTS: Mapping[RunPart, str] = {
+    "first step": "first step",
+    "step": "steps after it",
+    "last step": "last step of an epoch",
+    "next step": "step after an evaluation",
+    "evaluation": "evaluation",
+    "generation": "generation",
+    "save": "save",
+    "load": "load",
+}
+"""What parts of a run are called in tables."""
+
+
+def _events_table(measured: Measurement) -> Table:
+    columns: tuple[Column[RunEvent], ...] = (
+        Column("part", "Part of the run", "text", lambda row: PARTS[row.part]),
+        Column("line", "Line", "text", lambda row: row.line),
+        Column("seen", "Seen", "count", lambda row: row.count, detail=1),
+        Column("batches", "Batches", "count", lambda row: row.batches, detail=1),
+        Column("peak_bytes", "Peak", "bytes", lambda row: row.peak_bytes),
+        Column("reserved_bytes", "Reserved", "bytes", lambda row: row.reserved_bytes),
+        Column("over_limit_bytes", "Over limit", "bytes", lambda row: row.over_limit_bytes),
+    )
+    return fill("What each part of the run needs", columns, measured.events)
 
 
 @dataclass(frozen=True)

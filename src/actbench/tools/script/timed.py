@@ -45,6 +45,9 @@ class TimedRun(ABC):
         self.ending = Ending(lambda: ended(self.measurement))
         self._stack = ExitStack()
 
+    def _end_whole(self) -> None:
+        """Count what ran after the last step, if the whole run is measured."""
+
     @property
     @abstractmethod
     def measurement(self) -> Measurement:
@@ -56,6 +59,7 @@ class TimedRun(ABC):
         if error is None:
             with suppress(Ended):
                 self.steps.finish()
+            self._end_whole()
         self.ending.done()
         if isinstance(error, Ended):
             self._stack.close()

@@ -102,6 +102,11 @@ class Turns:
             if self._steps[self._numbers[each]] < turns and id(each.param_groups) not in through
         ]
 
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters of all optimizers."""
+        for each in list(self._numbers):
+            yield from _parameters(each)
+
     def _training(self) -> Iterator[Optimizer]:
         """Yield the optimizers that train a parameter: of some, no step is ever made, as of those that test rates."""
         return (each for each in list(self._numbers) if any(one.requires_grad for one in _parameters(each)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from actbench.model.advice import PHASES
 from actbench.model.context import CONTEXT_BYTES
-from actbench.model.measured import MeasuredRecord, Measurement
+from actbench.model.measured import MeasuredRecord, Measurement, RunEvent
 from actbench.model.records import differ
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
+from actbench.tools.script.tables import PARTS
 from actbench.units import GIB, counted, format_bytes, format_seconds
 
 
@@ -21,7 +24,10 @@ def verdict(record: MeasuredRecord) -> list[str]:
     if not isinstance(measured, Measurement):
         return []
     fits = [_fits(record, measured), *_reserved(measured)]
-    lines = [*fits, *_grows(record, measured)] if not measured.fits else [*_grows(record, measured), *fits]
+    if measured.events:
+        fits = [_survives(record, measured), *_remedies(measured.events)]
+    is_worst = not measured.fits or any(each.over_limit_bytes for each in measured.events)
+    lines = [*fits, *_grows(record, measured)] if is_worst else [*_grows(record, measured), *fits]
     if (seconds := step_time(measured.step_seconds)) is not None:
         lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
     if measured.largest_batch is not None:
@@ -76,6 +82,55 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     elif over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
         does_not = "will probably not fit into"
     return f"{what} {does_not} {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
+
+
+def _survives(record: MeasuredRecord, measured: Measurement) -> str:
+    """Return whether the whole run fits, and which of its parts needs most."""
+    limit = measured.memory_limit_bytes
+    worst = max(measured.events, key=lambda each: (each.over_limit_bytes or 0, _needed(each)))
+    bound = "at most " if measured.at_most else "~" if measured.approximate or worst.batches else ""
+    needed = f"its {_named(worst)} needs {bound}{format_bytes(_needed(worst))}"
+    if limit is None:
+        return f"{_what(record)}: {needed}; how much memory {device_of(record)} has is not known."
+    room = f"the {format_bytes(limit)} that {device_of(record)} has for it"
+    if record.case.memory_limit_bytes is not None:
+        room = f"the limit of {format_bytes(limit)}"
+    failing = [each for each in measured.events if each.over_limit_bytes]
+    if not failing:
+        left = format_bytes(max(0, limit - _needed(worst)))
+        return f"{_what(record)} fits into {room} in all parts of its run, with {left} to spare: {needed}."
+    first = failing[0]
+    may = "may run" if measured.at_most else "runs"
+    what = "" if first is worst else f"; {needed}"
+    return (
+        f"{_what(record)} {may} out of memory at its {_named(first)}, which needs {format_bytes(_needed(first))}: "
+        f"{format_bytes(first.over_limit_bytes or 0)} more than {room}{what}."
+    )
+
+
+def _needed(event: RunEvent) -> int:
+    return max(event.peak_bytes, event.reserved_bytes or 0)
+
+
+def _named(event: RunEvent) -> str:
+    """Return a part of a run in words, with its line."""
+    of = f" of {event.batches:,} batches" if event.batches and event.part == "evaluation" else ""
+    part = "steps" if event.part == "step" else PARTS[event.part]
+    return f"{part}{of}" + (f" ({event.line})" if event.line else "")
+
+
+def _remedies(events: Sequence[RunEvent]) -> Iterator[str]:
+    """Yield what costs nothing and lets parts of a run need less."""
+    for event in events:
+        if event.part != "evaluation" or not event.line:
+            continue
+        if event.has_graph:
+            yield f"The evaluation at {event.line} records gradients: put it under torch.no_grad()."
+        if event.over_limit_bytes and event.batch_bytes:
+            yield (
+                f"Each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card: "
+                "move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1)."
+            )
 
 
 def _peak(record: MeasuredRecord, measured: Measurement) -> str:

@@ -1,0 +1,380 @@
+"""The whole run of a script: its evaluations, saves and largest batch, each once, and not only two equal steps.
+
+A simulated run is cut short: a loader ends its epoch once steps repeat, its largest batch comes second, an evaluation
+has a few batches, and the trainers of transformers and Lightning evaluate and save as soon as they can. What a script
+keeps from batch to batch is read from the batches that ran, and continued to the number that its loader has. A run on
+real tensors is not cut.
+
+An evaluation begins where most of what optimizers train is told to ``eval()``, or where a loader is iterated while no
+gradients are recorded; it ends at ``train()``. If a backward pass follows, it was none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from actbench.model.measured import Measurement, RunPart
+from actbench.simulator.overrides import replaced
+from actbench.tools.script.arrivals import Change, changed, on_arrival
+from actbench.tools.script.counting import Span, Step
+from actbench.tools.script.events import Bytes, run_events
+from actbench.tools.script.saving import METHODS
+from actbench.tools.script.steps import Steps
+
+FEWEST, FEWEST_SLOW = 6, 4
+"""Steps of an epoch before it is cut: callbacks change a model after a few. Fewer where a step takes seconds."""
+
+_MOST = 12
+"""Steps of an epoch of which no two in a row are equal."""
+
+_AFTER = 3
+"""Steps that run after these, while trainers evaluate and save."""
+
+_LATER = 2
+"""Batches and steps of each epoch after the first."""
+
+EVALUATED = 6
+"""Batches of an evaluation."""
+
+_SLOW_SECONDS = 5.0
+
+_SCAN_SECONDS, _SCANNED_ALIKE, _SCANNED = 10.0, 64, 100_000
+"""How long, over how many batches of one size, and over how many in all a loader's largest batch is looked for."""
+
+
+class Whole:
+    """Follows a script to its end.
+
+    Args:
+        steps: The steps of the script.
+        line: Returns the line of the user's that runs.
+        is_cut: Whether epochs are cut short, and the run where it takes ``seconds`` after its first epoch.
+        note: Receives sentences about what was not seen.
+
+    Attributes:
+        first_epoch: How many steps had ended when the first epoch did.
+        epoch_steps: How many steps an epoch has in the real run; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        line: Callable[[], str],
+        *,
+        is_cut: bool,
+        note: Callable[[str], None],
+        seconds: float = 60.0,
+    ) -> None:
+        self._steps, self._line, self._is_cut, self._note, self._seconds = steps, line, is_cut, note, seconds
+        self._open: Span | None = None
+        self._depth = 0
+        self._begun_at = time.monotonic()
+        self._settled_at: float | None = None
+        self._seen: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+        self.first_epoch: int | None = None
+        self.epoch_steps: int | None = None
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow the script inside the block."""
+        before = self._steps.passing
+
+        def passing() -> None:
+            before()
+            self._open = None  # a model that trains with its layers in evaluation mode
+
+        self._steps.passing = passing
+        with ExitStack() as stack:
+            stack.enter_context(replaced(nn.Module, "train", self._switching))
+            stack.enter_context(replaced(torch, "save", self._within("save")))
+            stack.enter_context(replaced(torch, "load", self._within("load")))
+            stack.enter_context(on_arrival(self._changes(), {}, lambda package: None))
+            yield
+
+    def finish(self) -> None:
+        """End what is still open, at the end of the script or of its run."""
+        self._close()
+
+    def step_ended(self) -> None:
+        """Note that a step has ended."""
+        self._open = None
+        done, count = self._steps.done, len(self._steps.done)
+        if self._settled_at is None:
+            is_slow = (time.monotonic() - self._begun_at) / count > _SLOW_SECONDS
+            fewest = FEWEST_SLOW if is_slow else FEWEST
+            if count >= _MOST or (count >= fewest and done[-1].is_like(done[-2])):
+                self._settled_at = time.monotonic()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough steps have run for what comes after them."""
+        return self._settled_at is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has gone on long enough after its first steps."""
+        return self._is_cut and self._settled_at is not None and time.monotonic() - self._settled_at > self._seconds
+
+    def ordered(self, loader: DataLoader[Any], batches: Iterator[Any], load: Callable[[Any], Any]) -> Iterator[Any]:
+        """Yield the batches of an epoch that run: the first, the largest, and others while steps still differ.
+
+        Args:
+            loader: The loader.
+            batches: What it makes its batches of: indices of samples.
+            load: Makes a batch.
+        """
+        count = _length(loader)
+        times = self._seen.get(loader, 0)
+        self._seen[loader] = times + 1
+        if self._is_cut and not times:
+            batches = self._largest_second(batches, load, count)
+        if self._open is not None or not torch.is_grad_enabled():
+            yield from self._evaluated(batches, count, EVALUATED if not times else _LATER)
+        else:
+            yield from self._trained(batches, count, is_first=not times)
+
+    def _evaluated(self, batches: Iterator[Any], count: int | None, most: int) -> Iterator[Any]:
+        is_own = self._open is None
+        span = self._begin("evaluation") if is_own else self._open
+        assert span is not None
+        span.of = count
+        for batch in itertools.islice(batches, most if self._is_cut else None):
+            span.batches.append(self._steps.now())
+            yield batch
+        if self._open is span:
+            self._close()
+            if not is_own:  # what it does with the outputs of all batches
+                self._open = Span("evaluation", span.line, self._steps.now(), follows=span)
+
+    def _trained(self, batches: Iterator[Any], count: int | None, *, is_first: bool) -> Iterator[Any]:
+        before, given, cut = len(self._steps.done), 0, False
+        for batch in batches:
+            ran = len(self._steps.done) - before
+            if self._is_cut and self.is_settled and ran >= (FEWEST_SLOW + _AFTER if is_first else _LATER):
+                cut = True
+                break
+            given += 1
+            yield batch
+        ran = len(self._steps.done) - before
+        if is_first and self.first_epoch is None and ran:
+            self.first_epoch = len(self._steps.done)
+            whole = count if cut else given
+            self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
+
+    def _largest_second(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
+        """Return the batches with the one that has the most bytes second."""
+        ahead: list[Any] = []
+        sizes: list[int] = []
+        until = time.monotonic() + _SCAN_SECONDS
+        for batch in itertools.islice(batches, _SCANNED):
+            ahead.append(batch)
+            if batch is None or (isinstance(batch, list) and batch[:1] == [None]):
+                return itertools.chain(ahead, batches)  # a data set that can only be iterated: nothing is read ahead
+            sizes.append(_bytes(load(batch)))
+            if len(sizes) == _SCANNED_ALIKE and len(set(sizes)) == 1:
+                break
+            if time.monotonic() > until:
+                of = "many" if count is None else f"{count:,}"
+                self._note(
+                    f"the largest batch was looked for among {len(sizes):,} of {of} batches of a DataLoader, in "
+                    f"{_SCAN_SECONDS:.0f} s"
+                )
+                break
+        if len(sizes) > 2:
+            ahead.insert(1, ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)))
+        return itertools.chain(ahead, batches)
+
+    def _begin(self, part: RunPart) -> Span:
+        self._open = Span(part, self._line(), self._steps.now())
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._steps.put_apart(self._open)
+            self._open = None
+
+    def _switching(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def train(module: nn.Module, mode: bool = True) -> Any:
+            self._depth += 1
+            try:
+                result = own(module, mode)
+            finally:
+                self._depth -= 1
+            if not self._depth and (self._open is None) != mode and self._is_trained(module):
+                if mode:
+                    self._close()
+                else:
+                    self._begin("evaluation")
+            return result
+
+        return train
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Return whether a module is most of what optimizers train, and no layer or teacher of it."""
+        trained = {id(each): each.numel() for each in self._steps.turns.parameters()}
+        own = sum(trained.get(id(each), 0) for each in module.parameters())
+        return own > 0 and 2 * own >= sum(trained.values())
+
+    def _within(self, part: RunPart) -> Callable[[Any], Any]:
+        """Return the change of a function that is a part of the run, with what ran since the last part or step."""
+
+        def change(own: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before = self._open
+                if before is not None and before.follows is None:  # in an evaluation, or another such function
+                    return own(*args, **kwargs)
+                running = self._steps.running
+                begun = self._steps.now() if part == "generation" else running.begun
+                if before is not None:
+                    before.ends_lowest, begun = True, before.begun
+                    self._close()
+                span = self._open = Span(part, self._line(), begun)
+                try:
+                    return own(*args, **kwargs)
+                finally:
+                    if self._open is span and self._steps.running is running:
+                        self._close()
+
+            return call
+
+        return change
+
+    def _changes(self) -> dict[str, Change]:
+        found: dict[str, Change] = {
+            name: _methods(methods, self._within("save")) for name, methods in METHODS.items()
+        }
+        found["safetensors.torch"] = lambda module: changed(module, "save_file", self._within("save"))
+        found["transformers.generation.utils"] = lambda module: changed(
+            module.GenerationMixin, "generate", self._within("generation")
+        )
+        if self._is_cut:
+            trainer = found["transformers.trainer"]
+            found["transformers.trainer"] = lambda module: _both(trainer(module), self._forwarded(module))
+            for package in ("lightning.pytorch", "pytorch_lightning"):
+                own = found[name := f"{package}.trainer.trainer"]
+                found[name] = lambda module, own=own: _both(own(module), changed(module.Trainer, "__init__", _brief))
+        return found
+
+    def _forwarded(self, module: ModuleType) -> AbstractContextManager[object]:
+        """Let a Trainer evaluate and save as soon as steps repeat, and then end its epoch, or itself if time is up."""
+        whole = self
+
+        class Forward(module.TrainerCallback):  # type: ignore[misc, name-defined]
+            settled = 0
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if not whole.is_settled:
+                    return
+                if not self.settled:
+                    self.settled = state.global_step
+                    control.should_evaluate = args.eval_strategy != "no"
+                    control.should_save = args.save_strategy != "no"
+                elif state.global_step >= self.settled + _LATER:
+                    control.should_epoch_stop = True
+                    control.should_training_stop = whole.is_late
+
+        def init(own: Callable[..., None]) -> Callable[..., None]:
+            def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
+                own(trainer, *args, **kwargs)
+                if not any(type(each).__name__ == "Forward" for each in trainer.callback_handler.callbacks):
+                    trainer.add_callback(Forward())
+
+            return make
+
+        return changed(module.Trainer, "__init__", init)
+
+    def told(
+        self, grown: Callable[[Sequence[Step]], Measurement], began: int, rest: Step | None, found: Bytes
+    ) -> Measurement:
+        """Return a measurement with what each part of the run needs.
+
+        Args:
+            grown: Returns the measurement with what each of some steps leaves.
+            began: The number of the step that makes optimizer state.
+            rest: What ran after the last step.
+            found: The bytes at each event.
+        """
+        done, epoch = self._steps.done, self.first_epoch
+        # a script may drop at the end of an epoch what its steps have kept
+        measured = grown(done[began:epoch] if epoch is not None and epoch < len(done) else self._steps.steady(began))
+        growth = measured.growth
+        events = run_events(done, rest, found, growth, epoch, self.epoch_steps)
+        is_dropped = (
+            growth is not None
+            and epoch is not None
+            and epoch < len(done)
+            and done[epoch].live_bytes < done[epoch - 1].live_bytes - growth.step_bytes
+        )
+        return measured.model_copy(update={"events": events, "growth": None if is_dropped else growth})
+
+    def feeding(self, fed: Callable[[Any], object]) -> Callable[[Any], object]:
+        """Return what is called where a model ran while gradients are recorded: ``fed``, after it was noted here."""
+
+        def feed(arguments: Any) -> None:
+            if self._open is not None:
+                self._open.has_graph = True
+            fed(arguments)
+
+        return feed
+
+    @property
+    def is_late(self) -> bool:
+        """Whether half of the time is over, so that a trainer should end for what comes after it."""
+        return self._settled_at is not None and 2 * (time.monotonic() - self._settled_at) > self._seconds
+
+
+def _brief(own: Callable[..., None]) -> Callable[..., None]:
+    """Let Lightning's epochs have a few steps and then a validation."""
+
+    def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        steps = FEWEST * int(kwargs.get("accumulate_grad_batches") or 1)
+        asked = kwargs.get("limit_train_batches")
+        limit = min(asked, steps) if isinstance(asked, int) else steps
+        own(trainer, *args, **{**kwargs, "limit_train_batches": limit, "val_check_interval": 1.0})
+
+    return make
+
+
+@contextmanager
+def _both(one: AbstractContextManager[object], other: AbstractContextManager[object]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+def _methods(methods: tuple[tuple[str, str], ...], change: Callable[[Any], Any]) -> Change:
+    def change_all(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for owner, name in methods:
+                if owner in vars(module):
+                    stack.enter_context(changed(vars(module)[owner], name, change))
+            return stack.pop_all()
+
+    return change_all
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # a data set that is only iterated
+        return None
+
+
+def _bytes(value: Any) -> int:
+    """Return the bytes of the tensors in a batch."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    return sum(map(_bytes, vars(value).values())) if hasattr(value, "__dict__") else 0
