@@ -189,7 +189,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return found
 
     def _others(self, *asked: Any) -> Iterator[importlib.machinery.ModuleSpec | None]:
-        yield from (finder.find_spec(*asked) for finder in sys.meta_path if finder is not self)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another of this class may stand before it
+        yield from (finder.find_spec(*asked) for finder in behind)
 
 
 class _StandsIn(importlib.abc.Loader):

@@ -205,7 +205,6 @@ class Simulation:
         if error is None:
             with suppress(Ended):
                 self.steps.finish()
-            self._end_whole()
         elif not isinstance(error, Ended):
             self._held = None
         try:
@@ -231,6 +230,7 @@ class Simulation:
         if self._measured is None:
             if self._held is None:
                 raise MeasurementError("no training step ended: is the training loop in the block, and is it reached?")
+            self._end_whole()
             self._measured = self._read(self._held)
         return self._measured
 
@@ -325,7 +325,6 @@ class Simulation:
             self.lines.is_on = True
             return
         if self._is_enough():
-            self._end_whole()
             self._measured = self._read(self._held)
             self.ending.end(self.lines.roots)
         self.steps.renew(self._began)

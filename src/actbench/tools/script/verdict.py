@@ -115,7 +115,7 @@ def _needed(event: RunEvent) -> int:
 def _named(event: RunEvent) -> str:
     """Return a part of a run in words, with its line."""
     of = f" of {event.batches:,} batches" if event.batches and event.part == "evaluation" else ""
-    part = "steps" if event.part == "step" else PARTS[event.part]
+    part = "largest step" if event.part == "step" else PARTS[event.part]
     return f"{part}{of}" + (f" ({event.line})" if event.line else "")
 
 
