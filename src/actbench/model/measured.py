@@ -291,7 +291,7 @@ class Measurement(OutcomeData):
 
     @property
     def runs_out(self) -> bool:
-        """Whether memory is expected to run out: in a step, in another part of the run, or because each step leaves more."""
+        """Whether memory is expected to run out: in a step, elsewhere in the run, or as each step leaves more."""
         return not self.fits or self.growth is not None or any(each.over_limit_bytes for each in self.events)
 
     @property

@@ -84,7 +84,9 @@ def loaded_here(
         yield
 
 
-def _fetching(real: Real, fetched: Callable[[int], object], ordered: Ordered | None) -> Callable[[DataLoader[Any]], Any]:
+def _fetching(
+    real: Real, fetched: Callable[[int], object], ordered: Ordered | None
+) -> Callable[[DataLoader[Any]], Any]:
     """Return the class of iterators that fetch each batch inside ``real()``."""
     base: Any = torchs._SingleProcessDataLoaderIter
 
@@ -93,7 +95,8 @@ def _fetching(real: Real, fetched: Callable[[int], object], ordered: Ordered | N
             with real(), _alone(loader):
                 super().__init__(loader)
             if ordered is not None:
-                self._sampler_iter = ordered(loader, self._sampler_iter, self._made)
+                batches: Iterator[Any] = vars(self)["_sampler_iter"]
+                self._sampler_iter = ordered(loader, batches, self._made)
 
         def _made(self, index: Any) -> Any:
             with real():

@@ -13,7 +13,7 @@ from actbench.model.measured import Growth, RunEvent, RunPart
 from actbench.tools.script.counting import Span, Step
 
 _STEEPEST = 3
-"""Times what a batch leaves, by which the peak of the next one can grow: a tensor that is joined anew is there twice."""
+"""Times what a batch leaves, by which the next peak can grow: a tensor that is joined anew is there twice."""
 
 
 class Bytes:
@@ -86,7 +86,8 @@ def run_events(
         rest: What ran after them.
         found: The bytes at each event.
         growth: What each step leaves.
-        first_epoch: How many steps the first epoch had here, and ``epoch_steps`` in the real run.
+        first_epoch: How many steps the first epoch had here.
+        epoch_steps: How many it has in the real run.
     """
     each: list[RunEvent] = []
     for number, step in enumerate((*steps, *([rest] if rest is not None else []))):

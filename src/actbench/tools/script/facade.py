@@ -59,6 +59,7 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield Tensor, name, _making
     yield torch, "normal", _making
     yield torch, "set_default_device", _default
+    yield torch, "load", _loading
     yield torch.UntypedStorage, "pin_memory", lambda own: lambda storage, device="cuda": storage
     # it refuses parameters that say that they are on the CPU
     yield nn.DataParallel, "forward", lambda own: lambda model, *args, **options: model.module(*args, **options)
@@ -100,6 +101,17 @@ def _typed(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(tensor, dtype.replace(".cuda", "") if isinstance(dtype, str) else dtype, *args, **kwargs)
 
     return typed
+
+
+def _loading(own: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(map_location, str | int | torch.device) and is_card(map_location):
+            map_location = _HOST
+        elif isinstance(map_location, dict):
+            map_location = {saved: "cpu" if is_card(place) else place for saved, place in map_location.items()}
+        return own(f, map_location, *args, **kwargs)
+
+    return functools.wraps(own)(load)
 
 
 def _default(own: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -136,7 +136,8 @@ class RealRun(TimedRun):
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
-    def _end_whole(self) -> None:
+    def _finish(self) -> None:
+        super()._finish()
         if self._whole is not None and self._rest is None and self._held is not None:
             self._whole.finish()
             self._rest = self.steps.end_rest()

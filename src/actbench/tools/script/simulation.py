@@ -186,7 +186,9 @@ class Simulation:
             stack.enter_context(faked_when_registered(self._mode))
             ordered = None if self._whole is None else self._whole.ordered
             compiler = kernels.uncompiled if self._inductor is None else self._inductor.compiling
-            stack.enter_context(prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler))
+            stack.enter_context(
+                prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler)
+            )
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
@@ -259,7 +261,9 @@ class Simulation:
         profile, estimated, step = self.profile, None, self.steps.largest(self._began)
         reserved, seen = self.memory.most_reserved_bytes() if profile.is_cuda else None, None
         if self._whole is not None:
-            seen = Bytes(self.tracker.events, self.memory.reserved_at if profile.is_cuda else (), self.memory.limit_bytes)
+            seen = Bytes(
+                self.tracker.events, self.memory.reserved_at if profile.is_cuda else (), self.memory.limit_bytes
+            )
             reserved = seen.event("step", step.begun, step.ended).reserved_bytes
         about = about_steps(self.steps, self._began, has_state=self._has_state)
         outside = about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)

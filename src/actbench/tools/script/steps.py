@@ -143,10 +143,10 @@ class Steps:
 
     def put_apart(self, span: Span) -> None:
         """End a part of the run that is none of the running step, which begins only now."""
-        span.ended = self._counting.now()
+        span.ended = self._counting.now(self.phase)
         self._counting.begin()
         self._step.spans.append(span)
-        self._step.begun = self._forward_at = self._counting.now()
+        self._step.begun = self._forward_at = self._counting.now(self.phase)
         self._recorder.begin()
         self._recorded = 0
 

@@ -45,8 +45,10 @@ class TimedRun(ABC):
         self.ending = Ending(lambda: ended(self.measurement))
         self._stack = ExitStack()
 
-    def _end_whole(self) -> None:
-        """Count what ran after the last step, if the whole run is measured."""
+    def _finish(self) -> None:
+        """End what is open when the script has come to its own end."""
+        with suppress(Ended):
+            self.steps.finish()
 
     @property
     @abstractmethod
@@ -57,9 +59,7 @@ class TimedRun(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
-            with suppress(Ended):
-                self.steps.finish()
-            self._end_whole()
+            self._finish()
         self.ending.done()
         if isinstance(error, Ended):
             self._stack.close()

@@ -250,19 +250,16 @@ class Whole:
         return change
 
     def _changes(self) -> dict[str, Change]:
-        found: dict[str, Change] = {
-            name: _methods(methods, self._within("save")) for name, methods in METHODS.items()
-        }
+        found: dict[str, Change] = {name: _methods(methods, self._within("save")) for name, methods in METHODS.items()}
         found["safetensors.torch"] = lambda module: changed(module, "save_file", self._within("save"))
         found["transformers.generation.utils"] = lambda module: changed(
             module.GenerationMixin, "generate", self._within("generation")
         )
         if self._is_cut:
-            trainer = found["transformers.trainer"]
-            found["transformers.trainer"] = lambda module: _both(trainer(module), self._forwarded(module))
+            found["transformers.trainer"] = _both(found["transformers.trainer"], self._forwarded)
             for package in ("lightning.pytorch", "pytorch_lightning"):
-                own = found[name := f"{package}.trainer.trainer"]
-                found[name] = lambda module, own=own: _both(own(module), changed(module.Trainer, "__init__", _brief))
+                name = f"{package}.trainer.trainer"
+                found[name] = _both(found[name], lambda module: changed(module.Trainer, "__init__", _brief))
         return found
 
     def _forwarded(self, module: ModuleType) -> AbstractContextManager[object]:
@@ -345,10 +342,13 @@ def _brief(own: Callable[..., None]) -> Callable[..., None]:
     return make
 
 
-@contextmanager
-def _both(one: AbstractContextManager[object], other: AbstractContextManager[object]) -> Iterator[None]:
-    with one, other:
-        yield
+def _both(one: Change, other: Change) -> Change:
+    @contextmanager
+    def change(module: ModuleType) -> Iterator[None]:
+        with one(module), other(module):
+            yield
+
+    return change
 
 
 def _methods(methods: tuple[tuple[str, str], ...], change: Callable[[Any], Any]) -> Change:

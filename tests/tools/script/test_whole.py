@@ -1,0 +1,221 @@
+"""Whole runs: what scripts need in evaluations, saves and late batches, simulated and for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actbench.model.measured import Measurement, RunEvent
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
+
+BEGIN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __init__(self, count, longest):
+        self.count, self.longest = count, longest
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return torch.full((self.longest if i == self.count - 2 else 64,), 3)
+
+
+def padded(rows):
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def loader(count, rows=8, longest=64):
+    return DataLoader(Rows(count, longest), rows, collate_fn=padded)
+
+
+class Mixed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(500, 64), inner, nn.Linear(64, 500)
+
+    def forward(self, x):
+        mixed = self.inner(self.table(x))
+        return self.head(mixed[0] if isinstance(mixed, tuple) else mixed)
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.over = nn.Conv1d(64, 64, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.over(x.mT).mT.relu()
+
+
+torch.manual_seed(0)
+model = Mixed({inner}).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+
+def step(x):
+    loss = model(x.cuda()).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+"""
+
+MODELS = {
+    "perceptron": "nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))",
+    "transformer": "nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)",
+    "convolution": "nn.Sequential(Shifted(), Shifted())",
+}
+
+ENDINGS = {
+    "keeps outputs": """
+kept = []
+for x in loader(240):
+    step(x); kept.append(model(x.cuda()).detach())
+""",
+    "sums losses with graphs": """
+total = 0
+for x in loader(240):
+    loss = model(x.cuda()).pow(2).mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    total = total + model(x.cuda()).mean()
+""",
+    "keeps outputs for an epoch": """
+for epoch in range(2):
+    kept = []
+    for x in loader(160):
+        step(x); kept.append(model(x.cuda()).detach())
+    del kept
+""",
+    "evaluates larger batches": """
+for x in loader(80): step(x)
+model.eval()
+with torch.no_grad():
+    for x in loader(640, 128): model(x.cuda())
+""",
+    "meets its longest batch late": """
+for x in loader(160, longest=256): step(x)
+""",
+    "evaluates a longest batch": """
+for epoch in range(2):
+    model.train()
+    for x in loader(80): step(x)
+    model.eval()
+    with torch.no_grad():
+        for x in loader(160, longest=512): model(x.cuda())
+""",
+    "unfreezes layers": """
+for p in model[1].parameters(): p.requires_grad_(False)
+for p in model[0].parameters(): p.requires_grad_(False)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
+for i, x in enumerate(loader(160)):
+    if i == 3:
+        for p in model.parameters(): p.requires_grad_(True)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    step(x)
+""",
+    "evaluates with graphs": """
+for epoch in range(2):
+    model.train()
+    for x in loader(80): step(x)
+    model.eval()
+    losses = [model(x.cuda()).mean() for x in loader(160)]
+    torch.stack(losses).mean().item()
+    del losses
+""",
+    "evaluates in training mode": """
+for epoch in range(2):
+    for x in loader(80): step(x)
+    with torch.no_grad():
+        out = [model(x.cuda()) for x in loader(160)]
+        del out
+""",
+    "saves copies": """
+best = None
+for epoch in range(2):
+    for x in loader(80): step(x)
+    best = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.save({"model": best, "optimizer": optimizer.state_dict()}, "FILE")
+""",
+    "loads a second copy": """
+for x in loader(80): step(x)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "FILE")
+state = torch.load("FILE", map_location="cuda", weights_only=True)
+model.load_state_dict(state["model"]); optimizer.load_state_dict(state["optimizer"])
+for x in loader(80): step(x)
+""",
+    "joins scores": """
+for epoch in range(2):
+    model.train()
+    for x in loader(80): step(x)
+    model.eval()
+    scores = torch.empty(0, device="cuda")
+    with torch.no_grad():
+        for x in loader(160): scores = torch.cat([scores, model(x.cuda()).flatten()])
+    (scores > 0.5).float().mean().item()
+    del scores
+""",
+}
+
+QUICK = ("keeps outputs", "meets its longest batch late", "joins scores")
+GROWS = ("keeps outputs", "sums losses with graphs")
+
+Run = Callable[[str, str], Measurement]
+
+
+@pytest.fixture
+def whole(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run:
+    """Return what runs a script of this text whole, for real on the CPU or on a simulated one."""
+
+    def ran(text: str, meter: str) -> Measurement:
+        file = tmp_path / "train.py"
+        file.write_text(text.replace("FILE", str(tmp_path / "state.pt")))
+        script = Script(target=str(file), whole=True)
+        profile = "cpu" if meter == "simulated" else None
+        found = outcome(
+            Case.model_validate(
+                {"model": "train.py", "batch_size": 1, "meter": meter, "script": script, "device_profile": profile}
+            )
+        )
+        assert isinstance(found, Measurement), found.message
+        return found
+
+    return ran
+
+
+def parts(found: Measurement) -> dict[str, RunEvent]:
+    return {f"{each.part} {(each.line or '').partition(' ')[0]}".strip(): each for each in found.events}
+
+
+@pytest.mark.parametrize(
+    ("model", "ending"),
+    [
+        pytest.param(
+            model,
+            ending,
+            marks=() if model == "perceptron" and ending in QUICK else pytest.mark.slow,
+            id=f"{model} {ending}",
+        )
+        for model in MODELS
+        for ending in ENDINGS
+    ],
+)
+def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str, whole: Run) -> None:
+    text = BEGIN.replace("{inner}", MODELS[model]) + ENDINGS[ending]
+    real, simulated = whole(text, "cpu"), whole(text, "simulated")
+
+    expected, found = parts(real), parts(simulated)
+    largest = max(each.peak_bytes for each in expected.values())
+    assert max(each.peak_bytes for each in found.values()) == pytest.approx(largest, rel=0.01)
+    assert expected.keys() <= found.keys()
+    for part in expected.keys() - {"step", "next step"}:  # what is kept until the real epoch ends is in its last step
+        assert found[part].peak_bytes == pytest.approx(expected[part].peak_bytes, rel=0.01), part
+    assert (simulated.growth is None) == (real.growth is None) == (ending not in GROWS)
+    if real.growth is not None and simulated.growth is not None:
+        assert simulated.growth.step_bytes == pytest.approx(real.growth.step_bytes, rel=0.01)
