@@ -59,7 +59,10 @@ def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any
 @pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("options", [(), ("-s", "checkpoint")])
 def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: Any, options: tuple[str, ...]) -> None:
-    made_up, stopped = "script prints are made up", "The script was stopped after 3 steps; the rest of it did not run."
+    made_up, stopped = (
+        "script prints are made up",
+        "The script was stopped after 3 steps: --whole also runs its largest batch, its evaluations and its saves.",
+    )
     told = cli("run", *options, "train.py").out
 
     assert (told.count(made_up), told.count(stopped)) == (1, 1)

@@ -239,7 +239,7 @@ def test_values_are_said_to_be_made_up_where_a_card_is_simulated(make_record: Ma
 
     assert about_values(make_record(built=built)) == [
         "Losses and other values that the script prints are made up: a simulated card computes none.",
-        "The script was stopped after 3 steps; the rest of it did not run.",
+        "The script was stopped after 3 steps: --whole also runs its largest batch, its evaluations and its saves.",
     ]
     assert len(about_values(make_record(built=Built(model_class="Net")))) == 1
     assert about_values(make_record(meter="cpu", built=built)) == about_values(make_record(built=built))[1:]

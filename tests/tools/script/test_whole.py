@@ -111,12 +111,12 @@ for epoch in range(2):
         for x in loader(160, longest=512): model(x.cuda())
 """,
     "unfreezes layers": """
-for p in model[1].parameters(): p.requires_grad_(False)
-for p in model[0].parameters(): p.requires_grad_(False)
+for part in (model.table, model.inner):
+    part.requires_grad_(False)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
 for i, x in enumerate(loader(160)):
     if i == 3:
-        for p in model.parameters(): p.requires_grad_(True)
+        model.requires_grad_(True)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     step(x)
 """,

@@ -111,7 +111,7 @@ class RealRun(TimedRun):
             raise MeasurementError("no training step ended: no optimizer of torch has stepped")
         self._batches.refuse_others()
         step = self.steps.largest(self._began)
-        for text in about_steps(self.steps, self._began, has_state=self._has_state):
+        for text in about_steps(self.steps, self._began, has_state=self._has_state, whole=self._whole is not None):
             self._note(text)
         found = reading.measurement(
             step,

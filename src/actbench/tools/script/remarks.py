@@ -31,13 +31,14 @@ class Bounds:
         self.shares[f"{operator} is taken to choose an equal share of the elements at {where}"] = None
 
 
-def about_steps(steps: Steps, began: int, *, has_state: bool = False) -> Iterator[str]:
+def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: bool = False) -> Iterator[str]:
     """Yield remarks if steps differ, if the one that is shown ran before others, and on what no step has seen.
 
-    ``began`` is the number of the step that makes optimizer state, unless that step ``has_state`` before.
+    ``began`` is the number of the step that makes optimizer state, unless that step ``has_state`` before. A ``whole``
+    run shows its steps by themselves.
     """
     peaks, shown = steps.peaks(began), steps.largest(began)
-    if differ(peaks):
+    if differ(peaks) and not whole:
         yield (
             f"Steps differ ({format_bytes(min(peaks))} to {format_bytes(max(peaks))}); the largest is shown. --steps N "
             "runs more."

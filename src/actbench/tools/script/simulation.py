@@ -265,8 +265,8 @@ class Simulation:
                 self.tracker.events, self.memory.reserved_at if profile.is_cuda else (), self.memory.limit_bytes
             )
             reserved = seen.event("step", step.begun, step.ended).reserved_bytes
-        about = about_steps(self.steps, self._began, has_state=self._has_state)
-        outside = about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
+        about = about_steps(self.steps, self._began, has_state=self._has_state, whole=self._whole is not None)
+        outside = () if self._whole else about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
         for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:

@@ -54,7 +54,10 @@ def about_values(record: MeasuredRecord) -> list[str]:
     lines = [made_up] if record.case.meter == "simulated" else []
     if measured.built is not None and measured.built.stopped_after is not None:
         steps = counted(measured.built.stopped_after, "step")
-        lines.append(f"The script was stopped after {steps}; the rest of it did not run.")
+        more = "--whole also runs its largest batch, its evaluations and its saves"
+        if record.case.script is not None and record.case.script.whole:
+            more = "what it does later is not in the figures"
+        lines.append(f"The script was stopped after {steps}: {more}.")
     return lines
 
 
