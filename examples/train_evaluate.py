@@ -26,7 +26,7 @@ class Sentences(Dataset):
 
 
 def padded(rows):
-    words, classes = zip(*rows)
+    words, classes = zip(*rows, strict=True)
     return (
         nn.utils.rnn.pad_sequence(words, batch_first=True),
         nn.utils.rnn.pad_sequence(classes, batch_first=True, padding_value=-100),

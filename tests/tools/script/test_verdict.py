@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actbench.model.measured import Growth, MeasuredRecord, Measurement, PeakParts
+from actbench.model.measured import Growth, MeasuredRecord, Measurement, PeakParts, RunEvent
 from actbench.model.records import Built
 from actbench.model.scripts import Script
 from actbench.model.timeline import OTHER, Holder, Span, Timeline
@@ -259,3 +259,34 @@ def test_reasons_for_a_bound_are_told_once_and_not_all_of_many(make_record: Make
 
     assert note.endswith("because why 0; why 1; why 2; why 3; why 4; and 2 more.")
     assert list(about_bounds([make_record(), make_record(failure="no")])) == []
+
+
+def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
+    step = RunEvent(part="step", peak_bytes=10 * GIB, reserved_bytes=11 * GIB)
+    line = "a.py:9 model.eval()"
+    evaluation = RunEvent(
+        part="evaluation", line=line, peak_bytes=26 * GIB, over_limit_bytes=2 * GIB, batches=40, batch_bytes=512 * MIB
+    )
+    fits = told(make_record, events=(step,))
+    over = told(make_record, events=(step, evaluation))
+    graphs = told(make_record, events=(step, evaluation.model_copy(update={"has_graph": True})))
+
+    assert fits[0] == (
+        "train.py fits into the 24.00 GiB that rtx-4090 has for it in all parts of its run, with 13.00 GiB to spare: "
+        "its largest step needs 11.00 GiB."
+    )
+    assert over[0] == (
+        f"train.py runs out of memory at its evaluation of 40 batches ({line}), which needs 26.00 GiB: 2.00 GiB more "
+        "than the 24.00 GiB that rtx-4090 has for it."
+    )
+    assert f"{line} leaves 512.00 MiB on the card" in over[1]
+    assert f"{line} records gradients" in graphs[1]
+
+
+def test_a_run_with_a_part_that_does_not_fit_is_expected_to_fail(make_record: MakeRecord) -> None:
+    event = RunEvent(part="save", line="a.py:3 torch.save(x, y)", peak_bytes=GIB)
+    outcomes = [
+        make_record(events=(event.model_copy(update={"over_limit_bytes": over}),)).outcome for over in (None, MIB)
+    ]
+
+    assert [each.runs_out for each in outcomes if isinstance(each, Measurement)] == [False, True]

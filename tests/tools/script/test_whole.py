@@ -219,3 +219,83 @@ def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str
     assert (simulated.growth is None) == (real.growth is None) == (ending not in GROWS)
     if real.growth is not None and simulated.growth is not None:
         assert simulated.growth.step_bytes == pytest.approx(real.growth.step_bytes, rel=0.01)
+
+TRAINER = """
+import torch
+from torch.utils.data import Dataset
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+
+
+class Rows(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        ids = torch.full((32,), 5)
+        return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+config = BertConfig(
+    vocab_size=1000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)
+arguments = TrainingArguments(
+    "OUT", per_device_train_batch_size=8, per_device_eval_batch_size=32, num_train_epochs=1, eval_strategy="steps",
+    eval_steps=15, save_steps=15, report_to=[], disable_tqdm=True, use_cpu=False, optim="adamw_torch",
+)
+Trainer(
+    BertForMaskedLM(config), arguments, train_dataset=Rows(128), eval_dataset=Rows(320),
+    compute_metrics=lambda found: {"rows": len(found.predictions)},
+).train()
+"""
+
+LIGHTNING = """
+import lightning.pytorch as lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Trained(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+        self.outputs = []
+
+    def training_step(self, batch, i):
+        return self.net(batch[0]).pow(2).mean()
+
+    def validation_step(self, batch, i):
+        self.outputs.append(self.net(batch[0]))
+
+    def on_validation_epoch_end(self):
+        torch.cat(self.outputs)
+        self.outputs.clear()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), foreach=False)
+
+
+data = TensorDataset(torch.randn(640, 64))
+lightning.Trainer(
+    max_epochs=1, accelerator="gpu", devices=1, logger=False, default_root_dir="OUT", enable_progress_bar=False
+).fit(Trained(), DataLoader(data, 32, shuffle=True), DataLoader(data, 64))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [TRAINER, LIGHTNING], ids=["transformers", "lightning"])
+def test_trainers_evaluate_and_save_early(text: str, whole: Run, tmp_path: Path) -> None:
+    text = text.replace("OUT", str(tmp_path / "written"))
+    real, simulated = whole(text, "cpu"), whole(text, "simulated")
+
+    expected, found = parts(real), parts(simulated)
+    evaluations = [part for part in expected if part.startswith("evaluation")]
+    assert evaluations and any(part.startswith("save") for part in found)
+    for part in evaluations:
+        assert found[part].peak_bytes == pytest.approx(expected[part].peak_bytes, rel=0.02), part
+    ran = sum(each.count for part, each in found.items() if "step" in part)
+    assert ran < sum(each.count for part, each in expected.items() if "step" in part)

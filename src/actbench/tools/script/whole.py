@@ -147,10 +147,10 @@ class Whole:
         is_own = self._open is None
         span = self._begin("evaluation") if is_own else self._open
         assert span is not None
-        span.of = count
         for batch in itertools.islice(batches, most if self._is_cut else None):
             span.batches.append(self._steps.now())
             yield batch
+        span.of = count  # else the script wanted no more, as Lightning's check before training
         if self._open is span:
             self._close()
             if not is_own:  # what it does with the outputs of all batches
