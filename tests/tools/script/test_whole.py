@@ -220,6 +220,7 @@ def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str
     if real.growth is not None and simulated.growth is not None:
         assert simulated.growth.step_bytes == pytest.approx(real.growth.step_bytes, rel=0.01)
 
+
 TRAINER = """
 import torch
 from torch.utils.data import Dataset
