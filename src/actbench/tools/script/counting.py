@@ -26,7 +26,8 @@ class Span:
     """A part of a run that is no part of a step, by numbers of events of the tracker.
 
     Attributes:
-        begun: Events before it; ``ended`` those before its end, ``batches`` those when each of its batches was loaded.
+        begun: Events before it; ``ended`` those before its end.
+        batches: Events when each of its batches was loaded; of a span that ``follows``, when a model had run.
         line: The line of the script that began it.
         of: How many batches its loader has; None if nobody knows.
         follows: The evaluation whose outputs it works on.

@@ -131,25 +131,16 @@ def _of_span(span: Span, found: Bytes) -> RunEvent:
     elif span is of:
         most = max(_peaks(span, found)) + more * _rise(span, found, left)
     else:
-        most = found.at(of.ended) + more * left + _made_after(span, of, found, left)
+        most = found.at(of.ended) + more * left + _made_after(span, of, found)
     return found.event(span.part, span.begun, span.ended, most, **{**about, "batches": of.of})
 
 
-def _made_after(span: Span, of: Span, found: Bytes, left: int) -> int:
-    """Return what is made of the outputs of all batches, such as one tensor of them.
-
-    A loop that loads one batch ahead runs its last batch when the loader has no more: that one is as all others.
-    """
-    begun, usual = span.begun, max(peak - found.at(at) for at, peak in zip(of.batches, _peaks(of, found), strict=True))
-    made = found.most(begun, span.ended) - found.at(begun)
-    as_usual = 0
-    if made <= usual + left:
-        top = max(range(begun, span.ended + 1), key=found.at)
-        low = found.at(begun) + 2 * left
-        begun = next((at for at in range(top, span.ended) if found.at(at) <= low), span.ended)
-        as_usual, made = made, found.most(begun, span.ended) - found.at(begun)
+def _made_after(span: Span, of: Span, found: Bytes) -> int:
+    """Return what is made of the outputs of all batches, such as one tensor of them."""
     assert of.of is not None
-    return max(as_usual, made * of.of // len(of.batches))
+    ran = span.batches[-1] if span.batches else span.begun  # a batch that was loaded ahead, and is one as all others
+    made = found.most(ran, span.ended) - found.at(ran)
+    return max(found.most(span.begun, ran) - found.at(span.begun), made * of.of // len(of.batches))
 
 
 def _peaks(span: Span, found: Bytes) -> list[int]:

@@ -42,6 +42,7 @@ class Lines:
         copies: What was copied outside of forward and backward passes.
         autocast: The types in which autocast computes where gradients are needed.
         fed: Told of the arguments of a module that is part of no other, where gradients are needed.
+        ran: Called when such a module has run, with gradients or without.
     """
 
     def __init__(self, folder: Path, script: Path | None = None) -> None:
@@ -61,6 +62,7 @@ class Lines:
         self.is_on = self.runs_again = False
         self.is_updating: Callable[[], bool] = lambda: False
         self.fed: Callable[[Any], object] = lambda arguments: None
+        self.ran: Callable[[], object] = lambda: None
 
     @property
     def roots(self) -> list[nn.Module]:
@@ -176,8 +178,10 @@ class Lines:
 
     def _leave(self, arguments: Any) -> None:
         self._active.pop()
-        if not self._active and torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
-            self.fed(arguments)
+        if not self._active and torch._C._current_autograd_node() is None:
+            self.ran()
+            if torch.is_grad_enabled():
+                self.fed(arguments)
 
     def _add_root(self, module: nn.Module) -> None:
         """Name the modules inside of one that runs by itself; a part of another keeps its name there.

@@ -97,7 +97,7 @@ class RealRun(TimedRun):
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._whole is not None:
-                self.lines.fed = self._whole.feeding(self.lines.fed)
+                self.lines.ran = self._whole.ran
                 stack.enter_context(self._whole.followed())
             stack.callback(self._allocations.stop)
             self._allocations.start()

@@ -195,7 +195,7 @@ class Simulation:
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
             if self._whole is not None:
-                self.lines.fed = self._whole.feeding(self.lines.fed)
+                self.lines.ran = self._whole.ran
                 stack.enter_context(self._whole.followed())
             if self._applied is None:
                 self.memory.watch(self._restart)

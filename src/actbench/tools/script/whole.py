@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Whole:
         self._depth = 0
         self._begun_at = time.monotonic()
         self._settled_at: float | None = None
-        self._seen: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+        self._seen: WeakSet[DataLoader[Any]] = WeakSet()
         self.first_epoch: int | None = None
         self.epoch_steps: int | None = None
 
@@ -134,14 +134,14 @@ class Whole:
             load: Makes a batch.
         """
         count = _length(loader)
-        times = self._seen.get(loader, 0)
-        self._seen[loader] = times + 1
-        if self._is_cut and not times:
+        is_first = loader not in self._seen
+        if self._is_cut and is_first:
             batches = self._largest_second(batches, load, count)
         if self._open is not None or not torch.is_grad_enabled():
-            yield from self._evaluated(batches, count, EVALUATED if not times else _LATER)
+            yield from self._evaluated(batches, count, EVALUATED if is_first else _LATER)
         else:
-            yield from self._trained(batches, count, is_first=not times)
+            yield from self._trained(batches, count, is_first=is_first)
+        self._seen.add(loader)  # not one that the script has read in part, as Lightning does before it trains
 
     def _evaluated(self, batches: Iterator[Any], count: int | None, most: int) -> Iterator[Any]:
         is_own = self._open is None
@@ -314,15 +314,13 @@ class Whole:
         )
         return measured.model_copy(update={"events": events, "growth": None if is_dropped else growth})
 
-    def feeding(self, fed: Callable[[Any], object]) -> Callable[[Any], object]:
-        """Return what is called where a model ran while gradients are recorded: ``fed``, after it was noted here."""
-
-        def feed(arguments: Any) -> None:
-            if self._open is not None:
-                self._open.has_graph = True
-            fed(arguments)
-
-        return feed
+    def ran(self) -> None:
+        """Note that a model has run."""
+        if self._open is None:
+            return
+        self._open.has_graph |= torch.is_grad_enabled()
+        if self._open.follows is not None:
+            self._open.batches.append(self._steps.now())
 
     @property
     def is_late(self) -> bool:
