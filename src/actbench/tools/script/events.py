@@ -131,16 +131,22 @@ def _of_span(span: Span, found: Bytes) -> RunEvent:
     elif span is of:
         most = max(_peaks(span, found)) + more * _rise(span, found, left)
     else:
-        most = found.at(of.ended) + more * left + _made_after(span, of, found)
+        most = _with_all(span, of, found, left, more)
     return found.event(span.part, span.begun, span.ended, most, **{**about, "batches": of.of})
 
 
-def _made_after(span: Span, of: Span, found: Bytes) -> int:
-    """Return what is made of the outputs of all batches, such as one tensor of them."""
-    assert of.of is not None
-    ran = span.batches[-1] if span.batches else span.begun  # a batch that was loaded ahead, and is one as all others
+def _with_all(span: Span, of: Span, found: Bytes, left: int, more: int) -> int:
+    """Return the peak of what is made of the outputs of all batches, such as one tensor of them.
+
+    A batch that was loaded ahead runs when its loader has no more, and its outputs may be joined with those before it.
+    """
+    late, count = bool(span.batches), len(of.batches)
+    ran = span.batches[-1] if late else span.begun
     made = found.most(ran, span.ended) - found.at(ran)
-    return max(found.most(span.begun, ran) - found.at(span.begun), made * of.of // len(of.batches))
+    shares = [made / (left * outputs) for outputs in ((count, count - 1) if late else (count,))]
+    share = min(shares, key=lambda each: abs(each - round(each)))
+    before = found.most(span.begun, ran) + more * left
+    return max(before, found.at(ran) + more * left + made + int(share * more * left))
 
 
 def _peaks(span: Span, found: Bytes) -> list[int]:
