@@ -32,13 +32,13 @@ WALKS = {
     ),
     "simulate a script of six lines": (
         "import torch\nfrom torch import nn\nimport actbench",
-        "with actbench.simulate('rtx-4090'):\n"
-        "    model = nn.Linear(64, 64).cuda()\n"
-        "    optimizer = torch.optim.AdamW(model.parameters())\n"
-        "    for _ in range(3):\n"
-        "        model(torch.randn(8, 64).cuda()).sum().backward()\n"
-        "        optimizer.step()\n"
-        "        optimizer.zero_grad()",
+        """with actbench.simulate('rtx-4090'):
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(8, 64).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()""",
     ),
 }
 
