@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
-BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "units", "validation"}
+BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "patching", "units", "validation"}
 # Each room of the core may import those that stand in its set, and itself.
 CORE = {
     # no torch
@@ -24,6 +24,7 @@ CORE = {
     "keywords": {"errors"},
     "leftovers": set(),
     "longsteps": {"units"},
+    "patching": set(),
     "paths": {"errors", "units", "leftovers"},
     "validation": set(),
     "plugins": {"errors"},
@@ -33,7 +34,7 @@ CORE = {
     "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
-    "device": {"errors"},
+    "device": {"errors", "patching"},
     "packing": {"errors", "units", "model", "ops"},
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},

@@ -21,19 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._pytree import tree_map
 
-
-@contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside the block, give an owner an attribute; one that it only inherits is no own one of it afterwards."""
-    has, own = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if has:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)
+from actbench.patching import Patches, attribute
 
 
 @contextmanager
@@ -138,7 +126,8 @@ def numbers_drawn() -> AbstractContextManager[None]:
     """
 
     def change(rand: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *size, **options: 1.0 if size == ([],) else rand(*size, **options)
+        # a fake tensor of torch.tensor knows its value: it is compared, asked by .item(), and moved as any other
+        return lambda *size, **options: torch.tensor(1.0) if size == ([],) else rand(*size, **options)
 
     return replaced(torch, "rand", change)
 
@@ -189,14 +178,11 @@ def without_dropout(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _zeroed(module: nn.Module, names: Callable[[Any], list[str]]) -> Iterator[None]:
-    before = [(owner, name, getattr(owner, name)) for owner in _owners(module) for name in names(owner)]
-    for owner, name, value in before:
-        setattr(owner, name, type(value)(0))
-    try:
+    with Patches() as patches:
+        for owner in _owners(module):
+            for name in names(owner):
+                patches.set(owner, name, type(getattr(owner, name))(0))
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 def _owners(module: nn.Module) -> list[Any]:

@@ -21,8 +21,8 @@ from actbench.methods.formats.optim.optimizers import adam_groups, is_decoupled
 from actbench.methods.formats.optim.shards import is_spread, local_gradient, local_of
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
+from actbench.patching import attribute
 from actbench.scheme.wrapped import called
-from actbench.simulator.overrides import attribute
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits

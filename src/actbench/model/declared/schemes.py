@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WrapValidator, create_model
 
@@ -112,13 +113,13 @@ def _type(declared: Any) -> Any:
         case {"literal": values}:
             return Literal[tuple(values)]
         case {"tuple": item}:
-            return tuple[_type(item), ...]
+            return tuple[_type(item), ...]  # type: ignore[misc]
         case {"union": members}:
-            return Union[tuple(map(_type, members))]  # noqa: UP007  (members are known at run time)
-        case {"of": inner, **rest}:
-            limits = {key: value for key, value in rest.items() if key not in _VALIDATORS}
-            checks = [_VALIDATORS[key](_function(value)) for key, value in rest.items() if key in _VALIDATORS]
-            return Annotated[(_type(inner), *([Field(**limits)] if limits else []), *checks)]
+            return functools.reduce(operator.or_, map(_type, members))
+        case {"of": inner}:
+            rest: dict[str, Any] = {key: value for key, value in declared.items() if key != "of"}
+            checks = [_VALIDATORS[key](_function(rest.pop(key))) for key in _VALIDATORS if key in rest]
+            return Annotated[(_type(inner), *([Field(**rest)] if rest else []), *checks)]
     raise ValueError(f"schemes.json: {declared!r} is no type")
 
 

@@ -51,7 +51,7 @@ class Session(bench.Session):
             return super().memory()
         paths = {site.path for site in self.setup.sites}
         modules, acted = RunningModules(self.setup.module, paths=paths), set[tuple[str, Hashable]]()
-        with modules.watching(), savedtensors.listening(lambda by: acted.add((modules.running, by))):
+        with modules.watching(), savedtensors.observing(lambda by: acted.add((modules.running, by))):
             measured = super().memory()
         # What modules save is not known, and so sites have no bytes.
         _, unreached = inspect(Trace((), modules.calls), Trace((), modules.calls, acted), self.setup)

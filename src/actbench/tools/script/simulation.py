@@ -38,11 +38,11 @@ from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
+from actbench.tools.script.interrupting import interrupts_wait
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
-from actbench.tools.script.patches import interrupts_wait
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_on_card
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied

@@ -110,7 +110,7 @@ def test_layers_with_a_code_are_among_the_compressed_ones():
     ],
 )
 def test_a_ledger_is_told_what_the_codes_stand_for(layer, shape, dtype):
-    with savedtensors.listening():
+    with savedtensors.observing():
         y = coded(layer)(X.clone().requires_grad_() * 1)
     source = savedtensors.source_of(y.grad_fn.saved_tensors[0].untyped_storage())
     assert (source.shape, source.dtype) == (shape, dtype)
