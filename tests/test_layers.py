@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
-BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "patching", "units", "validation"}
+BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "units", "validation"}
 # Each room of the core may import those that stand in its set, and itself.
 CORE = {
     # no torch
@@ -24,7 +24,6 @@ CORE = {
     "keywords": {"errors"},
     "leftovers": set(),
     "longsteps": {"units"},
-    "patching": set(),
     "paths": {"errors", "units", "leftovers"},
     "validation": set(),
     "plugins": {"errors"},
@@ -34,13 +33,13 @@ CORE = {
     "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
-    "device": {"errors", "patching"},
+    "device": {"errors"},
     "packing": {"errors", "units", "model", "ops"},
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
-    "simulator": BASE | {"plugins", "model", "ops", "packing", "scheme", "measuring"},
-    "measuring": BASE | {"plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
+    "simulator": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
+    "measuring": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use
 TOPMOST = {"__main__", "cli", "testing"}

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
-from actbench.patching import attribute
 
 _CUDA = 1
 """``c10::DeviceType::CUDA``, the place of its guard in torch's registry."""

@@ -15,7 +15,7 @@ from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from actbench.patching import attribute
+from actbench.device.patches import attribute
 
 _HOST = torch.device("cpu")
 

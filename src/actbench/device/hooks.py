@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.device.engine import backward_possible, count_devices, shared_library
 from actbench.device.fallback import fallbacks_on_host
+from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
-from actbench.patching import attribute
 
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 _FIRST = 2

@@ -14,10 +14,10 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from actbench.device.patches import Patches
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.meters import Meter
 from actbench.measuring.world import ALONE, World
-from actbench.patching import Patches
 from actbench.scheme.axes import DATA
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from actbench.device.patches import Patches
 from actbench.errors import MeasurementError, UsageError
-from actbench.patching import Patches
 from actbench.tools.script import answers, driver, streams
 from actbench.tools.script.generators import CardGenerator, Generator, card_generator
 from actbench.tools.script.properties import Counters, DeviceProperties

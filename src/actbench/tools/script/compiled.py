@@ -29,9 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.caches import user_cache
+from actbench.device.patches import attribute, entries
 from actbench.errors import MeasurementError
 from actbench.ops.simulation import one_kernel
-from actbench.patching import attribute, entries
 from actbench.tools.script import kernels
 from actbench.tools.script.arrivals import changed, rebound
 

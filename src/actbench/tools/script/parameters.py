@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from actbench.patching import attribute
+from actbench.device.patches import attribute
 from actbench.simulator import known
 from actbench.simulator.fake import LAZY_PLACE
 

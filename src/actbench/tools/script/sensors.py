@@ -16,9 +16,8 @@ from typing import Any, Final
 import pynvml
 import torch
 
+from actbench.device.patches import Patches, replaced
 from actbench.leftovers import temporary_folder
-from actbench.patching import Patches
-from actbench.simulator.overrides import replaced
 from actbench.tools.script import nvidiasmi
 from actbench.tools.script.properties import Counters, DeviceProperties
 from actbench.units import MIB

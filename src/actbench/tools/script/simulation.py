@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.hooks import answered
+from actbench.device.patches import interrupts_wait
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
@@ -38,7 +39,6 @@ from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
-from actbench.tools.script.interrupting import interrupts_wait
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.patching import attribute
+from actbench.device.patches import attribute, replaced
 from actbench.simulator import known
-from actbench.simulator.overrides import replaced
 from actbench.tools.script.places import address
 from actbench.tools.script.values import READERS
 
