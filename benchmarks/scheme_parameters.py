@@ -5,6 +5,7 @@ python benchmarks/scheme_parameters.py
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 from collections.abc import Callable
@@ -51,6 +52,8 @@ def _declaration(scheme: type[Scheme]) -> dict[str, Any]:
         "positional": scheme.positional,
         "changes": list(scheme.model_construct().changes),
         "is_example": scheme.card.is_example,
+        "compiles": scheme.card.compiles,
+        "shorthands": [dataclasses.asdict(each) for each in scheme.card.shorthands],
         "parameters": parameters,
     }
 

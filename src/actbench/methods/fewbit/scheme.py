@@ -27,6 +27,7 @@ from actbench.methods.fewbit.params import Bits
 from actbench.methods.fewbit.stepwise import Steps
 from actbench.methods.fewbit.tables import Table, Weight, table
 from actbench.methods.fewbit.useractivation import OwnFunction
+from actbench.model.declared.schemes import Shorthand
 from actbench.model.provenance import Published
 from actbench.scheme.base import ACTIVATIONS, Scheme
 from actbench.scheme.card import Card
@@ -72,6 +73,18 @@ class FewBit(Scheme):
             Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
         ),
         variants=(":4", ":2"),  # four bits are nearly exact
+        compiles=True,
+        shorthands=(
+            Shorthand(
+                "--gelu-bits",
+                "fewbit:{},functions=gelu",
+                "BITS",
+                "Short for the scheme fewbit:BITS,functions=gelu (1 to 8).",
+            ),
+            Shorthand(
+                "--activation-bits", "fewbit:{}", "BITS", "Short for the scheme fewbit:BITS, for all activations."
+            ),
+        ),
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 

@@ -11,6 +11,7 @@ from actbench.errors import ConversionError, NothingToConvertError
 from actbench.methods.randomized.ops.sketch import Kind, Sketching
 from actbench.methods.randomized.sketched import Sketch, Sketched, sketched
 from actbench.methods.randomized.variance import sketch_variance
+from actbench.model.declared.schemes import Shorthand
 from actbench.model.gradient import Gradient
 from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
@@ -59,6 +60,8 @@ class Randomized(Scheme):
             ),
         ),
         variants=(":0.5", ":0.2"),
+        compiles=True,
+        shorthands=(Shorthand("--linear", "{}", "SPEC", "Scheme for linear layers, such as randomized:0.2."),),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"

@@ -28,6 +28,26 @@ _VALIDATORS: Mapping[str, Any] = {"before": BeforeValidator, "wrap": WrapValidat
 
 
 @dataclass(frozen=True)
+class Shorthand:
+    """A flag of all verbs that take schemes; in ``spec``, the specification that it stands for, ``{}`` is its value."""
+
+    flag: str
+    spec: str
+    metavar: str
+    about: str
+
+    @property
+    def name(self) -> str:
+        """The name of the flag's parameter."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def scheme(self) -> str:
+        """The name of the scheme; ``{}`` if the value names it."""
+        return self.spec.partition(":")[0]
+
+
+@dataclass(frozen=True)
 class _Scheme:
     """The fields of a scheme as a model, and the one that the value after the colon fills.
 
@@ -81,9 +101,20 @@ def examples(changes: Collection[str]) -> list[str]:
     ]
 
 
+def compilable() -> list[str]:
+    """Return the names of the schemes that messages name where they say what ``torch.compile`` takes."""
+    return [name for name, each in declarations().items() if each["compiles"]]
+
+
+@functools.cache
+def shorthands() -> tuple[Shorthand, ...]:
+    """Return the flags that stand for schemes, in the order of the schemes' names."""
+    return tuple(Shorthand(**flag) for each in declarations().values() for flag in each["shorthands"])
+
+
 @functools.cache
 def declarations() -> dict[str, Any]:
-    """Return what ``schemes.json`` declares of each scheme: positional, changes, is_example and parameters."""
+    """Return what ``schemes.json`` declares of each scheme, by name: parts of its card, and its parameters."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
