@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
-from actbench.methods.actnn.layers.layers import CODED, coded, small_codes
+from actbench.methods.actnn.layers.layers import CODED, coded, compressed, small_codes
 from actbench.packing import SavedTensors, SiteState, savedtensors
 from actbench.packing.wrapped import Intercepted
 
