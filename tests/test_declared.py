@@ -30,7 +30,7 @@ def message(error: type[Exception], refuse: Callable[[str], object], text: str) 
 
 
 def test_what_is_declared_is_what_there_is() -> None:
-    assert FILE.read_text() == scheme_parameters.text(), "run python benchmarks/scheme_parameters.py"
+    assert FILE.read_text() == scheme_parameters.text(), "make parameters writes it anew"
     known = schemes.find_schemes()
     assert [*declarations()] == [*known]
     for name, each in declarations().items():
