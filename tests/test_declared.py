@@ -15,7 +15,7 @@ import scheme_parameters
 from actbench import plugins, scheme as schemes, workload as workloads
 from actbench.errors import ModelError, SpecError, UsageError
 from actbench.model import declared
-from actbench.model.declared.schemes import FILE, declarations
+from actbench.model.declared.schemes import FILE, compilable, declarations
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.workload import names
@@ -35,6 +35,17 @@ def test_what_is_declared_is_what_there_is() -> None:
     assert [*declarations()] == [*known]
     for name, each in declarations().items():
         assert [*each["parameters"]] == [*known[name].model_fields]
+
+
+@pytest.mark.parametrize("changes", [("saved tensors",), ("optimizer", "gradients"), ("precision",), ("batch",)])
+def test_examples_of_messages_are_those_of_the_classes(changes: tuple[str, ...]) -> None:
+    expected = [
+        name
+        for name, scheme in schemes.find_schemes().items()
+        if scheme.card.is_example and not set(changes).isdisjoint(scheme.model_construct().changes)
+    ]
+    assert schemes.examples(changes) == expected
+    assert compilable() == [name for name, scheme in schemes.find_schemes().items() if scheme.card.compiles]
 
 
 CHECKS = """

@@ -31,7 +31,7 @@ class Card:
         compiles: Whether messages name it where they say what ``torch.compile`` takes; few schemes are.
         alternative: A specification that does what it and another scheme would do together, where the two exclude each
             other; empty if there is none.
-        shorthands: Flags that stand for it.
+        shorthands: Flags that stand for it; those of schemes that ship with actbench are in every ``--help``.
     """
 
     summary: str
