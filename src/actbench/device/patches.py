@@ -15,18 +15,25 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
+_MISSING = object()
+
+
 @contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute inside the block; one that the owner only inherits is deleted again after it."""
-    has, own = name in vars(owner), vars(owner).get(name)
+    own = vars(owner).get(name, _MISSING)
+    shown = getattr(owner, name, _MISSING) if own is _MISSING else own
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if has:
+        if own is not _MISSING:
             setattr(owner, name, own)
         else:
             delattr(owner, name)
+            # torch's configs keep what is set elsewhere than in their attributes, and hide what is deleted
+            if shown is not _MISSING and not hasattr(owner, name):
+                setattr(owner, name, shown)
 
 
 @contextmanager
