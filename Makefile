@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages clean
+.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -59,6 +59,12 @@ pages: $(READY)  ## the README's picture, and the pages under docs/reports
 	$(BIN)/python benchmarks/picture.py > docs/images/memory.svg
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
+
+parameters: $(READY)  ## src/actbench/model/declared/schemes.json, from the classes of schemes
+	$(BIN)/python benchmarks/scheme_parameters.py
+
+sizes:  ## lines, files and functions of each room, beside those of the last release
+	@$(PYTHON) benchmarks/sizes.py
 
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

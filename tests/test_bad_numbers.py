@@ -91,7 +91,7 @@ def test_the_ends_of_what_seeds_may_be_are_used(cli: Any, value: str) -> None:
     ("model", "value"),
     [
         *(("tiny-bert@hidden_size", value) for value in ("[" * 50_000, DIGITS, "-Infinity")),
-        *(("gcn@num_nodes", value) for value in ('{"a":' * 50_000, MORE_DIGITS, "1e400")),
+        *(("tiny-vit@patch_size", value) for value in ('{"a":' * 50_000, MORE_DIGITS, "1e400")),
         *(("resnet-cifar@width", value) for value in (f"-{MORE_DIGITS}", "NaN")),
     ],
 )

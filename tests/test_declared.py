@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scheme_parameters
 
-from actbench import scheme as schemes, workload as workloads
+from actbench import plugins, scheme as schemes, workload as workloads
 from actbench.errors import ModelError, SpecError, UsageError
 from actbench.model import declared
-from actbench.model.declared.schemes import _schemes
+from actbench.model.declared.schemes import FILE, compilable, declarations
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.workload import names
@@ -28,12 +30,55 @@ def message(error: type[Exception], refuse: Callable[[str], object], text: str) 
 
 
 def test_what_is_declared_is_what_there_is() -> None:
-    found, known = _schemes(), schemes.find_schemes()
-    assert {name: each.positional for name, each in found.items()} == {
-        name: each.positional for name, each in known.items()
-    }
-    fields = {name: list(each.model.model_fields) for name, each in found.items() if each.model is not None}
-    assert fields == {name: list(known[name].model_fields) for name in known}
+    assert FILE.read_text() == scheme_parameters.text(), "make parameters writes it anew"
+    known = schemes.find_schemes()
+    assert [*declarations()] == [*known]
+    for name, each in declarations().items():
+        assert [*each["parameters"]] == [*known[name].model_fields]
+
+
+@pytest.mark.parametrize("changes", [("saved tensors",), ("optimizer", "gradients"), ("precision",), ("batch",)])
+def test_examples_of_messages_are_those_of_the_classes(changes: tuple[str, ...]) -> None:
+    expected = [
+        name
+        for name, scheme in schemes.find_schemes().items()
+        if scheme.card.is_example and not set(changes).isdisjoint(scheme.model_construct().changes)
+    ]
+    assert schemes.examples(changes) == expected
+    assert compilable() == [name for name, scheme in schemes.find_schemes().items() if scheme.card.compiles]
+
+
+CHECKS = """
+import sys
+from actbench.model.declared import check_scheme, spelled
+check_scheme('fewbit:3+randomized:0.2+adam8bit:bitsandbytes')
+assert spelled('autocast:bf16') == ('autocast:bfloat16',) or spelled('autocast:bf16') == ('autocast',)
+entered = [name for name in sys.modules if name.startswith('actbench.methods')]
+print(*sorted(name for name in entered if name.count('.') > 2))
+assert 'torch' not in sys.modules
+"""
+
+
+def test_a_check_imports_the_torch_free_types_of_the_named_schemes_alone() -> None:
+    ended = subprocess.run([sys.executable, "-c", CHECKS], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["actbench.methods.fewbit.params", "actbench.methods.lowbit.params"]
+
+
+def test_a_scheme_of_another_package_is_checked_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stranger(schemes.Scheme):
+        name = "stranger"
+        positional = "width"
+        width: int = 3
+
+    entry = EntryPoint("stranger", f"{__name__}:Stranger", "actbench.schemes")
+    plugin = plugins.Plugin("stranger", entry)
+    monkeypatch.setattr(plugins.Plugin, "is_ours", property(lambda each: each.name != "stranger"))
+    monkeypatch.setattr(plugins.Plugin, "load", lambda each: Stranger if each.name == "stranger" else each.entry.load())
+    found = {**plugins.installed("schemes"), "stranger": plugin}
+    monkeypatch.setattr(plugins, "installed", lambda group: found)
+    declared.check_scheme("stranger:4+fewbit:3")
+    with pytest.raises(SpecError, match="width=wide"):
+        declared.check_scheme("stranger:wide")
 
 
 def test_what_a_scheme_takes_by_default_or_as_a_variant_is_right() -> None:

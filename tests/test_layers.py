@@ -38,8 +38,8 @@ CORE = {
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
-    "simulator": BASE | {"plugins", "model", "ops", "packing", "scheme", "measuring"},
-    "measuring": BASE | {"plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
+    "simulator": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
+    "measuring": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use
 TOPMOST = {"__main__", "cli", "testing"}

@@ -75,7 +75,7 @@ def test_the_core_names_only_the_extras_that_no_plug_in_declares() -> None:
         for name in extras.declared_by(plugin.load())
     }
 
-    assert declared >= {"torchao", "bitsandbytes", "peft", "liger", "diffusers", "train", "datasets", "html", "cluster"}
+    assert declared >= {"torchao", "bitsandbytes", "peft", "liger", "train", "datasets", "html", "cluster"}
     assert not declared & extras.OWN.keys()
 
 

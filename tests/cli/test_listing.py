@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,7 +52,3 @@ def test_schemes_say_their_package_if_one_is_not_ours(
         assert heading.split()[-1] == "from"
         assert ends["offload"] == ["theirs", "1.0"]
         assert ends["exact"][-1] == "actbench"
-
-
-def test_a_model_that_needs_an_extra_names_it(cli: Any) -> None:
-    assert "needs actbench[diffusers]" in " ".join(cli("models", "sd-1.5-unet").out.split())

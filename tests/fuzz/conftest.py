@@ -18,7 +18,20 @@ SLOW_EXAMPLES = 400
 ALL_EXAMPLES = int(os.environ.get("ACTBENCH_FUZZ_EXAMPLES", "2_000"))
 
 _NUMBERS = [0, 1, -1, 8, 2**63, 2**64, 10**400, 0.5, 1e308, 1e-320, float("inf"), float("nan"), True, None]
-_TEXTS = ["", "8", "8-512*2", "fewbit:3", "gcn", "resnet50", "16GiB", "=1+1", "\x1b[31m", "\u202e", "a" * 1000, "~x"]
+_TEXTS = [
+    "",
+    "8",
+    "8-512*2",
+    "fewbit:3",
+    "tiny-vit",
+    "resnet50",
+    "16GiB",
+    "=1+1",
+    "\x1b[31m",
+    "\u202e",
+    "a" * 1000,
+    "~x",
+]
 _NESTED: list[Any] = [[], {}, [1, [2, "a"]], {"a": 1, "": [None]}, [[[[[]]]]], ["8", 8], {"model": {"model": []}}]
 _values = st.sampled_from(_NUMBERS) | st.sampled_from(_TEXTS) | st.sampled_from(_NESTED) | st.text(max_size=6)
 

@@ -31,12 +31,12 @@ def write(path, document):
 RECIPE = {
     "title": "A title",
     "workload": [
-        {"model": ["gcn", "resnet-cifar"], "batch_size": "8-32*2", "optimizer": "sgd", "dtype": ["float32"]},
+        {"model": ["tiny-vit", "resnet-cifar"], "batch_size": "8-32*2", "optimizer": "sgd", "dtype": ["float32"]},
         {"model": "roberta-base", "batch_size": [4], "sequence_length": [64, 128], "meters": ["simulated"]},
     ],
     "measure": {"meters": ["simulated"], "memory_limit": "4GiB", "device_profile": "cpu", "seed": [0, 1]},
     "scheme": [
-        {"spec": "fewbit:3", "models": ["gcn"], "label": "a label"},
+        {"spec": "fewbit:3", "models": ["tiny-vit"], "label": "a label"},
         {
             "spec": "randomized:0.2",
             "published": [{"quantity": "peak_saving", "value": 0.1, "setting": "s", "source": "x"}],

@@ -73,7 +73,7 @@ def test_names_of_models(fuzz, sentences):
         "torchvision:",
         "hf:",
         "org/name",
-        "gcn",
+        "resnet-cifar",
         "resnet-cifar",
         "./folder",
     ]

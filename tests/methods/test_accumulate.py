@@ -168,11 +168,6 @@ def test_batches_that_cannot_be_cut_are_refused(more: dict[str, Any]) -> None:
         step.forward()
 
 
-def test_graphs_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be cut"):
-        measured("accumulate:2", model="gcn@num_nodes=200,num_edges=600", batch_size=2)
-
-
 def test_it_is_said_once() -> None:
     with pytest.raises(SpecError, match="both say when the optimizer steps"):
         schemes.build("accumulate:2+release")

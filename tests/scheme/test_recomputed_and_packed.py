@@ -59,7 +59,7 @@ def runs(setup: TrainingSetup) -> tuple[Counter[str], set[Any], float]:
         norm = setup.module.get_submodule(f"{path}.0")
         norm.register_forward_hook(lambda *_, path=path: counts.update([path] * in_backward()))
     x, exact = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1)), model()
-    with savedtensors.listening(acted.add):
+    with savedtensors.observing(acted.add):
         for each in (setup.module, exact):
             each(x).square().sum().backward()
     ours, wanted = (torch.cat([p.grad.flatten() for p in each.parameters()]) for each in (setup.module, exact))

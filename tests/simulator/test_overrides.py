@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _device
 
 from actbench.simulator.overrides import numbers_drawn, values_read
@@ -44,3 +45,12 @@ def test_a_device_in_context_is_that_of_all_functions_after_a_first_context_insi
 
     with torch.device("meta"):
         assert function([2]).device.type == "meta"
+
+
+def test_the_number_that_layerdrop_draws_is_a_tensor_of_a_known_value() -> None:
+    with FakeTensorMode(), numbers_drawn():
+        drawn = torch.rand([])
+        assert isinstance(drawn, torch.Tensor)
+        assert not drawn < 0.9
+        assert drawn.to(torch.float64).item() == 1.0
+        assert torch.rand([2]).shape == (2,)

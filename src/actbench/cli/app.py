@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,12 +49,6 @@ _OWN = {
 }
 """The verbs of the frame itself, each with its file in this folder. Plug-ins bring the others."""
 
-_ORDER = (
-    *("run", "sweep", "measure", "fit", "convert", "train", "report", "compare", "calibrate"),
-    *("doctor", "encodings", "tables", "schemes", "models", "recipes", "devices"),
-)
-"""Verbs in the order of the help page: those that most people need first. Others follow by their names."""
-
 
 class _Verbs(typer.core.TyperGroup):
     """The verbs, each imported when it is asked for; it shortens messages about their flags."""
@@ -62,14 +57,10 @@ class _Verbs(typer.core.TyperGroup):
         others = plugins.installed("commands")
         for name in others.keys() & _OWN:
             plugins.leave_out(others[name], "commands", "actbench has a command of that name itself")
-        names = {*_OWN, *others}
-        return [*(name for name in _ORDER if name in names), *sorted(names.difference(_ORDER))]
+        return sorted({*_OWN, *others}, key=lambda name: (_rank(name), name))
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name in _OWN:
-            verb = getattr(importlib.import_module(f"actbench.cli.{_OWN[name]}"), name)
-        else:
-            verb = plugins.find_plugin("commands", name, typer.Typer)
+        verb = _verb(name)
         return None if verb is None else _built(verb, name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -87,6 +78,18 @@ class _Verbs(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _shortened():
             return super().invoke(ctx)
+
+
+def _verb(name: str) -> typer.Typer | None:
+    if name in _OWN:
+        found: typer.Typer = getattr(importlib.import_module(f"actbench.cli.{_OWN[name]}"), name)
+        return found
+    return plugins.find_plugin("commands", name, typer.Typer)
+
+
+def _rank(name: str) -> float:
+    """Return the place of a verb on the help page; verbs without one are last."""
+    return float(getattr(_verb(name), "rank", math.inf))
 
 
 def _built(verb: typer.Typer, name: str) -> Any:
@@ -108,13 +111,21 @@ def _built(verb: typer.Typer, name: str) -> Any:
     return found
 
 
-def command(*, extras: Mapping[str, str] | None = None, **details: Any) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a verb of a function for ``actbench.commands``; ``extras`` says what the verb needs each extra for."""
+def command(
+    *, rank: float = math.inf, extras: Mapping[str, str] | None = None, **details: Any
+) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a verb of a function for ``actbench.commands``.
+
+    Args:
+        rank: Its place on the help page, where the verbs that most people need have the least; equal ranks by name.
+        extras: What the verb needs each extra for.
+        details: As of typer's decorator.
+    """
 
     def made(function: Callable[..., None]) -> typer.Typer:
         verb = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb.command(**details)(function)
-        vars(verb)["extras"] = extras or {}
+        vars(verb).update(rank=rank, extras=extras or {})
         return verb
 
     return made

@@ -5,11 +5,13 @@ Options have the names of their verbs' parameters here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from actbench.errors import UsageError
+from actbench.model.declared.schemes import shorthands
 
 _QUESTIONS: Final = ("longest_sequence", "largest_batch", "which_card", "processes")
 _OF_SIMULATIONS: Final = frozenset({"torch_era", "no_workspaces", "gpus", "device_profile"})
@@ -32,7 +34,11 @@ class Rule:
 
 RULES: Final = (
     Rule("verbose", ("quiet",), "which shows more: leave one out"),
-    Rule("activation_bits", ("gelu_bits",), "both are short for fewbit: give one of them"),
+    *(
+        Rule(second.name, (first.name,), f"both are short for {second.scheme}: give one of them")
+        for first, second in itertools.combinations(shorthands(), 2)
+        if first.scheme == second.scheme
+    ),
     Rule(
         "ledger",
         (

@@ -24,7 +24,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
         str | None,
         option(
             "--batch-size -b",
-            "8, a list 8,16,32, or a range 8-512*2 or 8-64+8; of one process, under fsdp, zero1 and ddp.",
+            "8, a list 8,16,32, or a range 8-512*2 or 8-64+8; of one process, under a scheme that spreads a model.",
             metavar="RANGE",
             show_default=False,
         ),

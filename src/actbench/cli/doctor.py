@@ -181,7 +181,7 @@ def verdict(checks: Sequence[Check]) -> str:
     return "All works here: simulating cards, and measuring on the CPU and on this GPU."
 
 
-@command()
+@command(rank=100)
 def doctor() -> None:
     """Show what this machine has, what is missing, and the command that installs it.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.panels import place_of
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
+from actbench.model.declared.schemes import shorthands
 from actbench.model.imagesizes import image_size
 from actbench.model.packedrows import packed_row
 from actbench.model.records import Attention, Task, WeightsChoice, whole_name
@@ -95,21 +96,19 @@ OutputOption = Annotated[
 ]
 
 
+def _shorthand_flags() -> dict[str, Any]:
+    """Return the types of the flags that schemes declare, by name."""
+    return {
+        each.name: Annotated[str | None, option(each.flag, each.about, metavar=each.metavar)] for each in shorthands()
+    }
+
+
 @dataclass(frozen=True)
 class SchemeFlags:
     """Flags: which schemes are applied."""
 
     scheme: SchemeOption = None
-    gelu_bits: Annotated[
-        str | None, option("--gelu-bits", "Short for the scheme fewbit:BITS,functions=gelu (1 to 8).", metavar="BITS")
-    ] = None
-    activation_bits: Annotated[
-        str | None,
-        option("--activation-bits", "Short for the scheme fewbit:BITS, for all activations.", metavar="BITS"),
-    ] = None
-    linear: Annotated[
-        str | None, option("--linear", "Scheme for linear layers, such as randomized:0.2.", metavar="SPEC")
-    ] = None
+    short: Mapping[str, str | None] = field(default_factory=dict, metadata={"flags": _shorthand_flags})
 
     @property
     def schemes(self) -> list[str]:
@@ -120,21 +119,18 @@ class SchemeFlags:
             SpecError: A scheme is wrong, as far as is known without torch.
         """
         given = self.scheme or []
-        short = [] if self.gelu_bits is None else [f"fewbit:{self.gelu_bits},functions=gelu"]
-        short += [] if self.activation_bits is None else [f"fewbit:{self.activation_bits}"]
-        short += [] if self.linear is None else [self.linear]
+        short = [each.spec.replace("{}", value) for each in shorthands() if (value := self.short.get(each.name))]
         if short and len(given) > 1:
-            raise UsageError(
-                "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme with them"
-            )
+            *others, last = (each.flag for each in shorthands())
+            raise UsageError(f"{', '.join(others)} and {last} join one scheme: give at most one --scheme with them")
         found = ["+".join([*given, *short])] if short else given
         return checked_schemes(found, self.scheme_flags)
 
     @property
     def scheme_flags(self) -> str:
         """The flags behind :attr:`schemes`, as a user types them."""
-        names = (field.name for field in fields(SchemeFlags) if getattr(self, field.name))
-        return " and ".join("--" + name.replace("_", "-") for name in names)
+        given = ["--scheme"] if self.scheme else []
+        return " and ".join([*given, *(each.flag for each in shorthands() if self.short.get(each.name))])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actbench.scheme import Scheme
 
 
-@command()
+@command(rank=130)
 def schemes(
     name: Annotated[str | None, argument("NAME", "Show one scheme with its keys, paper and published figures.")] = None,
 ) -> None:
@@ -40,7 +40,7 @@ def schemes(
         print_scheme(registry.lookup(name), console())
 
 
-@command()
+@command(rank=140)
 def models(
     pattern: Annotated[str | None, argument("PATTERN", "Show only models whose name contains this.")] = None,
 ) -> None:
@@ -63,7 +63,7 @@ def models(
     console().print(table)
 
 
-@command()
+@command(rank=150)
 def recipes(
     name: Annotated[str | None, argument("NAME", "Print one recipe, to read it or to begin your own.")] = None,
 ) -> None:
@@ -83,7 +83,7 @@ def recipes(
     console().print(table)
 
 
-@command()
+@command(rank=160)
 def devices(
     pattern: Annotated[str | None, argument("PATTERN", "Show only devices whose name contains this.")] = None,
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from actbench.model.declared.schemes import shorthands
+
 PANELS = {
     "What is trained": (
         "--batch-size --sequence-length --target-length --packed --image-size --dtype --autocast --optimizer --task "
         "--attention --weights --trust-remote-code --seed --module --script"
     ),
     "Which schemes": (
-        "--scheme --base --cumulative --no-exact --gelu-bits --activation-bits --linear --max-slowdown "
+        f"--scheme --base --cumulative --no-exact {' '.join(each.flag for each in shorthands())} --max-slowdown "
         "--max-gradient-error --exact"
     ),
     "How it is measured": (

@@ -32,7 +32,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-@command()
+@command(rank=70)
 @expanded
 @_no_collector()
 def report(
@@ -105,7 +105,7 @@ class CompareFlags(ExportFlags):
     ] = None
 
 
-@command()
+@command(rank=80)
 @expanded
 @_no_collector()
 def compare(

@@ -56,7 +56,7 @@ RecipeOrModel = Annotated[
 ]
 
 
-@command()
+@command(rank=20)
 @expanded
 def sweep(
     *,
@@ -127,7 +127,7 @@ def sweep(
         )
 
 
-@command()
+@command(rank=30)
 @expanded
 def measure(
     *,

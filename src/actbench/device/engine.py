@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
 
 _CUDA = 1
@@ -50,7 +50,7 @@ def backward_possible() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (torch.autograd, torch.autograd.graph):  # the first imports the function by its name
             run = module._engine_run_backward
-            stack.enter_context(mock.patch.object(module, "_engine_run_backward", _in_this_thread(run)))
+            stack.enter_context(attribute(module, "_engine_run_backward", _in_this_thread(run)))
         try:
             with FakeTensorMode():
                 torch.empty(1, device="cuda:0", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map, tree_unflatten
+
+from actbench.device.patches import attribute
 
 _HOST = torch.device("cpu")
 
@@ -23,8 +24,8 @@ _HOST = torch.device("cpu")
 def fallbacks_on_host() -> Iterator[None]:
     """Inside the block, let operators on fake tensors of any device fall back to host memory."""
     with (
-        mock.patch.object(fake_tensor, "run_fallback_kernel", _run_on_zeros),
-        mock.patch.object(fake_impls, "run_fallback_kernel", _run_on_zeros),
+        attribute(fake_tensor, "run_fallback_kernel", _run_on_zeros),
+        attribute(fake_impls, "run_fallback_kernel", _run_on_zeros),
     ):
         yield
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses import fake_tensor
@@ -29,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.device.engine import backward_possible, count_devices, shared_library
 from actbench.device.fallback import fallbacks_on_host
+from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
 
 _WORD = ctypes.sizeof(ctypes.c_size_t)
@@ -104,8 +104,8 @@ def answered(cards: int = 1) -> Iterator[None]:
     try:
         count_devices()
         with (
-            mock.patch.object(FakeTensorMode, "avoid_device_init", True),  # torch asks it before it calls the driver
-            mock.patch.object(fake_tensor, "init_gpu_context", _make_no_context),
+            attribute(FakeTensorMode, "avoid_device_init", True),  # torch asks it before it calls the driver
+            attribute(fake_tensor, "init_gpu_context", _make_no_context),
             fallbacks_on_host(),
             _CudaHooks(answers(cards)).replaced(),
             backward_possible(),

@@ -32,8 +32,6 @@ from actbench.simulator.simulated import SimulatedMeter
 
 Found = TypeVar("Found")
 
-schemes.scheme_names()  # imports all schemes before processes are forked, each of which needs one
-
 
 class Session:
     """One case measured in this process; ``timeline`` adds its memory over the step.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from actbench.device.patches import Patches
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.meters import Meter
 from actbench.measuring.world import ALONE, World
@@ -115,14 +115,12 @@ def released_at_once() -> Iterator[None]:
     caller. Then they are freed in a thread that no profiler watches, and would count as alive for ever. Nothing is
     known of asynchronous collectives.
     """
-    with ExitStack() as patched:
+    with Patches() as patches:
         for name in _COLLECTIVES:
             if hasattr(distributed, name):
-                waiting = _waiting(getattr(distributed, name))
-                patched.enter_context(mock.patch.object(distributed, name, waiting))
+                patches.set(distributed, name, _waiting(getattr(distributed, name)))
         functional = torch.ops._c10d_functional
-        waited = _waited(functional.wait_tensor)
-        patched.enter_context(mock.patch.object(functional, "wait_tensor", waited))
+        patches.set(functional, "wait_tensor", _waited(functional.wait_tensor))
         yield
 
 

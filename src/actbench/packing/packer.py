@@ -201,7 +201,7 @@ class SavedTensors:
                 return self._left(x, lost)
         if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
-        if savedtensors.listeners:
+        if savedtensors.observers:
             savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
         return Packed(codec, layout, parts)
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from actbench.errors import ConversionError, ModelError, check_argument
+from actbench.model.declared.schemes import compilable
 from actbench.packing.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
@@ -64,7 +65,7 @@ def refuse_lazy(module: nn.Module) -> None:
         )
 
 
-def refuse_compiling(what: str, why: str, otherwise: str = "fewbit or randomized") -> None:
+def refuse_compiling(what: str, why: str, otherwise: str = "") -> None:
     """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what cannot be compiled, why, and what can.
 
     An exception during tracing would only make ``torch.compile`` run the forward uncompiled, and compile what the
@@ -72,8 +73,9 @@ def refuse_compiling(what: str, why: str, otherwise: str = "fewbit or randomized
     """
     refuse_exporting(what, why)
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
+        instead = otherwise or " or ".join(compilable())
         raise ConversionError(
-            f"{what} cannot be compiled: {why}; leave torch.compile out, or use {otherwise} with torch.compile"
+            f"{what} cannot be compiled: {why}; leave torch.compile out, or use {instead} with torch.compile"
         )
 
 
@@ -97,7 +99,7 @@ def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
             found = f"{path!r} of this {type(module).__name__}" if path else f"this {_inside(module)}"
             raise ConversionError(
                 f"{found} is compiled by torch.compile, and {what} cannot be compiled: {why}; convert the model "
-                "without torch.compile, or take fewbit or randomized with torch.compile"
+                f"without torch.compile, or take {' or '.join(compilable())} with torch.compile"
             )
 
 

@@ -1,7 +1,7 @@
 """Records which tensors the packed parts stand for, and which tensors are packed already.
 
 A graph shows codes, but not what they encode, nor why a tensor was not packed. Packing code records both here, and the
-ledger reads it. Code that acts without packing, such as recomputation, records that too. While nobody listens, nothing
+ledger reads it. Code that acts without packing, such as recomputation, records that too. Without an observer nothing
 is recorded and next to no time is spent.
 
 A tensor that several layers save, such as the input of query, key and value, is packed once: the other layers find the
@@ -12,6 +12,7 @@ the next storage may get.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -32,31 +33,43 @@ class Source:
     packed_bytes: int | None = None
 
 
-listeners = 0
-"""How many contexts of :func:`listening` are open."""
+@dataclass(frozen=True, eq=False)
+class _Observer:
+    """What is called with the actor of each action, if anything, and the thread that observes."""
 
-_hearers: list[Callable[[Hashable], None]] = []
+    notify: Callable[[Hashable], None] | None
+    thread: int
+
+    @property
+    def is_concerned(self) -> bool:
+        """Whether this thread is the observer's, or one of autograd's, which runs backward passes for others."""
+        return self.thread == threading.get_ident() or torch._C._current_graph_task_id() != -1
+
+
+observers: tuple[_Observer, ...] = ()
+"""The open contexts of :func:`observing`. The tuple is replaced, never changed: threads read it without a lock."""
+
+_changing = threading.Lock()
 
 _sources: weakref.WeakKeyDictionary[UntypedStorage, Source] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]:
+def observing(notify: Callable[[Hashable], None] | None = None) -> Iterator[None]:
     """Record inside the context what is packed, left and done; several threads may enter, also nested.
 
-    ``heard`` is called with the ``by`` of each action.
+    ``notify`` is called with the actor of each action of this thread, and of backward passes.
     """
-    global listeners
-    listeners += 1
-    hearers = [] if heard is None else [heard]
-    _hearers.extend(hearers)
+    global observers
+    observer = _Observer(notify, threading.get_ident())
+    with _changing:
+        observers = (*observers, observer)
     try:
         yield
     finally:
-        listeners -= 1
-        for hearer in hearers:
-            _hearers.remove(hearer)
+        with _changing:
+            observers = tuple(each for each in observers if each is not observer)
 
 
 def packed(x: Tensor, *parts: Tensor, by: Hashable = None, closed_form: Callable[[], int] | None = None) -> None:
@@ -64,7 +77,7 @@ def packed(x: Tensor, *parts: Tensor, by: Hashable = None, closed_form: Callable
 
     ``closed_form`` returns the bytes that all parts should have.
     """
-    if listeners:
+    if observers:
         source = Source(x.shape, x.dtype, None if closed_form is None else closed_form())
         for part in parts:
             _sources[part.untyped_storage()] = source
@@ -73,14 +86,14 @@ def packed(x: Tensor, *parts: Tensor, by: Hashable = None, closed_form: Callable
 
 def acted(by: Hashable) -> None:
     """Record that ``by`` changed what the running module saves for backward; ``by`` as for :func:`packed`."""
-    if listeners:
-        for hear in tuple(_hearers):
-            hear(by)
+    for observer in observers:
+        if observer.notify is not None and observer.is_concerned:
+            observer.notify(by)
 
 
 def left(x: Tensor, reason: str) -> None:
     """Record why ``x`` is not packed; of several reasons the first stays."""
-    if listeners and x.layout == torch.strided:
+    if observers and x.layout == torch.strided:
         _reasons.setdefault(x.untyped_storage(), reason)
 
 

@@ -6,16 +6,18 @@ value: :class:`Machines`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actbench import plugins
 from actbench.errors import MeasurementError
 from actbench.model.measured import Outcome
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
+from actbench.model.spec import parse_spec
 from actbench.run.progress import Progress
 
 BENCH = "actbench.measuring.bench"
@@ -56,7 +58,7 @@ class Work:
         jobs: How many simulated cases run at a time on one machine.
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         bench: Module that measures a case; see :class:`actbench.run.worker.Bench`.
-        preload: Modules that cases need, imported once.
+        preload: Modules that most cases need, imported once.
         printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
         done: Whether a case has a record.
         measured: The measurement of a case whose largest batch alone is still to be found.
@@ -74,6 +76,21 @@ class Work:
     done: Callable[[Case], bool] = lambda case: False
     measured: Callable[[Case], Outcome | None] = lambda case: None
     needed: Callable[[Case], int] = lambda case: 1
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules to import once before processes are forked: ``preload``, and those of the schemes of the cases.
+
+        Scripts import what they need in their own order.
+        """
+        names = {part.name for case in self.cases if case.script is None for part in parse_spec(case.scheme)}
+        return (*self.preload, *modules_of_schemes(names))
+
+
+def modules_of_schemes(names: Iterable[str]) -> list[str]:
+    """Return the modules that define the schemes of these names."""
+    known = plugins.installed("schemes")
+    return sorted({known[name].entry.module for name in names if name in known})
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def main(arguments: Sequence[str]) -> None:
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
-    importlib.import_module(bench)
+    module = importlib.import_module(bench)
+    getattr(module, "before_forks", lambda: None)()
     _import(preload)
     with control.makefile("rb") as told:
         _import(json.loads(told.readline() or "[]"))  # empty if the parent is gone

@@ -77,7 +77,8 @@ class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, that of a plug-in, or one of a test.
 
     It may have a ``Trial`` in addition to its ``Session``, for trials. Both take a case, and ``world`` where several
-    processes measure it.
+    processes measure it. A function ``before_forks`` of it is called once in the process from which those of cases are
+    forked.
     """
 
     Session: Callable[..., Session]

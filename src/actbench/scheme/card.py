@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from actbench.model.declared.schemes import Shorthand
 from actbench.model.provenance import Published
 
 
@@ -27,6 +28,10 @@ class Card:
         extras: Extras of its package that some values of the scheme need, each with its purpose: "adapters of peft".
         trainer: Arguments of the Hugging Face Trainer that do the same, each with the field whose value it takes.
         is_example: Whether messages name it where they say what changes of its kind lower a peak; few schemes are.
+        compiles: Whether messages name it where they say what ``torch.compile`` takes; few schemes are.
+        alternative: A specification that does what it and another scheme would do together, where the two exclude each
+            other; empty if there is none.
+        shorthands: Flags that stand for it; those of schemes that ship with actbench are in every ``--help``.
     """
 
     summary: str
@@ -40,6 +45,9 @@ class Card:
     extras: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
     is_example: bool = False
+    compiles: bool = False
+    alternative: str = ""
+    shorthands: tuple[Shorthand, ...] = ()
 
     def variants_for(self, batch_size: int) -> tuple[str, ...]:
         """Return what follows the name in each specification that is worth trying for so many rows."""

@@ -38,7 +38,8 @@ class Composed(Scheme):
             if first.only and second.only:
                 continue  # apply checks on the model whether they overlap
             for what in _both(first, second):
-                hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""
+                alternative = first.card.alternative or second.card.alternative
+                hint = f" ({alternative} does both)" if alternative else ""
                 raise SpecError(
                     f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out{hint}"
                 )
@@ -131,10 +132,11 @@ def _refuse_apart(parts: Sequence[Scheme], text: str) -> None:
     sharing = next((part for part in parts if TENSOR_PARALLEL in part.claims), None)
     adapting = next((part for part in parts if (facet := part.facet(Adaptive)) and facet.by_gradients), None)
     if sharing and adapting:
+        fixed = (adapting.facet(Adaptive) or Adaptive()).fixed
         raise SpecError(
             f"scheme {text!r}: {adapting.name} allocates bits by gradients, and ranks of {sharing.name} have different "
-            f"ones: they would pack the same tensor in different bits; take {adapting.name} with fixed bits (gact:L1, "
-            "actnn:L2), or leave one of the two out"
+            f"ones: they would pack the same tensor in different bits; take fixed bits ({fixed}), or leave one of the "
+            "two out"
         )
 
 

@@ -77,11 +77,13 @@ class Adaptive(Facet):
         by_first_step: Whether a step changes what later steps save; gradients are then judged after a first step.
         by_gradients: Whether the bits of packed tensors follow from gradients that this process has seen.
         as_after_a_step: Returns a context in which the weights of a changed setup are as after a step.
+        fixed: A specification with fixed bits, if ``by_gradients``.
     """
 
     by_first_step: bool = False
     by_gradients: bool = False
     as_after_a_step: Callable[[TrainingSetup], AbstractContextManager[None]] = lambda setup: nullcontext()
+    fixed: str = ""
 
     @classmethod
     def together(cls, facets: Sequence[Self]) -> Self:
@@ -98,7 +100,8 @@ class Adaptive(Facet):
             any(each.by_first_step for each in facets),
             any(each.by_gradients for each in facets),
         )
-        return cls(by_first_step, by_gradients, as_after_a_step)
+        fixed = next((each.fixed for each in facets if each.fixed), "")
+        return cls(by_first_step, by_gradients, as_after_a_step, fixed)
 
 
 class Figures(Protocol):

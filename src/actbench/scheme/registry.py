@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from actbench import plugins
 from actbench.model import spec
+from actbench.model.declared.schemes import examples as declared_examples
 from actbench.scheme.base import PLACEMENT, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.composed import Composed
@@ -48,8 +49,17 @@ def changing(changes: Collection[str]) -> list[str]:
 
 
 def examples(changes: Collection[str]) -> list[str]:
-    """Return those of these schemes whose cards let messages name them as examples."""
-    return [name for name in changing(changes) if find_schemes()[name].card.is_example]
+    """Return the schemes that may change any of these and that messages name as examples; imports none of ours."""
+    declared, found = declared_examples(changes), []
+    for name, plugin in plugins.installed("schemes").items():
+        if plugin.is_ours:
+            is_example = name in declared
+        else:
+            cls = _installed(name)
+            may_change = cls is not None and not set(changes).isdisjoint(cls.model_construct().changes)
+            is_example = may_change and cls is not None and cls.card.is_example
+        found += [name] * is_example
+    return found
 
 
 def lookup(name: str, text: str | None = None) -> type[Scheme]:

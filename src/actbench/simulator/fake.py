@@ -27,10 +27,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from actbench.device.patches import replaced
 from actbench.errors import UntraceableError
 from actbench.ops import hostmemory
 from actbench.simulator import known
-from actbench.simulator.overrides import replaced
 from actbench.simulator.recalled import RecallingMode
 
 

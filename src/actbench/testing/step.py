@@ -157,7 +157,7 @@ def packed_bytes(subject: Subject) -> None:
     """Check the storages of packed tensors in a real forward pass, and the bits that the scheme claims."""
     setup = subject.changed()
     others = {savedtensors.source_of(storage) for storage in savedtensors.packed_storages()}
-    with savedtensors.listening():
+    with savedtensors.observing():
         loss = setup.forward(subject.batch)
         stored: defaultdict[savedtensors.Source, int] = defaultdict(int)
         for storage in savedtensors.packed_storages():

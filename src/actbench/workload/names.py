@@ -4,12 +4,12 @@
 ``resnet50``, ``torchvision:resnet50``  a torchvision classification model
 ``hf:org/name``, ``org/name``         a model on the Hugging Face hub, or in its cache
 ``resnet-cifar``                      a network for small pictures, see smallnets.py
-``gcn``, ``graphsage``, ``gat``           a network of a plug-in, here graph networks on a generated graph
+``mlp``                               a network of a plug-in
 ``./folder``                          a local folder written by ``save_pretrained``
 ``file.py:function``                  the model that the user's own function returns
 
-Changes of a Hugging Face config follow an @: ``roberta-base@num_hidden_layers=4,hidden_size=128``. So do changes of the
-sizes of a graph network and its graph: ``gcn@hidden_size=64,num_nodes=1000,num_edges=5000``.
+Changes of a Hugging Face config follow an @: ``roberta-base@num_hidden_layers=4,hidden_size=128``. So do settings
+of a network of a plug-in.
 """
 
 from __future__ import annotations

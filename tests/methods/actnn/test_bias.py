@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from actbench import scheme as schemes
 from actbench.methods.actnn.bitallocation import variance
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.ops.noise import diverge
 from actbench.packing import SavedTensors, SiteState
 from actbench.scheme.setup import TrainingSetup

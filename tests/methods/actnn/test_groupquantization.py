@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from actbench.methods.actnn.groupquantization import GroupQuantization, RowGroups, RowWidths, groups_of, size_within
 from actbench.methods.actnn.groups import Groups
-from actbench.methods.actnn.layers import compressed
-from actbench.methods.actnn.layers.layers import small_codes
+from actbench.methods.actnn.layers.layers import compressed, small_codes
 from actbench.methods.actnn.ops import groupquant
 from actbench.ops import bitpack
 from actbench.packing import Packed, SavedTensors, SiteState

@@ -46,7 +46,7 @@ def test_what_is_wrong_is_refused(cli, arguments, names):
 
 
 def test_activation_bits_is_short_for_fewbit(cli):
-    assert SchemeFlags(activation_bits="2").schemes == ["fewbit:2"]
-    joined = SchemeFlags(scheme=["checkpoint"], linear="randomized:0.2", activation_bits="2")
+    assert SchemeFlags(short={"activation_bits": "2"}).schemes == ["fewbit:2"]
+    joined = SchemeFlags(scheme=["checkpoint"], short={"linear": "randomized:0.2", "activation_bits": "2"})
     assert joined.schemes == ["checkpoint+fewbit:2+randomized:0.2"]
     cli.refused("measure", "tiny-gpt2", "--gelu-bits", "3", "--activation-bits", "2", naming="give one of them")

@@ -76,7 +76,7 @@ def test_samples_take_their_bytes_and_an_operand_that_needs_no_gradient_is_not_s
 
     before = set(map(id, savedtensors.packed_storages()))  # other tests may have left some
 
-    with savedtensors.listening():
+    with savedtensors.observing():
         output = sampled_product(Sketching("wta", 0.4), torch.matmul, a, b)
         packed = [storage for storage in savedtensors.packed_storages() if id(storage) not in before]
         found = {savedtensors.source_of(storage): 0 for storage in packed}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.checkpointing.recomputed import RecomputedForward
 from actbench.methods.gact.sensitivity import Probing

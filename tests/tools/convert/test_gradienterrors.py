@@ -46,6 +46,16 @@ def test_the_latest_record_of_the_case_is_known(results: Path) -> None:
     assert recorded("tiny-roberta", "actnn:L3", Path("elsewhere")) is None
 
 
+def test_a_record_that_cannot_be_read_is_named(results: Path) -> None:
+    whole = results.read_text()
+    broken = '{"scheme":"actnn:L3","gradient_error":1,"model":"tiny-roberta"'
+    results.write_text(whole + broken + "\n" + broken)  # the last line is one that a killed sweep was writing
+
+    with pytest.warns(UserWarning, match=r"mine/box\.jsonl, line 8: ") as warned:
+        assert recorded("tiny-roberta", "actnn:L3") is not None
+    assert len(warned) == 1
+
+
 def test_a_large_error_is_one_line() -> None:
     assert warning("s", "m", Known(LARGE / 2, "p")) is None
     assert warning("s", "m", None) is None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -39,16 +42,27 @@ def held(block: BlockReading) -> int:
     return block.after_bytes - block.before_bytes
 
 
+def test_a_file_is_made_before_processes_are_forked_and_not_by_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_shared", None)
+    bench.before_forks()
+    assert bench._shared is not None
+    assert bench._shared.take("a card").known == {}
+    listed = "len(os.listdir('/proc/self/fd'))"
+    code = f"import os, torch; before = {listed}; import actbench.tools.fit.bench; print({listed} - before)"
+    if os.path.isdir("/proc/self/fd"):
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0\n"
+
+
 @pytest.mark.slow
 def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile() as file:
-        monkeypatch.setattr(bench, "_RECIPES", SharedRecipes(file.fileno()))
+        monkeypatch.setattr(bench, "_shared", SharedRecipes(file.fileno()))
         for scheme in ("exact", "checkpoint"):
             measured(scheme)
-        taken = bench._RECIPES.take(f"{case_of().device_profile} None True")
+        taken = bench._shared.take(f"{case_of().device_profile} None True")
         after = measured("checkpoint+adam8bit")
     with tempfile.TemporaryFile() as file:
-        monkeypatch.setattr(bench, "_RECIPES", SharedRecipes(file.fileno()))
+        monkeypatch.setattr(bench, "_shared", SharedRecipes(file.fileno()))
         alone = measured("checkpoint+adam8bit")
 
     assert len(taken.known) > 100

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from actbench.tools.script.arrivals import changed, on_arrival
+from actbench.tools.script.arrivals import changed, on_arrival, rebound
 from actbench.tools.script.libraries import prepared
 
 
@@ -75,3 +75,22 @@ def test_a_sentence_is_noted_once() -> None:
         torch.compile(torch.nn.Linear(1, 1))
 
     assert len(notes) == 1
+
+
+def test_a_function_and_all_its_copies_are_its_own_again(package: str) -> None:
+    module, early, late = importlib.import_module(package), ModuleType("early"), ModuleType("late")
+    module.load = own = module.Model.load.__func__  # type: ignore[attr-defined]
+    early.taken = own  # type: ignore[attr-defined]
+    sys.modules.update(early=early, late=late)
+    notes = dict(vars(own))
+    try:
+        with rebound(module, "load", lambda found: lambda *args: "outer"):
+            with rebound(module, "load", lambda found: lambda *args: f"inner of {found()}"):
+                late.taken = kept = module.load  # type: ignore[attr-defined]
+                assert kept() == early.taken() == "inner of outer"
+            assert early.taken() == late.taken() == module.load() == "outer"
+    finally:
+        del sys.modules["early"], sys.modules["late"]
+    assert (module.load, early.taken, late.taken) == (own, own, own)
+    assert vars(own) == notes
+    assert kept(module.Model, "x") == "x"

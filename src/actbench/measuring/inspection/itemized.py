@@ -108,7 +108,7 @@ class _Entry:
 
 def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
     """Run one training forward of a setup on fake tensors, and list what it saves; see :func:`traced`."""
-    with savedtensors.listening(), traced(setup, make_batch) as (recorder, loss):
+    with savedtensors.observing(), traced(setup, make_batch) as (recorder, loss):
         nodes = nodes_of(loss)
         held = [item for node in nodes for item in _merged(_entries_of(node, recorder))]
         held += _outside(recorder, {storage for item in held for storage in item.storages}, loss)

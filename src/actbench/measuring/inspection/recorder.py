@@ -235,8 +235,8 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
 
 def _run(setup: TrainingSetup, batch: Batch, recorder: StorageRecorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
-    listening = savedtensors.listening(recorder.heard)
-    with fake.shapes_only(), recorder.modules.watching(), torch.enable_grad(), recorder, hooks, listening:
+    observing = savedtensors.observing(recorder.heard)
+    with fake.shapes_only(), recorder.modules.watching(), torch.enable_grad(), recorder, hooks, observing:
         return setup.forward(batch)
 
 

@@ -60,7 +60,7 @@ class Watch:
     @contextmanager
     def watching(self, around: Around | None = None) -> Iterator[None]:
         """Inside the block, follow modules and packed tensors; ``around`` is called for each module that runs."""
-        with savedtensors.listening():
+        with savedtensors.observing():
             if self.step.setup.limits.untraceable:
                 yield
                 return

@@ -179,7 +179,8 @@ class ActNN(Scheme):
     def facets(self) -> Iterable[Facet]:
         """Bits follow the ranges and gradients of earlier steps, if layers or samples have bits of their own."""
         by_gradients = self.setting("compress") and (self.setting("per_layer") or self.setting("per_sample"))
-        return Adaptive(by_first_step=True, by_gradients=bool(by_gradients)), Diagnosed((rounding_variance,))
+        adaptive = Adaptive(by_first_step=True, by_gradients=bool(by_gradients), fixed="actnn:L2")
+        return adaptive, Diagnosed((rounding_variance,))
 
     def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
         states: list[SiteState] = []  # those that bits are allocated to; a norm follows the one before it

@@ -17,7 +17,7 @@ _COLUMNS, _ROWS = 72, 16
 _BLANK, _EXACT, _STEP, _BOTH = " ", "·", "█", "▓"
 
 
-@command()
+@command(rank=120)
 def tables(
     function: Annotated[str, argument("FUNCTION", "gelu, silu, tanh …, or file.py:function for one of your own.")],
     bits: Annotated[int, option("--bits", "Bits of a code.", min=1, max=8)] = 3,

@@ -4,9 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from torch import nn
 
 from actbench.errors import NothingToConvertError
@@ -23,9 +23,11 @@ from actbench.methods.fewbit.activations import (
     stepwise,
     why_not,
 )
+from actbench.methods.fewbit.params import Bits
 from actbench.methods.fewbit.stepwise import Steps
 from actbench.methods.fewbit.tables import Table, Weight, table
 from actbench.methods.fewbit.useractivation import OwnFunction
+from actbench.model.declared.schemes import Shorthand
 from actbench.model.provenance import Published
 from actbench.scheme.base import ACTIVATIONS, Scheme
 from actbench.scheme.card import Card
@@ -37,16 +39,7 @@ _SETTING = "fewbit:3 for GELU, RoBERTa-base, MRPC, batch 128, GPU not named"
 _SOURCE = "README of github.com/skolai/fewbit"
 
 _PATH = re.compile(r".*\.py:[A-Za-z_]\w*")
-_BITS = {"type": "integer", "minimum": 1, "maximum": 8}
 _FUNCTIONS = {"type": "array", "items": {"type": "string", "enum": [*NAMES, "file.py:name"]}}
-
-
-def _whole_number(value: Any) -> Any:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if type(value) is not int or not 1 <= value <= 8:
-        raise ValueError("must be a whole number from 1 to 8")
-    return value
 
 
 class FewBit(Scheme):
@@ -80,10 +73,22 @@ class FewBit(Scheme):
             Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
         ),
         variants=(":4", ":2"),  # four bits are nearly exact
+        compiles=True,
+        shorthands=(
+            Shorthand(
+                "--gelu-bits",
+                "fewbit:{},functions=gelu",
+                "BITS",
+                "Short for the scheme fewbit:BITS,functions=gelu (1 to 8).",
+            ),
+            Shorthand(
+                "--activation-bits", "fewbit:{}", "BITS", "Short for the scheme fewbit:BITS, for all activations."
+            ),
+        ),
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 
-    bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
+    bits: Bits = 3
     functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()
     weight: Weight = "uniform"
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

@@ -36,7 +36,7 @@ DistributionOption = Annotated[
 ]
 
 
-@command()
+@command(rank=110)
 @expanded
 def encodings(
     *,

@@ -153,7 +153,7 @@ class Gact(Scheme):
     @property
     def facets(self) -> Iterable[Facet]:
         """Tensors have bits of their own, by how much gradients change with them."""
-        return Adaptive(by_gradients=self._allocates), Diagnosed((rounding_variance,))
+        return Adaptive(by_gradients=self._allocates, fixed="gact:L1"), Diagnosed((rounding_variance,))
 
     @property
     def _allocates(self) -> bool:

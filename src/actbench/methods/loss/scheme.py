@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import PositiveInt, ValidationError, WrapValidator, model_validator
+from pydantic import model_validator
 from torch import nn
 
 from actbench.errors import ConversionError, IdleError, NothingToConvertError
 from actbench.methods.loss.chunkedloss import UNCOMPILABLE, DeferredHead
 from actbench.methods.loss.keptlogits import KeptLogits
 from actbench.methods.loss.ligerloss import LigerCrossEntropy, kernels
+from actbench.methods.loss.params import Pieces
 from actbench.model.records import Site
 from actbench.ops.simulation import runs_triton
 from actbench.packing.refusals import refuse_compiled
@@ -21,13 +21,6 @@ from actbench.scheme.setup import Part, TrainingSetup
 _IDLE = (
     "no cross entropy is computed of the head's output alone; name another layer by head=, or leave chunked_loss out"
 )
-
-
-def _number_or_liger(value: Any, read: Callable[[Any], Any]) -> Any:
-    try:
-        return read(value)
-    except ValidationError:
-        raise ValueError(f"{value!r} is neither a number of pieces, at least 1, nor liger") from None
 
 
 class ChunkedLoss(Scheme):
@@ -63,7 +56,7 @@ class ChunkedLoss(Scheme):
     )
     changes: ClassVar[tuple[Change, ...]] = ("loss",)
 
-    pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
+    pieces: Pieces = 8
     head: str = ""
     keep_logits: bool = False
 

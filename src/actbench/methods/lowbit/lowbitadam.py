@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, optim
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from actbench.device.patches import attribute
 from actbench.errors import ConversionError, MeasurementError
 from actbench.methods.formats.optim.optimizers import adam_groups, is_decoupled
 from actbench.methods.formats.optim.shards import is_spread, local_gradient, local_of
 from actbench.ops import hostmemory
 from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.scheme.wrapped import called
-from actbench.simulator.overrides import attribute
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits

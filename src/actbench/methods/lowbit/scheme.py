@@ -3,16 +3,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import torch
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.optimizers import check_fresh
 from actbench.methods.lowbit.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
+from actbench.methods.lowbit.params import Library
 from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
 from actbench.scheme.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
@@ -32,10 +33,6 @@ _UNSHARDED = (
 _SOURCE = "README of torchao.optim"
 _TORCHAO = {"torchao": "optimizers of torchao"}
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
-
-
-def _short(library: Any) -> Any:
-    return "bnb" if library == "bitsandbytes" else library
 
 
 class _LowBitAdam(Scheme):
@@ -137,7 +134,7 @@ class Adam8bit(_LowBitAdam):
     suffix: ClassVar[str] = "8bit"
     becomes: ClassVar[str] = "8 bits, a scale for each 256 elements"
 
-    library: Annotated[Literal["torchao", "bnb"], BeforeValidator(_short)] = "torchao"
+    library: Library = "torchao"
     paged: bool = False
 
     @model_validator(mode="after")

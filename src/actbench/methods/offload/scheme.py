@@ -47,6 +47,7 @@ class Offload(Scheme):
         paper="Rhu et al. 2016, arXiv 1602.08124",
         rank=40,
         is_example=True,
+        alternative="gact:L3",
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
     gradient: ClassVar[Gradient] = "exact"

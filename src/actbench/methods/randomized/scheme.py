@@ -10,7 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.methods.randomized.ops.sketch import Kind, Sketching
 from actbench.methods.randomized.sketched import Sketch, Sketched, sketched
-from actbench.methods.randomized.variance import sketch_variance
+from actbench.model.declared.schemes import Shorthand
 from actbench.model.gradient import Gradient
 from actbench.model.provenance import Published
 from actbench.model.records import Site, Unreached
@@ -18,13 +18,20 @@ from actbench.packing.replacement import census, parametrized, swap
 from actbench.packing.savedtensors import SharingTable
 from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
-from actbench.scheme.facets import Diagnosed, Facet
+from actbench.scheme.facets import Diagnosed, Facet, Figures
+from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import Part, TrainingSetup
 
 _IDLE = (
     "a sketch of so many rows is no smaller than the input, or the weights are frozen; take a larger batch, or a "
     "smaller ratio, dim or min"
 )
+
+
+def _sketch_variance(setup: TrainingSetup, batch: Batch, seed: int) -> Figures | None:
+    from actbench.methods.randomized.variance import sketch_variance  # a conversion needs no variance
+
+    return sketch_variance(setup, batch, seed)
 
 
 class Randomized(Scheme):
@@ -59,6 +66,8 @@ class Randomized(Scheme):
             ),
         ),
         variants=(":0.5", ":0.2"),
+        compiles=True,
+        shorthands=(Shorthand("--linear", "{}", "SPEC", "Scheme for linear layers, such as randomized:0.2."),),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"
@@ -84,7 +93,7 @@ class Randomized(Scheme):
     @property
     def facets(self) -> Iterable[Facet]:
         """The variance of the sketched weights' gradient."""
-        return (Diagnosed((sketch_variance,)),)
+        return (Diagnosed((_sketch_variance,)),)
 
 
 def with_sketches(scheme: Scheme, setup: TrainingSetup, sketching: Sketching, becomes: str) -> TrainingSetup:

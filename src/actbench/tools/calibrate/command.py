@@ -17,7 +17,7 @@ DeviceOption = Annotated[
 ]
 
 
-@command()
+@command(rank=90)
 @expanded
 def calibrate(
     *,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from actbench.tools.convert.report import ConversionReport
 
 
-@command()
+@command(rank=50)
 @expanded
 def convert(
     *,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
+import warnings
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from actbench.errors import StoreError
+from actbench.errors import StoreError, told
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case
 from actbench.report import kinds
@@ -47,14 +47,25 @@ def recorded(model: str, scheme: str, folder: Path = RESULTS) -> Known | None:
 
 
 def _records(file: Path, needed: list[bytes]) -> list[MeasuredRecord]:
-    """Return the records of a file whose lines have these texts, as far as they can be read."""
+    """Return the records of a file whose lines have these texts; a UserWarning names what cannot be read."""
     found = []
-    with suppress(OSError), file.open("rb") as lines:
-        for line in lines:
-            if all(text in line for text in needed):
-                with suppress(ValueError, StoreError):
-                    found.append(MeasuredRecord.model_validate_json(line))
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        _warn(f"{file}: {told(error)}")
+        return []
+    for number, line in enumerate(lines, 1):
+        if all(text in line for text in needed):
+            try:
+                found.append(MeasuredRecord.model_validate_json(line))
+            except (ValueError, StoreError) as error:
+                if line.endswith(b"\n"):  # else a sweep was killed while it wrote its last record
+                    _warn(f"{file}, line {number}: {told(error).splitlines()[0]}")
     return found
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"a record that may have the gradient error cannot be read: {what}", stacklevel=4)
 
 
 def probed(case: Case) -> Known | None:

@@ -15,13 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, SpecError, check_argument
-from actbench.measuring.inspection import inspect, trace
-from actbench.measuring.inspection.sites import Trace
 from actbench.model.records import Site, Unreached
 from actbench.packing.forwardwrapper import refuse_data_parallel
 from actbench.packing.refusals import check_module, refuse_lazy
 from actbench.scheme import Scheme
 from actbench.scheme.composed import refuse_spread
+from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.changes import Changes, noting
 
@@ -127,14 +126,17 @@ def convert(
     )
     setup = TrainingSetup(model, loss=lambda module, batch: (loss or _own_loss)(module, batch[_EXAMPLE]))
 
-    def traced(setup: TrainingSetup) -> Trace:
-        return trace(setup, lambda: {_EXAMPLE: shaped_like(example_batch)})
+    def batch() -> Batch:
+        return {_EXAMPLE: shaped_like(example_batch)}
 
-    before = None if example_batch is None else traced(setup)
+    if example_batch is not None:  # only then is the model traced, which takes the simulator
+        from actbench.measuring.inspection import inspect, trace
+
+        before = trace(setup, batch)
     with noting(model) as changes:
         converted = apply_to_model(scheme, setup)
-        if before is not None:
-            sites, unreached = inspect(before, traced(converted), converted)
+        if example_batch is not None:
+            sites, unreached = inspect(before, trace(converted, batch), converted)
             converted = replace(converted, sites=sites, unreached=unreached)
         refuse_unchanged(converted, scheme)
         changes.became(converted.module)

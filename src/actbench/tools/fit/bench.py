@@ -21,9 +21,15 @@ from actbench.simulator.recalled import beginning_with
 from actbench.simulator.sharedrecipes import SharedRecipes
 from actbench.simulator.simulated import SimulatedMeter
 
-with tempfile.TemporaryFile() as _file:
-    _RECIPES = SharedRecipes(os.dup(_file.fileno()))
-"""Recipes that the cases of a fit share: their processes are forked from the one that imports this module."""
+_shared: SharedRecipes | None = None
+"""Recipes that the cases of a fit share; None in a process that no fork server has started."""
+
+
+def before_forks() -> None:
+    """Make the file in which the processes that are forked from this one share recipes; it ends with them."""
+    global _shared
+    with tempfile.TemporaryFile() as file:
+        _shared = SharedRecipes(os.dup(file.fileno()))
 
 
 class Session(bench.Session):
@@ -35,8 +41,9 @@ class Session(bench.Session):
 
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
-        self._recipes = _RECIPES.take(f"{case.device_profile} {case.torch_era} {case.workspaces}")
-        with beginning_with(self._recipes.known):
+        key = f"{case.device_profile} {case.torch_era} {case.workspaces}"
+        self._recipes = None if _shared is None else _shared.take(key)
+        with beginning_with({} if self._recipes is None else self._recipes.known):
             super().__init__(case)
 
     def memory(self) -> Measurement:
@@ -44,14 +51,15 @@ class Session(bench.Session):
         try:
             return self._memory()
         finally:
-            self._recipes.give()
+            if self._recipes is not None:
+                self._recipes.give()
 
     def _memory(self) -> Measurement:
         if not self.scheme.changes or self._inspects:
             return super().memory()
         paths = {site.path for site in self.setup.sites}
         modules, acted = RunningModules(self.setup.module, paths=paths), set[tuple[str, Hashable]]()
-        with modules.watching(), savedtensors.listening(lambda by: acted.add((modules.running, by))):
+        with modules.watching(), savedtensors.observing(lambda by: acted.add((modules.running, by))):
             measured = super().memory()
         # What modules save is not known, and so sites have no bytes.
         _, unreached = inspect(Trace((), modules.calls), Trace((), modules.calls, acted), self.setup)

@@ -35,7 +35,7 @@ RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
 
 
-@command()
+@command(rank=40)
 @expanded
 def fit(
     *,

@@ -198,10 +198,11 @@ def _needed(case: Case, choices: Choices) -> Sequence[str]:
     """Return the modules to import once, and not in each process."""
     if case.script is not None:
         return ()  # it imports what it needs itself
-    if parse_model_name(case.model).kind == "torchvision":
-        return ("actbench.workload.torchvision",)  # transformers takes seconds, and hardly a scheme needs it there
     used = [*parts_in(schemes.build(case.scheme)), *(choice.scheme for choice in choices.all if choice.scheme)]
-    return (*PRELOAD, *sorted({name for scheme in used for name in scheme.card.libraries}))
+    defined = sorted({type(scheme).__module__ for scheme in used})
+    if parse_model_name(case.model).kind == "torchvision":  # transformers takes seconds, and hardly a scheme needs it
+        return ("actbench.workload.torchvision", *defined)
+    return (*PRELOAD, *defined, *sorted({name for scheme in used for name in scheme.card.libraries}))
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:

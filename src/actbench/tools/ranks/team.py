@@ -149,7 +149,7 @@ class Team:
     def start(self, work: Work) -> RankExecutor:
         """Have the other processes start their fork servers, and return the executor of all."""
         for link in self._links:
-            link.order(Begin(bench=work.bench, preload=tuple(work.preload)))
+            link.order(Begin(bench=work.bench, preload=work.modules))
         return RankExecutor(work, self)
 
     def open(

@@ -43,7 +43,7 @@ class Allocations(Counting):
         self._names: dict[int, int] = {}
         self._gradients: list[tuple[int, set[int]]] = []
         self.is_on = True
-        self._is_tracing = False
+        self._is_tracing = self._holds_collector = False
         self.live_bytes = self.peak_bytes = 0
 
     @property
@@ -63,7 +63,7 @@ class Allocations(Counting):
         self._is_tracing = True
         self._trace = AllocationTrace(after=self._trace)
         self._trace.__enter__()
-        gc.enable()
+        self._let_collect()
         self.now()
 
     def stop(self) -> None:
@@ -71,7 +71,13 @@ class Allocations(Counting):
         if self._is_tracing and self._trace is not None:
             self._trace.__exit__(MeasurementError, None, None)
         self.is_on = self._is_tracing = False
-        gc.enable()
+        self._let_collect()
+
+    def _let_collect(self) -> None:
+        """Switch the collector on again if :meth:`end` switched it off, and not if the script did."""
+        if self._holds_collector:
+            gc.enable()
+        self._holds_collector = False
 
     def now(self, part: Phase = "forward") -> int:
         """Return the number of this moment, which the trace has marked."""
@@ -94,6 +100,7 @@ class Allocations(Counting):
         ended = self.now()
         gc.collect()
         collected = self.now()
+        self._holds_collector = gc.isenabled()  # until tracing goes on or stops, which every way out of the run does
         gc.disable()
         trace.__exit__(None, None, None)
         self._is_tracing = False

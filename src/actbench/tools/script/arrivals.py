@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
+from actbench.device.patches import attribute
 from actbench.errors import is_users
-from actbench.simulator.overrides import attribute
 
 Change = Callable[[ModuleType], AbstractContextManager[object]]
 """Returns, for a module that was just imported, a context in which it is changed."""
@@ -41,44 +41,30 @@ def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
 
 @contextmanager
 def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside the block, replace a function of a module, and its copies in modules that were imported already.
+    """Inside the block, replace a function of a module, and its copies in other modules.
 
-    Copies that are made inside the block call the function itself afterwards, and its replacement in the next block.
+    Modules that copy it inside the block have the function itself again after it. A copy that no module holds, such as
+    one in a closure, goes on to call the function itself.
     """
     own = getattr(owner, name, None)
     if own is None:
         yield
         return
-    call = _switched(own)
-    is_new = getattr(owner.__spec__, "_initializing", False)  # nobody could copy from a module that is being imported
-    places = [(vars(owner), name)] if is_new else _copies(own)
-    for names, key in places:
-        names[key] = call
-    call.made.append(make(own))
+    replacements: list[Callable[..., Any]] = [make(own)]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (replacements[-1] if replacements else own)(*args, **kwargs)
+
+    replacement = functools.update_wrapper(call, own)
+    is_new = getattr(owner.__spec__, "_initializing", False)  # no module could copy from one that is being imported
+    for names, key in [(vars(owner), name)] if is_new else _copies(own):
+        names[key] = replacement
     try:
         yield
     finally:
-        call.made.pop()
-        for names, key in places:
+        replacements.clear()
+        for names, key in _copies(replacement):
             names[key] = own
-
-
-def _switched(own: Any) -> Any:
-    """Return the function that calls the last of its ``made``, or ``own`` if there is none; each function has one."""
-    notes: dict[str, Any] = vars(getattr(own, "__func__", own))
-    if _SWITCHED in notes:
-        return notes[_SWITCHED]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (made[-1] if made else own)(*args, **kwargs)
-
-    made: list[Callable[..., Any]] = []
-    notes[_SWITCHED] = switched = functools.update_wrapper(call, own)
-    vars(switched)["made"] = made
-    return switched
-
-
-_SWITCHED = "_actbench_switched"
 
 
 def _like(own: Any, make: Callable[[Any], Any]) -> Any:

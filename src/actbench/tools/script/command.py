@@ -44,7 +44,7 @@ Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the scrip
 
 
 # The module's name is the first argument and no value of -m: so all that follows it is the module's, --help too.
-@command(context_settings={"allow_interspersed_args": False})
+@command(rank=10, context_settings={"allow_interspersed_args": False})
 @expanded
 def run_script(
     *,

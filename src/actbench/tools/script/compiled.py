@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import CodeType
 from typing import Any, NoReturn
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.caches import user_cache
+from actbench.device.patches import attribute, entries
 from actbench.errors import MeasurementError
 from actbench.ops.simulation import one_kernel
-from actbench.simulator.overrides import attribute
 from actbench.tools.script import kernels
 from actbench.tools.script.arrivals import changed, rebound
 
@@ -122,11 +121,11 @@ class Inductor:
 
         # no real run may find code that was generated here: nothing was measured for it
         folder = {"TORCHINDUCTOR_CACHE_DIR": str(user_cache() / "inductor-simulated")}
-        self._stack.enter_context(mock.patch.dict(os.environ, folder))
+        self._stack.enter_context(entries(os.environ, folder))
         for message in _HARMLESS:
             self._stack.enter_context(_ignored(message))
         for owner, name, value in self._replacements():
-            self._stack.enter_context(mock.patch.object(owner, name, value))
+            self._stack.enter_context(attribute(owner, name, value))
         # code for this card is for no other card, and for no other simulation
         for forget in (torch._dynamo.reset, torch._inductor.utils.clear_caches, _forget_card):
             forget()

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import DebugLevel, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actbench.device.patches import Patches
 from actbench.errors import MeasurementError
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.script import collectives
-from actbench.tools.script.patches import Patches
 from actbench.tools.script.reducer import Logger, Reducer
 
 _MOST_A_MACHINE = 8
@@ -95,7 +94,7 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
         raise MeasurementError(_OTHER_GROUP.format(distributed.get_backend()))
     told = environment(processes, cards_of_machine(processes, profile)) if processes > 1 else {}
     with Patches() as patches:
-        patches.enter_context(mock.patch.dict(os.environ, told))
+        patches.update(os.environ, told)
         patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch sets one that says the rank
         patches.callback(_leave)
         _let_backends_be_fake(patches)
@@ -139,8 +138,8 @@ def _let_backends_be_fake(patches: Patches) -> None:
 
     backend = distributed.Backend
     plugin = backend._BackendPlugin(make, True)
-    patches.enter_context(mock.patch.dict(backend._plugins, {name.upper(): plugin for name in _BACKENDS}))
-    patches.enter_context(mock.patch.dict(backend.backend_capability, {name: ["cpu", "cuda"] for name in _BACKENDS}))
+    patches.update(backend._plugins, {name.upper(): plugin for name in _BACKENDS})
+    patches.update(backend.backend_capability, {name: ["cpu", "cuda"] for name in _BACKENDS})
     own = c10d.BackendConfig.get_device_backend_map
 
     def of_devices(config: c10d.BackendConfig) -> Mapping[str, str]:

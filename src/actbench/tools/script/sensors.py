@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest import mock
 
 import pynvml
 import torch
 
+from actbench.device.patches import Patches, replaced
 from actbench.leftovers import temporary_folder
-from actbench.simulator.overrides import replaced
 from actbench.tools.script import nvidiasmi
-from actbench.tools.script.patches import Patches
 from actbench.tools.script.properties import Counters, DeviceProperties
 from actbench.units import MIB
 
@@ -48,7 +46,7 @@ def answered(counters: Counters) -> Iterator[None]:
         patches.enter_context(replaced(subprocess.Popen, "_execute_child", told))
         patches.enter_context(replaced(os, "system", told))
         path = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
-        patches.enter_context(mock.patch.dict(os.environ, {"PATH": path}))
+        patches.update(os.environ, {"PATH": path})
         yield
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.hooks import answered
+from actbench.device.patches import interrupts_wait
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement
@@ -43,7 +44,6 @@ from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
-from actbench.tools.script.patches import interrupts_wait
 from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_on_card
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied

@@ -11,8 +11,8 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.device.patches import replaced
 from actbench.simulator.fake import asks_for_device
-from actbench.simulator.overrides import replaced
 from actbench.simulator.recalled import tensors_of
 from actbench.simulator.tracker import StorageTracker
 from actbench.tools.script.steps import Ended

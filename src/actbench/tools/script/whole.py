@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from actbench.device.patches import replaced
 from actbench.model.measured import Measurement, RunPart
-from actbench.simulator.overrides import replaced
 from actbench.tools.script.arrivals import Change, changed, on_arrival
 from actbench.tools.script.counting import Span, Step
 from actbench.tools.script.events import Bytes, run_events

@@ -45,7 +45,7 @@ ForceOption = Annotated[
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
-@command(extras={"train": "metrics and charts", "datasets": "data sets of the hub"})
+@command(rank=60, extras={"train": "metrics and charts", "datasets": "data sets of the hub"})
 @expanded
 def train(
     *,

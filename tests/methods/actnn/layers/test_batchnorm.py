@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.packing import SavedTensors, SiteState
 
 FEW = GroupQuantization(32)

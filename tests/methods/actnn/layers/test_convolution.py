@@ -7,8 +7,9 @@ from torch import nn
 
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed, convolution
+from actbench.methods.actnn.layers import convolution
 from actbench.methods.actnn.layers.geometry import Geometry
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.packing import Identity, SavedTensors, SiteState
 
 LAYERS = {

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
-from actbench.methods.actnn.layers.layers import CODED, coded, small_codes
+from actbench.methods.actnn.layers.layers import CODED, coded, compressed, small_codes
 from actbench.packing import SavedTensors, SiteState, savedtensors
 from actbench.packing.wrapped import Intercepted
 
@@ -110,7 +109,7 @@ def test_layers_with_a_code_are_among_the_compressed_ones():
     ],
 )
 def test_a_ledger_is_told_what_the_codes_stand_for(layer, shape, dtype):
-    with savedtensors.listening():
+    with savedtensors.observing():
         y = coded(layer)(X.clone().requires_grad_() * 1)
     source = savedtensors.source_of(y.grad_fn.saved_tensors[0].untyped_storage())
     assert (source.shape, source.dtype) == (shape, dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.packing import Identity, SavedTensors, SiteState
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

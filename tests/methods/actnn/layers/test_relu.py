@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from actbench.methods.actnn.layers import relu
@@ -139,3 +140,12 @@ def test_a_parameter_is_an_input_like_any_other():
     weight = nn.Parameter(torch.tensor([-1.0, 2.0]))
     relu.relu(weight).sum().backward()
     assert weight.grad.tolist() == [0.0, 1.0]
+
+
+def test_slopes_that_change_leave_a_bounded_number_of_tables():
+    x = torch.randn(64, requires_grad=True)
+    for step in range(100):
+        output = relu.leaky_relu(x, 0.1 + step / 1000)
+        assert torch.equal(output, F.leaky_relu(x, 0.1 + step / 1000))
+    assert 0 < len(relu._tables) <= 64
+    assert not any(isinstance(table, FakeTensor) for table in relu._tables.values())

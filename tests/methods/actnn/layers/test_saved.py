@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.methods.actnn.ops import groupquant
 from actbench.packing import Identity, SavedTensors, SiteState
 from actbench.simulator import fake

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.methods.actnn.layers.savedinput import RowByRow, SavedInput, summed
 from actbench.methods.actnn.ops import groupquant
 from actbench.packing import SavedTensors, SiteState

@@ -9,8 +9,8 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.methods.actnn.layers import compressed
 from actbench.methods.actnn.layers.batchnorm import SyncBatchNormalization
+from actbench.methods.actnn.layers.layers import compressed
 from actbench.packing import SavedTensors, SiteState
 
 EPS, MOMENTUM = 1e-5, 0.3

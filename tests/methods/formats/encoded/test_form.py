@@ -149,7 +149,7 @@ def kept_with(value, spec, dtype):
     """Return a tensor with such a value in it, what is kept of it where it is looked at, and why it was left."""
     x = torch.randn(4, 256, dtype=dtype)
     x[1, 2] = value
-    with savedtensors.listening():
+    with savedtensors.observing():
         packed = SavedTensors(Encoded(encodings.build(spec))).pack(x, SiteState("", 8, guarded=True))
     return x, packed, savedtensors.reason_for(x.untyped_storage())
 

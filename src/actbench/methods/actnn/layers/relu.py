@@ -32,7 +32,9 @@ class _Exact:
         return self.function(x, *self.arguments)
 
 
+_MOST_TABLES = 64
 _tables: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
+"""At most so many tables: a model has a few, and a search over slopes would leave some on the card for each."""
 
 
 def _table(values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -42,6 +44,8 @@ def _table(values: tuple[float, ...], like: Tensor) -> Tensor:
         return _tables[key]
     made = constants(values, like)
     if not isinstance(made, FakeTensor):
+        if len(_tables) == _MOST_TABLES:
+            _tables.clear()
         _tables[key] = made
     return made
 

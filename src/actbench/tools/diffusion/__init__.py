@@ -1,1 +1,0 @@
-"""Denoisers of latent diffusion models, by their published architectures; diffusers builds them."""
