@@ -26,8 +26,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actbench.caches import user_cache
 from actbench.errors import MeasurementError
@@ -148,11 +148,15 @@ class Inductor:
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and values of the internals of torch, and of Triton, that are replaced."""
         import torch._inductor.config
+        from torch._dynamo.convert_frame import ConvertFrame
         from torch._dynamo.variables.optimizer import OptimizerVariable
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.constant_folding import ConstantFolder
         from torch._inductor.fx_passes import pad_mm
+        from torch.fx.experimental import proxy_tensor
 
+        # operators of tracing are not the script's; torch itself leaves modes on for a DistributedDataParallel
+        yield ConvertFrame, "__call__", _traced_alone(ConvertFrame.__call__)
         # what generated code allocates and views with; it looks them up when it is loaded
         yield torch._C._dynamo.guards, "_empty_strided_cuda", self._allocate
         yield torch._C._dynamo.guards, "_reinterpret_tensor", _reinterpret
@@ -168,6 +172,7 @@ class Inductor:
         yield driver, "_default", stand_in
         # nothing can be computed or measured on the card
         yield ConstantFolder, "run", _folded_on_host(ConstantFolder.run)
+        yield proxy_tensor, "unset_fake_temporarily", _on_host
         yield pad_mm, "_should_pad", _padded_by_rule(pad_mm._should_pad)
         yield pad_mm, "get_cached_should_pad", lambda key: True
         # it makes optimizer state while it traces, and calls this before
@@ -291,6 +296,16 @@ class _Driver:
         return torch.cuda
 
 
+def _traced_alone(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Let no mode see the operators that run while code is traced and compiled."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return convert(*args, **options)
+
+    return call
+
+
 def _refuse_optimizer(*_: Any) -> NoReturn:
     raise MeasurementError(
         "torch.compile of an optimizer's step is not simulated: compile the model, or set TORCH_COMPILE_DISABLE=1 to "
@@ -324,6 +339,13 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("device") is not None:
             kwargs["device"] = _HOST
         return func(*(_HOST if isinstance(each, torch.device) else each for each in args), **kwargs)
+
+
+@contextmanager
+def _on_host() -> Iterator[None]:
+    """Inside the block, compute constants of a graph that is traced, which no card has."""
+    with unset_fake_temporarily(), _OnHost():  # type: ignore[no-untyped-call]
+        yield
 
 
 def _folded_on_host(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
