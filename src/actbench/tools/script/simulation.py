@@ -126,7 +126,7 @@ class Simulation:
             made=self.lines.made,
         )
         if profile.is_cuda:
-            self.tracker.real_form = RealForms(self.note).of  # type: ignore[method-assign]
+            self.tracker.real_form = RealForms(self.note).of
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
