@@ -132,7 +132,7 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     }
     if twice:
         result |= {"seconds_again": round(times[1][0], 1), "processor_seconds_again": round(times[1][1], 1)}
-    if "peak_bytes" not in outcome:
+    if outcome.get("peak_bytes") is None:
         return {**result, "failed": outcome.get("message", "")}
     named = ("peak_bytes", "script_peak_bytes", "reserved_bytes")
     return {**result, **{name: outcome.get(name) for name in named}}
@@ -166,7 +166,7 @@ def page() -> Iterator[str]:
         cells = (
             f"[{table['repository']}](#{source})",
             len(scripts),
-            sum("peak_bytes" in found.get(script["name"], {}) for script in scripts),
+            sum("failed" not in found.get(script["name"], {"failed": ""}) for script in scripts),
             len(errors),
             f"{statistics.median(map(abs, errors)):.2%}" if errors else "",
             worst,

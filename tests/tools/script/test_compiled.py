@@ -216,6 +216,52 @@ def test_a_model_of_eight_processes_is_compiled() -> None:
     assert any("Compiled with" in note for note in card.measurement.warnings)
 
 
+class Scaled(nn.Module):
+    """Multiplies by a weight, and by a constant that it makes on the card."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight * x.new_tensor(0.5) * len(x)).sum()
+
+
+def test_a_model_of_eight_processes_takes_views_and_makes_constants() -> None:
+    """A batch that is evaluated whole is trained on in parts, which are views of it."""
+    with actbench.simulate(CARD, processes=8) as card:
+        torch.distributed.init_process_group("nccl")
+        model = nn.parallel.DistributedDataParallel(torch.compile(Scaled().cuda()))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        batch = torch.zeros(4, 64, device="cuda")
+        with torch.no_grad():
+            model(batch)
+        while True:
+            for part in batch.split(4):
+                model(part).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert any("Compiled with" in note for note in card.measurement.warnings)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton tells this once, where it first compiles one
+def test_a_compiled_product_in_eight_bits_is_written_into_its_buffer() -> None:
+    """It has no form for fake tensors that writes: without one, zeros of all its sizes were made in host memory."""
+    with actbench.simulate(CARD), torch.no_grad():
+        x = torch.zeros(1024, 1024, device="cuda", dtype=torch.float8_e4m3fn)
+        one = torch.ones((), device="cuda")
+
+        @torch.compile
+        def product() -> Tensor:
+            return torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.bfloat16).sin()
+
+        product()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        assert product().shape == (1024, 1024)
+        assert torch.cuda.max_memory_allocated() - held == 1024 * 1024 * 2 + MIB  # and cuBLASLt's workspace
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -295,11 +341,13 @@ def test_torch_compiles_for_the_real_machine_before_and_afterwards(cache: Path) 
 
 
 INTERNALS = {
+    "ConvertFrame": ("__call__",),
     "torch._C._dynamo.guards": ("_empty_strided_cuda", "_reinterpret_tensor"),
     "AsyncCompile": ("triton", "cpp_pybinding", "warm_pool"),
     "torch._inductor.config": ("compile_threads",),
     "DriverConfig": ("_active", "_default"),
     "ConstantFolder": ("run",),
+    "torch.fx.experimental.proxy_tensor": ("unset_fake_temporarily",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
     "OptimizerVariable": ("graph_break_if_pending_mutation",),
 }
