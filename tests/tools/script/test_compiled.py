@@ -262,18 +262,38 @@ def test_a_compiled_product_in_eight_bits_is_written_into_its_buffer() -> None:
         assert torch.cuda.max_memory_allocated() - held == 1024 * 1024 * 2 + MIB  # and cuBLASLt's workspace
 
 
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_another_backend_runs_eagerly_and_is_named(is_in_place: bool) -> None:
+    with actbench.simulate(CARD) as card:
+        model = nn.Linear(8, 8).cuda()
+        if is_in_place:
+            model.compile(backend="aot_eager")
+        run = model if is_in_place else torch.compile(model, backend="aot_eager")
+        train(lambda: run(torch.zeros(8, 8, device="cuda")).sum(), model.weight)
+    (note,) = [each for each in card.measurement.warnings if "torch.compile" in each]
+    assert note.startswith("torch.compile(backend='aot_eager') runs eagerly")
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'"),
-        ({"mode": "max-autotune"}, "mode='max-autotune'"),
-        ({"backend": "aot_eager"}, "backend='aot_eager'"),
-        ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs"),
+        ({"mode": "reduce-overhead"}, ["torch.compile(mode='reduce-overhead') is compiled here without CUDA graphs"]),
+        (
+            {"mode": "max-autotune"},
+            [
+                "torch.compile(mode='max-autotune') is compiled here without measuring kernels",
+                "torch.compile(mode='max-autotune') is compiled here without CUDA graphs",
+            ],
+        ),
+        (
+            {"options": {"triton.cudagraphs": True}},
+            ["torch.compile with triton.cudagraphs is compiled here without CUDA graphs"],
+        ),
     ],
 )
 @pytest.mark.parametrize("is_in_place", [True, False])
-def test_what_is_not_simulated_runs_eagerly_and_is_named(
-    options: dict[str, Any], named: str, is_in_place: bool
+def test_what_needs_a_card_to_compile_is_left_out_and_named(
+    options: dict[str, Any], named: list[str], is_in_place: bool
 ) -> None:
     with actbench.simulate(CARD) as card:
         model = nn.Linear(8, 8).cuda()
@@ -281,8 +301,17 @@ def test_what_is_not_simulated_runs_eagerly_and_is_named(
             model.compile(**options)
         run = model if is_in_place else torch.compile(model, **options)
         train(lambda: run(torch.zeros(8, 8, device="cuda")).sum(), model.weight)
-    (note,) = [each for each in card.measurement.warnings if "torch.compile" in each]
-    assert named in note.partition(" runs eagerly")[0]
+    notes = card.measurement.warnings
+    assert [each.partition(":")[0] for each in notes if "is compiled here" in each] == named
+    assert any("Compiled with" in note for note in notes)
+
+
+def test_tuning_that_a_script_switches_on_for_all_is_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.config.max_autotune", True)
+    with actbench.simulate(CARD) as card:
+        model = torch.compile(nn.Linear(512, 512).cuda())
+        train(lambda: model(torch.zeros(512, 512, device="cuda")).sum(), next(model.parameters()))
+    assert any("compile with max_autotune is compiled here without measuring" in x for x in card.measurement.warnings)
 
 
 def test_a_compiled_step_of_an_optimizer_is_refused() -> None:
