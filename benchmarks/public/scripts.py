@@ -14,9 +14,9 @@ then again.
 
 Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
 ``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
-which begins with the script. Of a script it has ``name``, ``path``, ``arguments``, ``torch`` (what its authors ran),
-``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or ``left_out`` (why it is not
-run).
+which begins with the script. Of a script it has ``name``, ``path``, ``options`` (more of ``actbench``), ``arguments``,
+``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures
+differ) or ``left_out`` (why it is not run).
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     """Run a script in its folder, and return what came of it."""
     exported = folder / "exported.json"
     options = ["--timeout", str(_LONGEST_SECONDS), "--output", str(folder / "results"), "--force"]
-    words = [*shlex.split(table["command"]), *options, "--export-json", str(exported), "--quiet"]
+    told_to = [*shlex.split(table["command"]), *shlex.split(script.get("options", ""))]
+    words = [*told_to, *options, "--export-json", str(exported), "--quiet"]
     command = [sys.executable, "-m", "actbench", *words, target, *shlex.split(script.get("arguments", ""))]
     told = {**os.environ, **table.get("environment", {})}
     with tempfile.TemporaryDirectory() as cache:
@@ -124,7 +125,7 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     record: Result = json.loads(exported.read_text())[-1] if exported.exists() else {}
     outcome = record.get("outcome", {"message": "ended without a result"})
     result = {
-        "command": shlex.join(["actbench", *shlex.split(table["command"]), target]),
+        "command": shlex.join(["actbench", *told_to, target]),
         "actbench": record.get("versions", {}).get("commit"),
         "torch": record.get("versions", {}).get("torch"),
         "seconds": round(times[0][0], 1),
