@@ -314,9 +314,8 @@ def test_tuning_that_a_script_switches_on_for_all_is_left_out_too(monkeypatch: p
     assert any("compile with max_autotune is compiled here without measuring" in x for x in card.measurement.warnings)
 
 
-def test_a_backward_pass_may_be_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._dynamo.config.compiled_autograd", True)
-    with actbench.simulate(CARD) as card:
+def test_a_backward_pass_may_be_compiled_too() -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True), actbench.simulate(CARD) as card:
         weight = torch.ones(512, device="cuda", requires_grad=True)
         optimizer = torch.optim.SGD([weight], 0.1)
 
