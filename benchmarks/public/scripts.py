@@ -67,9 +67,8 @@ def run(clones: Path, words: Sequence[str], *, twice: bool) -> None:
     """Run scripts without a result, or those that are named, and store their results."""
     for source, table in sources().items():
         for script in table["script"]:
-            found = results(source)
             is_named = any(word in script["name"] for word in words)
-            if "left_out" in script or not (is_named if words else script["name"] not in found):
+            if "left_out" in script or not (is_named if words else script["name"] not in results(source)):
                 continue
             print(f"{source}: {script['name']}", flush=True)
             with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +76,7 @@ def run(clones: Path, words: Sequence[str], *, twice: bool) -> None:
                 result = ran(target, table, script, Path(folder), twice=twice)
             print(f"  {result}", flush=True)
             RESULTS.mkdir(parents=True, exist_ok=True)
-            stored = json.dumps(found | {script["name"]: result}, indent=1, sort_keys=True)
+            stored = json.dumps(results(source) | {script["name"]: result}, indent=1, sort_keys=True)
             (RESULTS / f"{source}.json").write_text(f"{stored}\n")
 
 

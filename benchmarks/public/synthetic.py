@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 
 import numpy as np
@@ -34,5 +35,5 @@ def tokens(folder: Path) -> None:
 def text(file: Path) -> None:
     """Write a text of a million characters, of which 65 differ."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    characters = np.frombuffer(bytes(range(32, 97)), np.uint8)
+    characters = np.frombuffer(f"{string.ascii_letters} \n.,;:!?'-&3$".encode(), np.uint8)
     file.write_bytes(np.random.default_rng(0).choice(characters, 1_000_000).tobytes())
