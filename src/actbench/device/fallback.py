@@ -36,6 +36,9 @@ def _run_on_zeros(
     """Run an operator; ``error`` is raised if it changes shapes, or returns a view of what it was given."""
     if torch.Tag.inplace_view in func.tags:
         raise error
+    written = _written(func, *tree_unflatten(list(flat_args), tree))
+    if written is not None:
+        return written
     given = dict[int, FakeTensor]()
     storages = set[int]()
     device = next((leaf.device for leaf in flat_args if isinstance(leaf, FakeTensor)), _HOST)
@@ -64,3 +67,14 @@ def _run_on_zeros(
         args, kwargs = tree_unflatten(list(map(real, flat_args)), tree)
         found = func(*args, **kwargs)
     return tree_map(fake, found)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the argument into which an operator writes its only result, as ``out``; None for others."""
+    schema = func._schema
+    if len(schema.returns) != 1 or (alias := schema.returns[0].alias_info) is None or not alias.is_write:
+        return None
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
+            return kwargs[argument.name] if argument.name in kwargs else args[place]
+    return None

@@ -194,6 +194,8 @@ class Measurement(OutcomeData):
         growth: What each step of a script leaves for good; None if its memory does not grow, and in older records.
         events: What each part of a script's whole run needs, in order; empty where only steps were run.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
+        script_peak_bytes: Most bytes allocated since a simulated script began, before and between its steps too; None
+            for others and in older records.
         host_bytes: Most bytes that a step holds in host memory, which are no part of the peak (of simulated CUDA
             devices): what schemes put there, and step counters of optimizers.
         process_bytes: Memory of the process by the driver (CUDA, by NVML).
@@ -237,6 +239,7 @@ class Measurement(OutcomeData):
     growth: Growth | None = None
     events: tuple[RunEvent, ...] = ()
     reserved_bytes: NonNegativeInt | None = None
+    script_peak_bytes: NonNegativeInt | None = None
     host_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
     step_seconds: tuple[float, ...] | None = None

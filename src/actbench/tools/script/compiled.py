@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import sys
@@ -25,8 +26,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actbench.caches import user_cache
 from actbench.device.patches import attribute, entries
@@ -47,9 +48,18 @@ _COMPILED = (
     "once."
 )
 _EAGER = (
-    "{} runs eagerly here, as only Inductor's default mode is simulated: compiled code may hold less memory (fused "
-    "operators, smaller saved tensors) or more (CUDA graphs), and take less time."
+    "{} runs eagerly here, as only Inductor is simulated: compiled code may hold less memory (fused operators, smaller "
+    "saved tensors), and take less time."
 )
+_WITHOUT_TUNING = (
+    "{} is compiled here without measuring kernels: products are those of cuBLAS, and no operators are fused with them."
+)
+_WITHOUT_GRAPHS = (
+    "{} is compiled here without CUDA graphs: on a card, a graph keeps what it allocates in a pool of its own, so more "
+    "memory is reserved than shown."
+)
+_TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
+_GRAPHS = ("triton.cudagraphs",)
 _HARMLESS = (
     "Using `torch.compile\\(module\\)` when there are global hooks on modules",  # ours
     "Accessing the data pointer of FakeTensor is deprecated",  # where Inductor looks whether inputs are aligned
@@ -147,11 +157,15 @@ class Inductor:
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and values of the internals of torch, and of Triton, that are replaced."""
         import torch._inductor.config
+        from torch._dynamo.convert_frame import ConvertFrame
         from torch._dynamo.variables.optimizer import OptimizerVariable
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.constant_folding import ConstantFolder
         from torch._inductor.fx_passes import pad_mm
+        from torch.fx.experimental import proxy_tensor
 
+        # operators of tracing are not the script's; torch itself leaves modes on for a DistributedDataParallel
+        yield ConvertFrame, "__call__", _traced_alone(ConvertFrame.__call__)
         # what generated code allocates and views with; it looks them up when it is loaded
         yield torch._C._dynamo.guards, "_empty_strided_cuda", self._allocate
         yield torch._C._dynamo.guards, "_reinterpret_tensor", _reinterpret
@@ -167,6 +181,7 @@ class Inductor:
         yield driver, "_default", stand_in
         # nothing can be computed or measured on the card
         yield ConstantFolder, "run", _folded_on_host(ConstantFolder.run)
+        yield proxy_tensor, "unset_fake_temporarily", _on_host
         yield pad_mm, "_should_pad", _padded_by_rule(pad_mm._should_pad)
         yield pad_mm, "get_cached_should_pad", lambda key: True
         # it makes optimizer state while it traces, and calls this before
@@ -176,21 +191,21 @@ class Inductor:
         def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - torch's name
             if model is None:
                 return lambda given: compile(given, **options)
-            if (asked := _unknown(options)) is not None:
+            if (asked := _other_backend(options)) is not None:
                 return kernels.eager(self._note, _EAGER.format(asked))(model)
             if getattr(model, "__name__", "") == "single_param_adam":  # see kernels.py
                 return model
             self._prepare()
-            return own(model, **options)
+            return own(model, **self._without_measuring(options))
 
         return compile
 
     def _in_place(self, own: Callable[..., None]) -> Callable[..., None]:
         def compile(module: nn.Module, *args: Any, **options: Any) -> None:  # noqa: A001 - torch's name
-            if (asked := _unknown(options)) is not None:
+            if (asked := _other_backend(options)) is not None:
                 self._note(_EAGER.format(asked))
                 return
-            own(module, *args, **options)
+            own(module, *args, **self._without_measuring(options))
             run: Any = module._compiled_call_impl
 
             @functools.wraps(run)
@@ -203,6 +218,19 @@ class Inductor:
             module._compiled_call_impl = call
 
         return compile
+
+    def _without_measuring(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options of ``torch.compile`` that take no card to compile with; tell what was asked for beyond."""
+        import torch._inductor
+
+        mode = options.get("mode")
+        wanted = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options.get("options") or {})}
+        for names, text in ((_TUNING, _WITHOUT_TUNING), (_GRAPHS, _WITHOUT_GRAPHS)):
+            named = [name for name in names if wanted.get(name, _is_set(name))]
+            if named:
+                self._note(text.format(f"torch.compile(mode={mode!r})" if mode else f"torch.compile with {named[0]}"))
+                wanted |= dict.fromkeys(names, False)
+        return {**options, "mode": None, "options": wanted} if wanted else options
 
     def _allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._ran()
@@ -227,26 +255,19 @@ def _codes(values: Iterable[Any], module: str) -> Iterator[CodeType]:
                 waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
-def _unknown(options: dict[str, Any]) -> str | None:
-    """Return what is asked of ``torch.compile`` that is not simulated; None if all of it is."""
-    import torch._inductor.config as config
-
-    backend, mode = options.get("backend", "inductor"), options.get("mode") or "default"
-    if options.get("disable"):
+def _other_backend(options: dict[str, Any]) -> str | None:
+    """Return what is asked of ``torch.compile`` that is not Inductor; None if nothing is."""
+    backend = options.get("backend", "inductor")
+    if options.get("disable") or backend == "inductor":
         return None
-    if backend != "inductor":
-        return f"torch.compile(backend={getattr(backend, '__name__', backend)!r})"
-    if mode != "default":
-        return f"torch.compile(mode={mode!r})"
-    asked = options.get("options") or {}
-    for name, value in {
-        "max_autotune": config.max_autotune,
-        "max_autotune_gemm": config.max_autotune_gemm,
-        "triton.cudagraphs": config.triton.cudagraphs,
-    }.items():
-        if asked.get(name, value):
-            return f"torch.compile with {name}"
-    return None
+    return f"torch.compile(backend={getattr(backend, '__name__', backend)!r})"
+
+
+def _is_set(name: str) -> bool:
+    """Return whether a script has switched on a setting of Inductor for all that it compiles."""
+    import torch._inductor.config
+
+    return bool(operator.attrgetter(name)(torch._inductor.config))
 
 
 def _reinterpret(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
@@ -290,6 +311,16 @@ class _Driver:
         return torch.cuda
 
 
+def _traced_alone(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Let no mode see the operators that run while code is traced and compiled."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return convert(*args, **options)
+
+    return call
+
+
 def _refuse_optimizer(*_: Any) -> NoReturn:
     raise MeasurementError(
         "torch.compile of an optimizer's step is not simulated: compile the model, or set TORCH_COMPILE_DISABLE=1 to "
@@ -323,6 +354,13 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("device") is not None:
             kwargs["device"] = _HOST
         return func(*(_HOST if isinstance(each, torch.device) else each for each in args), **kwargs)
+
+
+@contextmanager
+def _on_host() -> Iterator[None]:
+    """Inside the block, compute constants of a graph that is traced, which no card has."""
+    with unset_fake_temporarily(), _OnHost():  # type: ignore[no-untyped-call]
+        yield
 
 
 def _folded_on_host(run: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -69,6 +69,8 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
+    real_form: Callable[[Any], Callable[..., Any] | None] = staticmethod(lambda func: None)
+    """Tells the real form of a custom operator, which is run on the card in its place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its result; in inference mode, those that it is composed of.
@@ -78,6 +80,10 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator):
             with self:
                 return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **(kwargs or {}))
+        form = self.real_form(func)
+        if form is not None and any(map(is_on_card, tensors_of((args, kwargs)))):
+            with self:
+                return form(*args, **(kwargs or {}))
         if torch.is_inference_mode_enabled() and func.namespace == "aten":
             kernel = composite(func) or func.decompose
             with self:

@@ -64,9 +64,8 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: boo
         )
 
 
-def about_outside(steps: Steps, last_bytes: int, peak_bytes: int) -> Iterator[str]:
-    """Yield a remark on memory that is needed outside of the step with this peak: before, or since the last step."""
-    most_bytes = max(last_bytes, *(each.peak_bytes for each in steps.done))
+def about_outside(most_bytes: int, peak_bytes: int) -> Iterator[str]:
+    """Yield a remark on a peak of the script that is larger than that of a step: before steps, or between them."""
     if most_bytes > 1.01 * peak_bytes:
         yield (
             f"the script needs {format_bytes(most_bytes)} outside of the steps that are shown: as it begins, or "

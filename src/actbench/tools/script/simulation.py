@@ -28,13 +28,13 @@ from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.operators import card_operators, device_operators
-from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import compiled, groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.card import believed, refuse_nested
 from actbench.tools.script.counting import Step, Tracked
+from actbench.tools.script.customops import RealForms
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.events import Bytes
@@ -121,7 +121,7 @@ class Simulation:
         self.ending = Ending(lambda: ended(self.measurement))
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker: StorageTracker = (CheckedTracker if raise_oom else PlacedTracker)(
+        self.tracker: PlacedTracker = (CheckedTracker if raise_oom else PlacedTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=self._unmodelled.temporaries,
@@ -129,6 +129,8 @@ class Simulation:
             observe=self._observed,
             made=self.lines.made,
         )
+        if profile.is_cuda:
+            self.tracker.real_form = RealForms(self.note).of
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
         self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
@@ -266,7 +268,8 @@ class Simulation:
             )
             reserved = seen.event("step", step.begun, step.ended).reserved_bytes
         about = about_steps(self.steps, self._began, has_state=self._has_state, whole=self._whole is not None)
-        outside = () if self._whole else about_outside(self.steps, self.tracker.peak_bytes, step.peak_bytes)
+        most_bytes = max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done))
+        outside = () if self._whole else about_outside(most_bytes, step.peak_bytes)
         for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
             self.note(text)
         if profile.rates is not None and step.done:
@@ -300,6 +303,8 @@ class Simulation:
         else:
             found = self._whole.told(grown, self._began, self._rest, seen)
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
+        if self._applied is None:
+            found = found.model_copy(update={"script_peak_bytes": most_bytes})
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 

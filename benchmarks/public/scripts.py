@@ -1,0 +1,245 @@
+"""Training scripts that others published, as they are, on a simulated card.
+
+::
+
+    .venv/bin/python benchmarks/public/scripts.py run --clones DIR    # what has no result in results/public-scripts
+    .venv/bin/python benchmarks/public/scripts.py page                # docs/public-scripts.md, from the results
+
+Each table beside this file is a source: a repository, a commit, and the scripts in it with what their authors
+measured. Their code stays in the clones, folders ``OWNER+NAME`` or ``NAME`` in DIR, bare or not; nothing is fetched,
+and nothing in them is changed. Each script runs in a new folder with what its table asks for: the repository, made-up
+data, variables. A result is stored as it ends, so a run can be stopped and begun again; with words after ``run``, only
+scripts whose names have one of them run, again if they have a result. ``--twice`` runs each with an empty cache, and
+then again.
+
+Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
+``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
+which begins with the script. Of a script it has ``name``, ``path``, ``options`` (more of ``actbench``), ``arguments``,
+``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures
+differ) or ``left_out`` (why it is not run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import synthetic
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "results" / "public-scripts"
+PAGE = ROOT / "docs" / "public-scripts.md"
+MIB = 2**20
+LARGE = 0.03
+"""Relative errors above this one are explained in words."""
+
+_END_OF_SCRIPT = "=" * 100
+_LONGEST_SECONDS = 3600
+
+Table = Mapping[str, Any]
+Result = dict[str, Any]
+
+
+def sources() -> dict[str, Table]:
+    """Return the tables of all sources by their names."""
+    return {file.stem: tomllib.loads(file.read_text()) for file in sorted(HERE.glob("*.toml"))}
+
+
+def results(source: str) -> dict[str, Result]:
+    """Return the results of a source's scripts by their names."""
+    file = RESULTS / f"{source}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def run(clones: Path, words: Sequence[str], *, twice: bool) -> None:
+    """Run scripts without a result, or those that are named, and store their results."""
+    for source, table in sources().items():
+        for script in table["script"]:
+            is_named = any(word in script["name"] for word in words)
+            if "left_out" in script or not (is_named if words else script["name"] not in results(source)):
+                continue
+            print(f"{source}: {script['name']}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                target = unpacked(clone(clones, table), table, script, Path(folder))
+                result = ran(target, table, script, Path(folder), twice=twice)
+            print(f"  {result}", flush=True)
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            stored = json.dumps(results(source) | {script["name"]: result}, indent=1, sort_keys=True)
+            (RESULTS / f"{source}.json").write_text(f"{stored}\n")
+
+
+def clone(clones: Path, table: Table) -> Path:
+    """Return the git directory of a source."""
+    owner, _, name = table["repository"].partition("/")
+    for folder in (clones / f"{owner}+{name}", clones / name):
+        for each in (folder / ".git", folder / "repo", folder):
+            if (each / "HEAD").exists():
+                return each
+    raise SystemExit(f"{clones} has no clone of {table['repository']}: {owner}+{name} or {name}")
+
+
+def unpacked(git: Path, table: Table, script: Table, folder: Path) -> str:
+    """Put a script, and what it reads, into a folder; return what of it is run."""
+    told = ["git", "--git-dir", str(git)]
+    if table.get("script_in_log"):
+        log = subprocess.run([*told, "show", f"{table['commit']}:{script['path']}"], capture_output=True, check=True)
+        target = "train_gpt.py"
+        (folder / target).write_text(log.stdout.decode(errors="replace").partition(_END_OF_SCRIPT)[0])
+    else:
+        archive = subprocess.run([*told, "archive", table["commit"]], capture_output=True, check=True)
+        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+        target = script["path"]
+    for name in table.get("folders", ()):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    if "tokens" in table:
+        synthetic.tokens(folder / table["tokens"])
+    if "text" in table:
+        synthetic.text(folder / table["text"])
+    return target
+
+
+def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) -> Result:
+    """Run a script in its folder, and return what came of it."""
+    exported = folder / "exported.json"
+    options = ["--timeout", str(_LONGEST_SECONDS), "--output", str(folder / "results"), "--force"]
+    told_to = [*shlex.split(table["command"]), *shlex.split(script.get("options", ""))]
+    words = [*told_to, *options, "--export-json", str(exported), "--quiet"]
+    command = [sys.executable, "-m", "actbench", *words, target, *shlex.split(script.get("arguments", ""))]
+    told = {**os.environ, **table.get("environment", {})}
+    with tempfile.TemporaryDirectory() as cache:
+        told |= {"XDG_CACHE_HOME": cache} if twice else {}
+        times = [_seconds(command, folder, told) for _ in range(1 + twice)]
+    record: Result = json.loads(exported.read_text())[-1] if exported.exists() else {}
+    outcome = record.get("outcome", {"message": "ended without a result"})
+    result = {
+        "command": shlex.join(["actbench", *told_to, target]),
+        "actbench": record.get("versions", {}).get("commit"),
+        "torch": record.get("versions", {}).get("torch"),
+        "seconds": round(times[0][0], 1),
+        "processor_seconds": round(times[0][1], 1),
+    }
+    if twice:
+        result |= {"seconds_again": round(times[1][0], 1), "processor_seconds_again": round(times[1][1], 1)}
+    if outcome.get("peak_bytes") is None:
+        return {**result, "failed": outcome.get("message", "")}
+    named = ("peak_bytes", "script_peak_bytes", "reserved_bytes")
+    return {**result, **{name: outcome.get(name) for name in named}}
+
+
+def _seconds(command: Sequence[str], folder: Path, told: Mapping[str, str]) -> tuple[float, float]:
+    """Return the time of a command, and the processor time of it and of its children."""
+    began = time.monotonic()
+    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=told)
+    _, status, used = os.wait4(started.pid, 0)
+    started.returncode = os.waitstatus_to_exitcode(status)
+    return time.monotonic() - began, used.ru_utime + used.ru_stime
+
+
+def error(script: Table, result: Result, kind: str) -> float | None:
+    """Return the relative error of a peak, ``allocated`` or ``reserved``; None where there is none to compare with."""
+    simulated = result.get("script_peak_bytes" if kind == "allocated" else "reserved_bytes")
+    published = script.get(f"{kind}_mib")
+    return None if not simulated or not published else simulated / MIB / published - 1
+
+
+def page() -> Iterator[str]:
+    """Yield the lines of the page of all sources."""
+    yield _HEAD
+    yield "| Source | Scripts | Run | Peaks compared | Median error | Worst error | Left out |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for source, table in sources().items():
+        found, scripts = results(source), table["script"]
+        errors = [each for script in scripts if (each := error(script, found.get(script["name"], {}), "allocated"))]
+        worst = f"{max(errors, key=abs):+.1%}" if errors else ""
+        cells = (
+            f"[{table['repository']}](#{source})",
+            len(scripts),
+            sum("failed" not in found.get(script["name"], {"failed": ""}) for script in scripts),
+            len(errors),
+            f"{statistics.median(map(abs, errors)):.2%}" if errors else "",
+            worst,
+            sum("left_out" in script for script in scripts),
+        )
+        yield _line(*cells)
+    for source, table in sources().items():
+        yield from _section(source, table)
+
+
+def _section(source: str, table: Table) -> Iterator[str]:
+    found = results(source)
+    yield f"\n## {source}\n"
+    yield f"{table['repository']} at {table['commit'][:12]}, {table['card']}: `actbench {table['command']}`.\n"
+    yield "| Script | Torch | Allocated, MiB | Simulated | Error | Reserved, MiB | Simulated | Error | Seconds | Why |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    for script in (each for each in table["script"] if "left_out" not in each):
+        result = found.get(script["name"])
+        if result is None:
+            continue
+        figures: list[str] = []
+        for kind, name in (("allocated", "script_peak_bytes"), ("reserved", "reserved_bytes")):
+            off, simulated = error(script, result, kind), result.get(name)
+            figures += [
+                f"{script[f'{kind}_mib']:,}" if f"{kind}_mib" in script else "",
+                f"{simulated / MIB:,.0f}" if simulated else "",
+                f"{off:+.2%}" if off is not None else "",
+            ]
+        why = script.get("reason", "") or result.get("failed", "")
+        yield _line(script["name"], script.get("torch", ""), *figures, f"{result['seconds']:,.0f}", why)
+    left_out = [script for script in table["script"] if "left_out" in script]
+    if left_out:
+        yield "\nLeft out:\n"
+        yield from (f"- {script['name']}: {script['left_out']}." for script in left_out)
+    waiting = [each["name"] for each in table["script"] if "left_out" not in each and each["name"] not in found]
+    if waiting:
+        yield f"\nNot run yet: {', '.join(waiting)}."
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+_HEAD = """\
+# Public scripts
+
+Training scripts that others wrote and published, run by `actbench run` as they are on a simulated card. No GPU is
+there, and nothing in the scripts is changed. Their data is made up, in the shapes that they read.
+`benchmarks/public/scripts.py` makes this page from the tables beside it, which name the repository, the commit and the
+file of each script, and from [results/public-scripts](../results/public-scripts).
+
+Where the authors published peaks, these stand beside the simulated ones: *allocated* is the most that torch's tensors
+took since the script began, with evaluations between its steps, and *reserved* the most that torch's allocator took of
+the card. *Torch* is what the authors ran; the simulation compiles with the torch that is installed. *Seconds* are those
+of one run on two cores that others used, too. Each row with an error above 3 % says why.
+"""
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    running = verbs.add_parser("run")
+    running.add_argument("--clones", type=Path, required=True)
+    running.add_argument("--twice", action="store_true")
+    running.add_argument("words", nargs="*")
+    verbs.add_parser("page")
+    asked = parser.parse_args()
+    if asked.verb == "run":
+        run(asked.clones, asked.words, twice=asked.twice)
+    else:
+        PAGE.write_text("\n".join(page()).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
