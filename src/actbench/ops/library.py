@@ -28,10 +28,7 @@ library = torch.library.Library("actbench", "DEF")  # type: ignore[no-untyped-ca
 EVERYWHERE = "CompositeExplicitAutograd"
 """The dispatch key of an implementation that runs on any device."""
 
-HOST_NUMBER = (torch.Tag.cudagraph_unsafe,)
-"""The tags of an operator that reads a number on the host; a replayed CUDA graph would reuse an old number."""
-
-RANDOM = (torch.Tag.nondeterministic_seeded, *HOST_NUMBER)
+RANDOM = (torch.Tag.nondeterministic_seeded,)
 """The tags of an operator that draws a seed: a compiler must not merge two calls. It may still call again in the
 backward pass, so all that the backward pass needs of a draw must be results of one operator.
 """

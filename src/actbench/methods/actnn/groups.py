@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops import bitpack
-from actbench.ops.noise import seed_at_once
+from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import Codec, Parts
 from actbench.packing.layout import Layout
 from actbench.packing.sitestate import SiteState
@@ -80,7 +80,7 @@ class Groups(GroupCodec):
         """Return uint8 codes, those of the wider groups first, and the int32 words of the groups."""
         size, (width, wider) = self.group_size, self.division(layout)
         if not wider:
-            return groupquant.encode(flat, width, size, seed_at_once(), self.stochastic)
+            return groupquant.encode(flat, width, size, fresh_seed(flat), self.stochastic)
         front, split = wider * (width + 1) // 8, wider // size
         # Both parts are written in place: to join them afterwards, the parts and the whole would exist at once.
         codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
@@ -90,7 +90,7 @@ class Groups(GroupCodec):
         if isinstance(flat, FakeTensor):
             parts = [(_narrow(codes, layout.elements, width), words, flat, width)]
         for part in parts:
-            groupquant.encode_(*part, size, seed_at_once(), self.stochastic)
+            groupquant.encode_(*part, size, fresh_seed(flat), self.stochastic)
         return codes, words
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
@@ -149,7 +149,7 @@ class OneGroup(Groups):
 
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
-        return groupquant.encode_in_one(flat, int(self.width), seed_at_once(), self.stochastic)
+        return groupquant.encode_in_one(flat, int(self.width), fresh_seed(flat), self.stochastic)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
         """Return elements; their bits follow from the codes."""

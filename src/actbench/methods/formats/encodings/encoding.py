@@ -63,7 +63,7 @@ class Encoding(Data):
 
         Args:
             x: float32, float16, bfloat16 or float64, of any shape and strides.
-            seed: Seed of the noise of stochastic rounding: a 0-d int64 tensor on the CPU.
+            seed: Seed of the noise of stochastic rounding: a 0-d int64 tensor on the device of x.
 
         Raises:
             ValueError: An argument is not as above.
@@ -179,6 +179,6 @@ def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
     It adds 16 random bits below the fraction, then cuts them off: exact, also for subnormal numbers. Values beyond the
     largest number may become infinite, as in torch's conversion.
     """
-    noise = lanes(seed, x.numel(), 16, x.device).to(torch.int32).view(x.shape)
+    noise = lanes(seed, x.numel(), 16).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)

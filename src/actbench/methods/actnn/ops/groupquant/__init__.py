@@ -19,7 +19,7 @@ from torch import Tensor
 from actbench.methods.actnn.ops.groupquant import cpu, reference
 from actbench.ops import bitpack, rawkernel
 from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
-from actbench.ops.noise import check_seed, state_of
+from actbench.ops.noise import check_seed
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
@@ -28,11 +28,11 @@ def packed_bytes(count: int, bits: int, group_size: int) -> int:
 
 
 def launch_encode(
-    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 ) -> None:
     """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
     counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size)
-    arguments = x, codes, meta, *counts, state_of(seed), np.uint32(stochastic)
+    arguments = x, codes, meta, *counts, seed, np.uint32(stochastic)
     macros = {**_macros(x.dtype, group_size), "BITS": bits}
     rawkernel.launch("groupquant", "groupquant_encode", macros, _threads(1, x.numel(), group_size), *arguments)
 
@@ -44,14 +44,14 @@ def launch_encode_rows(
     widths: Tensor,
     total_bits: int,
     group_size: int,
-    seed: int | Tensor,
+    seed: Tensor,
     stochastic: bool,
 ) -> None:
     """Launch ``groupquant_encode_rows`` of ``kernels/groupquantrows.cu``."""
     rows, columns = x.shape
     counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0, dtype=torch.int64)
-    arguments = x, codes, meta, *counts, *places, state_of(seed), np.uint32(stochastic)
+    arguments = x, codes, meta, *counts, *places, seed, np.uint32(stochastic)
     _launch_rows("encode_rows", x, group_size, *arguments)
 
 
@@ -109,7 +109,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
         x: (n,) float32, float16, bfloat16 or float64, contiguous; n may be 0.
         bits: 1 to 8.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise: a 0-d int64 tensor on the device of x.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -117,7 +117,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
     """
     check_bits(bits)
     _check_groups(x, group_size, 1)
-    check_seed(seed)
+    check_seed(seed, x.device)
     return _empty(x, bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size))
 
 
@@ -132,7 +132,7 @@ def encode_(
     """Do as :func:`encode`, into contiguous results of its sizes, which may be parts of larger tensors."""
     check_bits(bits)
     _check_groups(x, group_size, 1)
-    check_seed(seed)
+    check_seed(seed, x.device)
     check_vector(codes, torch.uint8, x.device, "codes")
     check_vector(meta, torch.int32, x.device, "meta")
     if (codes.numel(), meta.numel()) != (bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)):
@@ -182,7 +182,7 @@ def encode_rows(
         row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
         total_bits: The sum of ``row_bits``.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Seed of the noise, which counts the groups of all rows: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise, which counts the groups of all rows: a 0-d int64 tensor on the device of x.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -190,7 +190,7 @@ def encode_rows(
     """
     _check_groups(x, group_size, 2)
     check_vector(row_bits, torch.int32, x.device, "row_bits")
-    check_seed(seed)
+    check_seed(seed, x.device)
     if row_bits.numel() != x.shape[0] or total_bits < 0:
         raise ValueError(f"{x.shape[0]} rows need as many row_bits, found {row_bits.numel()} of sum {total_bits}")
     return _empty(x, -(-x.shape[1] // 8) * total_bits, x.shape[0] * -(-x.shape[1] // group_size))
