@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
+from actbench.ops.library import traced
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
@@ -152,7 +153,12 @@ class SavedTensors:
             self.placement.settle()
 
     def pack(self, x: Tensor, site: SiteState) -> Packed:
-        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor."""
+        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor.
+
+        A graph that is traced has no memory to know tensors by: there each site packs for itself.
+        """
+        if traced() or torch.compiler.is_compiling():
+            return self._in_graph(x, site)
         plan: SitePlan | None = site.plan
         if plan is None or not plan.holds(x, site, self.codec):
             once = without_repeats(x)
@@ -168,6 +174,15 @@ class SavedTensors:
         if self.dedup is None or (plan is not None and self._settled and not plan.shared):
             return self._packed(x, flat_of(x, layout), codec, layout, site)
         return self._shared(x, flat_of(x, layout), codec, layout, site)
+
+    def _in_graph(self, x: Tensor, site: SiteState) -> Packed:
+        once = without_repeats(x)
+        if once is not x:
+            return self._repeated(x, self._in_graph(once, site))
+        if self.codec.why_not(x) is not None:
+            return unpacked(x)
+        codec, layout = self.codec.at(x, site), Layout.of(x)
+        return Packed(codec, layout, codec.pack(flat_of(x, layout), layout, site))
 
     def _shared(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
         """Return what another site packed of a tensor, or pack it and remember that for other sites."""
