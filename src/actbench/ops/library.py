@@ -114,6 +114,11 @@ def define(
     return made
 
 
+def plain(*tensors: Tensor) -> bool:
+    """Return whether nothing would see an operator on these tensors, so that its kernel can be called at once."""
+    return not torch.compiler.is_compiling() and not _is_watched() and _plain_key(*tensors) is not None
+
+
 # Torch's dispatcher takes as long as all the rest that an operator does with a small tensor. It finds nothing to do
 # between the call and the kernel if all tensors are plain, no gradient is recorded, and nothing looks on.
 

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
-from actbench.ops.library import traced
+from actbench.ops.library import plain, traced
+from actbench.ops.noise import fresh_seed
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
@@ -169,6 +170,14 @@ class SavedTensors:
         reason = self.why_not(x) if plan is None else self.exclude.why_held(x) or plan.reason
         if reason is not None:
             return self._left(x, reason)
+        if (
+            plan is not None
+            and plan.encode is not None
+            and (self.dedup is None or (self._settled and not plan.shared))
+            and not (site.watched or site.guarded or savedtensors.listeners)
+            and plain(source := x.detach())
+        ):
+            return Packed(plan.codec, plan.layout, plan.encode(source, fresh_seed(source)))
         codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
         # where in a whole pass nobody asked for what this site packs, nobody needs to know it
         if self.dedup is None or (plan is not None and self._settled and not plan.shared):

@@ -276,7 +276,7 @@ def test_a_users_own_checkpoints(hook, step, near, use_reentrant, inside):
     sensitivity._warn_of_recomputation.cache_clear()
     exact = Recomputing(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5)) for _ in range(3))).eval()
     model = hook(copy.deepcopy(exact), bits=7, probing=Probing(8, 1))
-    x = torch.randn(32, 64, requires_grad=True)
+    x = torch.randn(256, 64, requires_grad=True)
     model.train()
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):

@@ -73,6 +73,13 @@ class RowGroups(Groups):
 
     row: int = 1
 
+    def planned(self, x: Tensor) -> None:
+        """Return None: rows have an operator of their own."""
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the decoded tensor."""
+        return GroupCodec.unpack(self, parts, layout)
+
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
         rows, total_bits = flat.view(-1, self.row), self._total_bits(layout)

@@ -12,6 +12,10 @@ launched.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,10 +35,16 @@ def launch_encode(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 ) -> None:
     """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
-    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size)
-    arguments = x, codes, meta, *counts, seed, np.uint32(stochastic)
-    macros = {**_macros(x.dtype, group_size), "BITS": bits}
-    rawkernel.launch("groupquant", "groupquant_encode", macros, _threads(1, x.numel(), group_size), *arguments)
+    macros, threads, counts, rounding = _encoding(x.dtype, x.numel(), codes.numel(), bits, group_size, stochastic)
+    rawkernel.launch("groupquant", "groupquant_encode", macros, threads, x, codes, meta, *counts, seed, rounding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _encoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, stochastic: bool) -> Any:
+    """Return what a launch needs but for addresses: to make it takes as long as the launch."""
+    macros = {**_macros(dtype, group_size), "BITS": bits}
+    counts = np.int64(count), np.int64(size), np.int32(group_size)
+    return macros, _threads(1, count, group_size), counts, np.uint32(stochastic)
 
 
 def launch_encode_rows(
@@ -67,9 +77,15 @@ def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_siz
     first, start = divmod(start, group_size)  # the kernel begins at the first group that it needs
     if first:
         codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
-    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(start)
-    macros, threads = {**_macros(out.dtype, group_size), "BITS": bits}, _threads(1, start + out.numel(), group_size)
+    macros, threads, counts = _decoding(out.dtype, out.numel(), codes.numel(), bits, group_size, start)
     rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, start: int) -> Any:
+    """Return what a launch needs but for addresses; see :func:`_encoding`."""
+    counts = np.int64(count), np.int64(size), np.int32(group_size), np.int32(start)
+    return {**_macros(dtype, group_size), "BITS": bits}, _threads(1, start + count, group_size), counts
 
 
 def launch_decode_rows(
@@ -119,6 +135,31 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
     _check_groups(x, group_size, 1)
     check_seed(seed, x.device)
     return _empty(x, bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size))
+
+
+def encoder(
+    x: Tensor, bits: int, group_size: int, stochastic: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return a function of a tensor and a seed that encodes the elements of the tensor in memory order.
+
+    It is for tensors of the form of x, which have no gaps in memory and are plain (:func:`actbench.ops.library.plain`):
+    what the operator checks and computes at each call is known of them.
+    """
+    size, groups = bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)
+    device, fill = x.device, launch_encode if x.is_cuda else cpu.encode
+
+    def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        codes = torch.empty(size, dtype=torch.uint8, device=device)
+        words = torch.empty(groups, dtype=torch.int32, device=device)
+        fill(codes, words, x, bits, group_size, seed, stochastic)
+        return codes, words
+
+    return run
+
+
+def fill_decoded(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int) -> None:
+    """Do as :func:`decode_` from the first element on, for plain tensors of sizes that fit, which nobody checks."""
+    (launch_decode if out.is_cuda else cpu.decode)(out, codes, meta, bits, group_size, 0)
 
 
 @define(

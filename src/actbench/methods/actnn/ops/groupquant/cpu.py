@@ -113,8 +113,11 @@ _MOST = 1024  # elements of the largest group
 
 
 def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> None:
-    """Encode a vector."""
-    _write(meta, x[None], group_size, bits, 0, 0, codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic)
+    """Encode the elements of a tensor in memory order."""
+    per, units = per_unit(group_size), -(-meta.numel() // per_unit(group_size))
+    place = 1, x.numel(), group_size, lanes_of(group_size), per, x.data_ptr(), KINDS[x.dtype]
+    target = bits, 0, 0, codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
+    _encode(units * BLOCK, meta.data_ptr(), *place, *target)
 
 
 def encode_rows(
@@ -153,8 +156,11 @@ def per_unit(group_size: int) -> int:
 
 def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Decode elements of a vector."""
+    count, per = out.numel(), per_unit(group_size)
+    pieces = -(-(start + count) // group_size) - start // group_size if count else 0
     source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
-    _read(out.view(1, -1), start, group_size, *source)
+    place = 1, count, start, group_size, per, pieces, out.data_ptr(), KINDS[out.dtype]
+    _decode(-(-pieces // per) * BLOCK, *source, *place)
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:
