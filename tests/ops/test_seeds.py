@@ -123,12 +123,12 @@ def test_seeds_go_on_while_a_graph_is_captured_and_never_begin_then(monkeypatch)
     """What is captured is done again at each replay: a beginning would bring the same seeds."""
     torch.manual_seed(0)
     before = seed()
-    monkeypatch.setattr(noise, "_captures", lambda: True)
+    monkeypatch.setattr(noise, "captures", lambda: True)
     torch.manual_seed(0)
     with noise.drawn_once():
         inside = [seed() for _ in range(3)]
     after = seed()
-    monkeypatch.setattr(noise, "_captures", lambda: False)
+    monkeypatch.setattr(noise, "captures", lambda: False)
 
     assert len({before, *inside, after}) == 5
     assert seed() == before
@@ -136,7 +136,7 @@ def test_seeds_go_on_while_a_graph_is_captured_and_never_begin_then(monkeypatch)
 
 def test_the_first_seed_of_a_device_is_not_drawn_while_a_graph_is_captured(monkeypatch):
     seed()
-    monkeypatch.setattr(noise, "_captures", lambda: True)
+    monkeypatch.setattr(noise, "captures", lambda: True)
 
     with pytest.raises(KernelError, match="run a step before the capture"):
         noise._seeds.take(torch.device("cuda", 5), 1)

@@ -261,7 +261,7 @@ class _Seeds:
         They go on in a backward pass, where checkpointing has set the generator back, and while a CUDA graph is
         captured: a beginning would be captured with it, and come again at each replay.
         """
-        if (torch.default_generator.initial_seed(), self.rank) == self._follows or _captures():
+        if (torch.default_generator.initial_seed(), self.rank) == self._follows or captures():
             return
         if self._follows is not None and torch._C._current_graph_task_id() >= 0:
             return
@@ -286,7 +286,7 @@ class _Seeds:
     def seed(self, device: torch.device) -> Tensor:
         """Return a seed outside of a pass."""
         self.begin()
-        if device.type == "cuda" and _captures():  # what was taken before the capture would come again at each replay
+        if device.type == "cuda" and captures():  # what was taken before the capture would come again at each replay
             return self.take(device, 1).view(())
         with self._lock:
             if device not in self._left:
@@ -304,9 +304,9 @@ class _Seeds:
     def _following(self, device: torch.device) -> Tensor:
         """Return the next seed of a device."""
         following = self._next.get(device)
-        if following is not None and (device in self._begun or (device.type == "cuda" and _captures())):
+        if following is not None and (device in self._begun or (device.type == "cuda" and captures())):
             return following
-        if device.type == "cuda" and _captures():
+        if device.type == "cuda" and captures():
             raise KernelError(
                 "the first seed is drawn while a CUDA graph is captured, and all replays of the graph would begin with "
                 "it; run a step before the capture"
@@ -351,7 +351,7 @@ def mark_seeded(generator: torch.Generator) -> tuple[int, int]:
     return seed, mark
 
 
-def _captures() -> bool:
+def captures() -> bool:
     """Return whether a CUDA graph is captured from the current stream."""
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return initialized and torch.cuda.is_current_stream_capturing()

@@ -16,7 +16,7 @@ from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
 from actbench.ops.library import plain, traced
-from actbench.ops.noise import fresh_seed
+from actbench.ops.noise import captures, fresh_seed
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
@@ -215,6 +215,8 @@ class SavedTensors:
 
     def _packed(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
         """Encode the elements of a tensor."""
+        if site.guarded and x.is_cuda and captures():
+            return self._left(x, "it may hold infinities, and nobody can look while a CUDA graph is captured")
         with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check

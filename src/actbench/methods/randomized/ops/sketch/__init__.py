@@ -20,7 +20,7 @@ from torch import Tensor
 from actbench.methods.randomized.ops.matrix import fourth_moment
 from actbench.methods.randomized.ops.sketch import samples, transforms
 from actbench.methods.randomized.ops.sketch.samples import working_type
-from actbench.ops.library import EVERYWHERE, RANDOM, define, traced
+from actbench.ops.library import EVERYWHERE, define, traced
 from actbench.ops.noise import fresh_seed
 
 Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]
@@ -102,7 +102,7 @@ def _make(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Te
 @define(
     "fresh_sketch(Tensor matrix, SymInt size, str kind, ScalarType dtype) -> (Tensor sketch, Tensor key)",
     {EVERYWHERE: _make},
-    tags=RANDOM,
+    tags=(),
 )
 def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return matrix.new_empty(size, matrix.shape[1], dtype=dtype), key_like(matrix, size, kind)
