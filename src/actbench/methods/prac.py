@@ -52,7 +52,7 @@ class Subspaces(OfRows):
         with no_autocast(flat):
             main = _range_of(rows, _normal(seed, 0, (rows.shape[1], first)))
             both = torch.cat((main, self._complement(main, second, seed)), 1)
-            return rows @ both, main, seed
+            return rows @ both, main, seed.clone()  # seeds of a pass lie together, and this one is kept
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the rows decoded from their coordinates."""
