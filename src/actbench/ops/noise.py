@@ -116,8 +116,11 @@ def words(seed: int | Tensor, first: int, count: int, device: torch.device) -> T
 
     The seed is a number, or a tensor on the device, whose value nobody on the host reads.
     """
-    word = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
-    return _finalized(word * signed(GOLDEN) + _state(seed))
+    state = _state(seed)
+    # nothing but the callee holds the numbers, so that it frees them as it goes on
+    return _finalized(
+        torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device).mul_(signed(GOLDEN)).add_(state)
+    )
 
 
 def _state(seed: int | Tensor) -> int | Tensor:

@@ -21,6 +21,8 @@ from actbench.packing.layout import Layout, memory_order
 from actbench.packing.sitestate import SiteState
 
 Parts = tuple[Tensor, ...]
+Encode = Callable[[Tensor, Tensor], Parts]
+"""Makes the parts of a tensor, of one known form, with a seed."""
 
 SMALLEST = 64
 """A tensor with fewer elements stays whole: it would gain less than torch's allocator rounds up."""
@@ -60,7 +62,7 @@ class Codec:
         """
         raise NotImplementedError
 
-    def planned(self, x: Tensor) -> Callable[[Tensor, Tensor], Parts] | None:
+    def planned(self, x: Tensor) -> Encode | None:
         """Return a function of a tensor and a seed that makes the parts of tensors of the form of x.
 
         It may be called for plain tensors (:func:`actbench.ops.library.plain`) while the site is not watched. None if

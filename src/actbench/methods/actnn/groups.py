@@ -6,7 +6,6 @@ the codes: codes from a recomputation may have other bits than those of the firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops import bitpack
 from actbench.ops.library import plain
 from actbench.ops.noise import fresh_seed
-from actbench.packing.codecs import Codec, Parts
+from actbench.packing.codecs import Codec, Encode, Parts
 from actbench.packing.layout import Layout, flat_of
 from actbench.packing.sitestate import SiteState
 
@@ -133,7 +132,7 @@ class Groups(GroupCodec):
             site.ranges = as_usual(groupquant.ranges(parts[1]).square().sum(), self.group_size, self.usual)
         return parts
 
-    def planned(self, x: Tensor) -> Callable[[Tensor, Tensor], Parts] | None:
+    def planned(self, x: Tensor) -> Encode | None:
         """Return a function that encodes whole bits of tensors without gaps."""
         width, wider = self.division(Layout.of(x))
         if wider or x.dtype == torch.float64 or flat_of(x).data_ptr() != x.data_ptr():
