@@ -56,7 +56,7 @@ class Encoding(Data):
 
         Without noise that is any seed.
         """
-        return seed
+        return noise.signed(seed)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return the parts of x.
