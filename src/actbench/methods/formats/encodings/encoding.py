@@ -54,7 +54,7 @@ class Encoding(Data):
     def seed_from(self, seed: int, first: int) -> int:
         """Return the seed whose noise is that of ``seed`` from element ``first`` on, a multiple of :attr:`unit`.
 
-        Without noise that is any seed.
+        For a format without noise it is ``seed``.
         """
         return noise.signed(seed)
 
