@@ -171,7 +171,7 @@ class SavedTensors:
         if reason is not None:
             return self._left(x, reason)
         codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
-        at_once = None if plan is None or site.watched or savedtensors.listeners else plan.encode
+        at_once = None if plan is None or site.watched or savedtensors.observers else plan.encode
         if at_once is not None and not plain(source := x.detach()):
             at_once = None
         # where in a whole pass nobody asked for what this site packs, nobody needs to know it
