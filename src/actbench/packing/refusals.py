@@ -65,6 +65,10 @@ def refuse_lazy(module: nn.Module) -> None:
         )
 
 
+_COMPILABLE = " or ".join(compilable())
+"""Schemes that compile: read now, since torch.compile warns of caches that it traces through."""
+
+
 def refuse_compiling(what: str, why: str, otherwise: str = "") -> None:
     """Raise a ConversionError under ``torch.compile`` or ``torch.export``: what cannot be compiled, why, and what can.
 
@@ -73,7 +77,7 @@ def refuse_compiling(what: str, why: str, otherwise: str = "") -> None:
     """
     refuse_exporting(what, why)
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
-        instead = otherwise or " or ".join(compilable())
+        instead = otherwise or _COMPILABLE
         raise ConversionError(
             f"{what} cannot be compiled: {why}; leave torch.compile out, or use {instead} with torch.compile"
         )
