@@ -81,7 +81,7 @@ def _torch_function_of(cls: type) -> Any:
     return next(vars(each)[name] for each in cls.__mro__ if name in vars(each))
 
 
-def _dispatches(cls: type) -> bool:
+def _dispatches(cls: Any) -> bool:
     """Return whether a class sees torch's operators, as fake tensors do: it cannot be both."""
     return not issubclass(cls, FakeTensor) and cls.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
