@@ -161,3 +161,12 @@ def test_a_chart_has_one_point_and_one_bar_for_all_seeds(records: list[MeasuredR
         ("fewbit:3", "824 B ± 22 B"),
     ]
     assert [details.texts["Seeds"] for details in beside.details] == ["0, 1, 2; numbers are means"] * 2
+
+
+def test_an_infinite_error_of_one_seed_has_no_deviation(make_record: MakeRecord) -> None:
+    records = [make_record("a", seed=seed, gradient_error=error) for seed, error in enumerate((0.5, float("inf")))]
+
+    (row,) = results_table(records).rows
+
+    assert row["gradient_error"] == float("inf")
+    assert row.get("gradient_error_spread") is None

@@ -74,3 +74,20 @@ def test_a_process_that_is_ended_leaves_none_behind(start, tmp_path, nothing_lef
             assert "process 1 of 2" in said
             assert "is gone" in said
     nothing_left()
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_the_sweep_with_its_name(start, tmp_path, nothing_left) -> None:
+    first, second = start(json.dumps(["at:0/hang", "name:b"]))
+    wait_for(tmp_path, "at:0/hang 4 begin")
+    second.send_signal(signal.SIGSTOP)
+
+    _, said = first.communicate(timeout=120)
+
+    assert first.returncode == 1
+    assert "process 1 of 2" in said
+    assert "does not answer" in said
+    assert outcomes(tmp_path)["at:0/hang"].reason == "timeout"
+    second.send_signal(signal.SIGCONT)
+    assert second.wait(timeout=60) == 0
+    nothing_left()

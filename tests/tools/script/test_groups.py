@@ -215,3 +215,27 @@ def test_batch_norm_over_processes_keeps_what_it_keeps_in_one(dtype: torch.dtype
 
     statistics = PROCESSES * (2 * 32 + 1) * 4
     assert 0 <= together - alone < statistics + 8 * 512  # blocks of 512 bytes
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_shards_of_an_optimizer_come_together_as_those_of_another_process_would(to: int) -> None:
+    """The state of four processes has the shapes of all parameters, whoever holds them."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    shapes = [(300, 300), (200, 100), (7,), (300,), (1, 5), (64, 3)]
+    with on_card():
+        distributed.init_process_group("nccl")
+        parameters = [nn.Parameter(torch.rand(shape, device="cuda")) for shape in shapes]
+        optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.Adam)
+        sum(each.sum() for each in parameters).backward()
+        optimizer.step()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.consolidate_state_dict(to=to)
+        peak = torch.cuda.max_memory_allocated() - held
+        if to == 0:
+            kept = optimizer.state_dict()["state"]
+            assert [tuple(kept[place]["exp_avg"].shape) for place in range(len(shapes))] == shapes
+            assert {each["exp_avg"].device.type for each in kept.values()} == {"cpu"}
+    largest = 8 * max(200 * 100, 300 + 64 * 3 + 7)  # two moments of the largest shard that another process has
+    assert largest < peak < 2 * largest + 4 * 8 * 300 * 300 * to + 65536

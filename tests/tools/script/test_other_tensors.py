@@ -38,13 +38,12 @@ def trained(pictures: Callable[[], Tensor]) -> tuple[type, int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.xfail(strict=True, reason="torch gives a fake tensor no second Python object")
 def test_a_tensor_gets_a_class_of_its_own(way: str) -> None:
     _, plain = trained(lambda: torch.rand(SHAPE))
 
     kind, peak = trained(lambda: WAYS[way](torch.rand(SHAPE)))
 
-    assert kind is Image
+    assert issubclass(kind, Image)
     assert peak == plain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,11 +31,11 @@ class Seeded(NamedTuple):
         return ", ".join(str(each.case.seed) for each in self.of) if self.of else self.record.case.seed
 
     def spread(self, name: str) -> float | None:
-        """Return the sample standard deviation of a number over the seeds; None if 0 or not known of all."""
+        """Return the sample standard deviation of a number over the seeds; None if 0, infinite or not known of all."""
         values = [getattr(each.outcome, name, None) for each in self.of]
         numbers = [float(value) for value in values if isinstance(value, int | float)]
-        if len(numbers) < 2 or len(numbers) < len(values):
-            return None
+        if len(numbers) < 2 or len(numbers) < len(values) or not all(map(math.isfinite, numbers)):
+            return None  # of infinite numbers statistics.stdev is NaN, or an AttributeError before Python 3.12
         return statistics.stdev(numbers) or None
 
 

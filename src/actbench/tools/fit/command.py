@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from actbench.tools.fit.stepflags import FitFlags
 if TYPE_CHECKING:
     from actbench.tools.fit.fit import Fit
     from actbench.tools.fit.questions import Answer
+    from actbench.tools.fit.stored import Shown
 
 RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
@@ -122,7 +122,7 @@ def fit(
     --measure runs the first three plans and shows the errors of the estimates.
 
     Simulations are stored in the folder fit-results, or in that of --output. Run the same command again to continue a
-    stopped fit.
+    stopped fit; the answer of one that ended is stored, too, and is shown again at once.
 
     Exit status: 0 something fits within --max-slowdown, with adapters or without, 1 nothing does, 2 wrong usage.
 
@@ -154,6 +154,19 @@ def fit(
     seconds = budget or (LONG_BUDGET_SECONDS if case.script is not None or questions.asks else BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
+    from actbench.tools.fit.stored import Question
+
+    flags_of_answer = {
+        "asked": asked.model_dump(mode="json"),
+        "questions": vars(questions),
+        "on": [nodes.cluster, timeout],
+        "shows": [measure, show_code, progress.verbose],
+    }
+    question = Question(case, [base, *(among or [])], flags_of_answer, output or RESULTS)
+    if (shown := question.stored()) is not None:
+        _show(shown, exports)
+        return
+
     from actbench.run.processes import ForkServer
     from actbench.tools.fit import scripts
 
@@ -177,64 +190,59 @@ def fit(
         if answer is None:
             found = find(case, asked, means, measure=measure)
     if answer is not None:
-        _show_answer(answer, exports, show_code)
-        return
-    from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.answer import numbered
+        shown, path, is_whole = _answered(answer, show_code), answer.path, answer.is_whole
+    else:
+        shown, path = _found(found, show_code, verbose=progress.verbose), found.path
+        is_whole = not (found.cut_short or found.crashed)
+    if is_whole and path is not None:
+        question.keep(shown, path)
+    _show(shown, exports)
+
+
+def _answered(answer: Answer, show_code: int) -> Shown:
     from actbench.tools.fit.pieces import pieces_of
+    from actbench.tools.fit.stored import Shown
+
+    code = pieces_of(((plan.words, plan) for plan in answer.chosen), show_code)
+    records = answer.records
+    return Shown(answer.tables, code, answer.counted, answer.remarks, answer.is_possible, lambda: records)
+
+
+def _found(found: Fit, show_code: int, *, verbose: bool) -> Shown:
+    from actbench.tools.fit.answer import impossible, numbered
+    from actbench.tools.fit.pieces import pieces_of
+    from actbench.tools.fit.stored import Shown
     from actbench.tools.fit.tables import FIT_TITLE, tables_of
 
-    verdict = () if found.is_possible else _verdict(found)
+    verdict: tuple[str, ...] = ()
+    if not found.is_possible:
+        verdict = impossible(
+            found.found,
+            cut_short=found.cut_short,
+            knows_least=found.knows_least,
+            least_profile=found.least_profile,
+            has_more=found.has_more,
+        )
     tables = list(tables_of(found.found, FIT_TITLE, verdict))
     cut_short = (f"{found.cut_short} Faster plans may exist.",) if found.cut_short and found.is_possible else ()
     plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(found.found), 1)]
     code = pieces_of(plans, show_code if found.is_possible else 0)
     tables[0] = replace(tables[0], lead=(*cut_short, *tables[0].lead, *found.about_crashed), code=code)
-    show(*tables, beside=exports)
-    export(exports, tables, lambda: json_lines(found.records))
-    _print_code(tables[0].code, exports)
-    _remarks(found, verbose=progress.verbose)
-    if not found.is_possible:
-        remark(" ".join(verdict))
-        raise Exit(1)
-
-
-def _show_answer(answer: Answer, exports: ExportFlags, show_code: int) -> None:
-    from actbench.report.render.formats import json_lines
-    from actbench.tools.fit.pieces import pieces_of
-
-    show(*answer.tables, beside=exports)
-    export(exports, answer.tables, lambda: json_lines(answer.records))
-    _print_code(pieces_of(((plan.words, plan) for plan in answer.chosen), show_code), exports)
-    for text in answer.remarks:
-        remark(text)
-    if not answer.is_possible:
-        raise Exit(1)
-
-
-def _print_code(pieces: Sequence[tuple[str, str]], exports: ExportFlags) -> None:
-    for heading, text in pieces:
-        print(f"\n# {heading}\n{text}", file=readers(exports))
-
-
-def _verdict(found: Fit) -> tuple[str, ...]:
-    from actbench.tools.fit.answer import impossible
-
-    return impossible(
-        found.found,
-        cut_short=found.cut_short,
-        knows_least=found.knows_least,
-        least_profile=found.least_profile,
-        has_more=found.has_more,
+    results = (f"results: {found.path} (tables in the same folder, as .md and .csv)",) if found.path else ()
+    remarks = (*results, *found.about_refused(each=verbose), *found.kept, *([" ".join(verdict)] if verdict else []))
+    return Shown(
+        tuple(tables), code, tuple(found.counts.said(found.path)), remarks, found.is_possible, lambda: found.records
     )
 
 
-def _remarks(found: Fit, *, verbose: bool) -> None:
-    for text in found.counts.said(found.path):
+def _show(shown: Shown, exports: ExportFlags) -> None:
+    from actbench.report.render.formats import json_lines
+
+    show(*shown.tables, beside=exports)
+    export(exports, shown.tables, lambda: json_lines(shown.records()))
+    for heading, text in shown.code:
+        print(f"\n# {heading}\n{text}", file=readers(exports))
+    for text in (*shown.counted, *shown.remarks):
         remark(text)
-    if found.path is not None:
-        remark(f"results: {found.path} (tables in the same folder, as .md and .csv)")
-    for why in found.about_refused(each=verbose):
-        remark(why)
-    for why in found.kept:
-        remark(why)
+    if not shown.is_possible:
+        raise Exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import get_args
 
 from actbench.model.records import Case
@@ -32,15 +33,21 @@ class Answer:
         tables: The tables.
         records: The records of what was simulated of the model itself.
         chosen: The plans in the tables, the nearest to the exact step first.
+        counted: How many simulations there were.
         remarks: What else there is to say.
         is_possible: Whether something fits.
+        is_whole: Whether all was tried, and nothing crashed.
+        path: The results file, if one is kept.
     """
 
     tables: tuple[Table, ...]
     records: tuple[FitRecord, ...]
     chosen: tuple[Tried, ...]
+    counted: tuple[str, ...]
     remarks: tuple[str, ...]
     is_possible: bool
+    is_whole: bool
+    path: Path | None
 
 
 def levels_of(asked: Asked) -> Sequence[tuple[str, Level]]:
@@ -129,10 +136,18 @@ def _answer(made: Fitting, tables: tuple[Table, ...], chosen: list[Tried], remar
     told_first = made.budget.told if chosen or not made.budget.told else f"Nothing found yet. {made.budget.told}"
     lead = (told_first,) if told_first else ()
     first = replace(tables[0], lead=lead, notes=(*tables[0].notes, *about_crashed(made.crashed, made.path)))
-    told = made.count().said(made.path)
-    told += [f"results: {made.path}"] if made.path else []
+    results = [f"results: {made.path}"] if made.path else []
     records = tuple({each.record.case: each.record for each in chosen}.values())
-    return Answer((first, *tables[1:]), records, tuple(chosen), (*remarks, *told), bool(chosen))
+    return Answer(
+        (first, *tables[1:]),
+        records,
+        tuple(chosen),
+        tuple(made.count().said(made.path)),
+        (*remarks, *results),
+        bool(chosen),
+        not (made.budget.told or made.crashed),
+        made.path,
+    )
 
 
 def which_card(case: Case, asked: Asked, means: Means) -> Answer:

@@ -24,8 +24,10 @@ from actbench.tools.ranks.follower import NEWS, ORDERS, Ask, Begin, End, Ended, 
 from actbench.tools.ranks.launch import Address, Meeting
 
 JOINS = "actbench.tools.ranks.world"
-_ENDING_SECONDS = 120.0
+_ENDING_SECONDS = 60.0  # a launched process does nothing but pass on orders, so that a longer silence is no work
 _INTERRUPTING_SECONDS = 1.0
+
+_WITHOUT_IT = "no case is measured without it. Start the same command again: it goes on with the rows that are left"
 
 
 class Link:
@@ -34,6 +36,7 @@ class Link:
     def __init__(self, frames: Frames, hello: Hello, size: int) -> None:
         self._frames = frames
         self._size = size
+        self._is_silent = False
         self.hello = hello
 
     @property
@@ -42,7 +45,9 @@ class Link:
         return self._frames.socket
 
     def order(self, order: Order) -> None:
-        """Send an order; a MeasurementError if the process is gone."""
+        """Send an order; a MeasurementError if the process is gone or did not answer the one before."""
+        if self._is_silent:
+            raise MeasurementError(f"{self._who} does not answer, and {_WITHOUT_IT}")
         try:
             self._frames.send(ORDERS.dump_json(order))
         except OSError:
@@ -58,11 +63,15 @@ class Link:
 
     def _gone(self) -> MeasurementError:
         time.sleep(_INTERRUPTING_SECONDS)  # Ctrl-C ends all processes: this one hears of it here
-        return MeasurementError(
-            f"process {self.hello.rank} of {self._size}, on {self.hello.host}, is gone, and no case is measured "
-            "without it; what it wrote last says why. Start the same command again: it goes on with the rows that are "
-            "left"
-        )
+        return MeasurementError(f"{self._who} is gone, what it wrote last says why, and {_WITHOUT_IT}")
+
+    def fall_silent(self) -> None:
+        """Note that the process does not answer, such as one that was stopped: it takes no more orders."""
+        self._is_silent = True
+
+    @property
+    def _who(self) -> str:
+        return f"process {self.hello.rank} of {self._size}, on {self.hello.host},"
 
     def close(self) -> None:
         """Let the process end."""
@@ -110,6 +119,7 @@ class RemoteMember:
         while wait([self._link.socket], left_until(deadline)):
             if self._link.read() == Ended(number=self._number):
                 return
+        self._link.fall_silent()
 
 
 class Team:

@@ -22,6 +22,7 @@ from actbench.tools.script import (
     packed,
     savedmodels,
     saving,
+    zero,
 )
 from actbench.tools.script.arrivals import Change, on_arrival
 
@@ -66,7 +67,7 @@ def prepared(
 
     with ExitStack() as stack:
         again = stack.enter_context(savedmodels.found_again())
-        modules = (loading, packed, saving, loggers, kernels, flash, detectors)
+        modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
         parts = [*(module.changes(once) for module in modules), again]
         changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
         stack.enter_context(loggers.environment())

@@ -48,6 +48,7 @@ from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker,
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Steps
+from actbench.tools.script.subclasses import subclasses_made
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
 from actbench.tools.script.threads import OnCard, threads_followed
@@ -183,6 +184,7 @@ class Simulation:
                 stack.enter_context(sensors.answered(self.memory))
             stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
             stack.enter_context(attributes_shown(self._mode.from_tensor))
+            stack.enter_context(subclasses_made())
             if not self.profile.is_cuda:
                 stack.enter_context(card_is_the_cpu())
             stack.enter_context(faked_when_registered(self._mode))
