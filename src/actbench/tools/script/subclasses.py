@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from actbench.device.patches import attribute
 from actbench.ops import hostmemory
-from actbench.simulator.overrides import attribute
 from actbench.tools.script.arrivals import changed
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, distributed
 from torch.utils import _pytree
 
+from actbench.device.patches import Patches
 from actbench.tools.script.arrivals import Change
-from actbench.tools.script.patches import Patches
 
 
 def changes(_note: Callable[[str], None]) -> Mapping[str, Change]:
