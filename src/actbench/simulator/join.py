@@ -43,6 +43,8 @@ class Joined:
         host_bytes: Most bytes in host memory.
         done: The operators of the step.
         streams: Of storages that are not allocated on the stream that computes.
+        activation_bytes: Bytes that are alive after the forward pass and were not before it.
+        expandable: Whether the allocator's segments grow.
     """
 
     run: Sequence[Sequence[Event]]
@@ -50,6 +52,8 @@ class Joined:
     host_bytes: int
     done: Sequence[Done]
     streams: Mapping[int, str]
+    activation_bytes: int
+    expandable: bool
 
     @property
     def peak_bytes(self) -> int:
@@ -166,7 +170,9 @@ class _Join:
         begun, passes = played[BEFORE], [played[label] for label in self._labels[1:-2]]
         usage = _Usage(self._streams)
         usage.play(begun)
+        alive = usage.live
         forward = usage.play(itertools.chain(*passes[: top - 1], forwarded))
+        activations = usage.live - alive
         backward = usage.play(itertools.chain(played[TOP][len(forwarded) :], *passes[top:]))
         usage.play(played[STATE])
         update = usage.play(played[OPTIMIZER])
@@ -181,6 +187,8 @@ class _Join:
             host_bytes=usage.most_on_host,
             done=[*self._done()],
             streams=self._streams,
+            activation_bytes=activations,
+            expandable=self._base.trace.expandable,
         )
 
     def _done(self) -> Iterator[Done]:
@@ -330,11 +338,11 @@ class _Usage:
 
     def __init__(self, streams: Mapping[int, str]) -> None:
         self._streams, self._amounts = streams, dict[int, int]()
-        self._live = self._on_host = self.most_on_host = 0
+        self.live = self._on_host = self.most_on_host = 0
 
     def play(self, events: Iterable[Event]) -> int:
         """Return the most bytes on the device from now until after these events."""
-        most = self._live
+        most = self.live
         for name, amount in events:
             more = amount - self._amounts.get(name, 0)
             self._amounts[name] = amount
@@ -342,8 +350,8 @@ class _Usage:
                 self._on_host += more
                 self.most_on_host = max(self.most_on_host, self._on_host)
             else:
-                self._live += more
-                most = max(most, self._live)
+                self.live += more
+                most = max(most, self.live)
         return most
 
 

@@ -151,7 +151,8 @@ class SimulatedMeter(Meter):
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
         approximate = ((why,) if why and self.profile.is_cuda else ()) + unmodelled.reasons()
-        self.trace = marks.trace() if self.blocks else None
+        traced = marks.trace() if self.blocks else None
+        self.trace = traced and replace(traced, expandable=grows)
         timed = replace(timed, blocks=marks.readings(), approximate=approximate)
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 

@@ -77,6 +77,7 @@ class Trace:
         state_bytes: Optimizer state that exists while the passes run, though they were simulated without it.
         cyclic_bytes: Bytes that the optimizer's step needs beyond its events.
         micro_batches: How many micro-batches the step has.
+        expandable: Whether the segments of CUDA's allocator grow.
     """
 
     blocks: tuple[str, ...]
@@ -92,11 +93,12 @@ class Trace:
     state_bytes: int = 0
     cyclic_bytes: int = 0
     micro_batches: int = 1
+    expandable: bool = False
 
     def lines(self) -> Iterator[str]:
         """Yield the trace as lines of JSON: what holds for the whole step, then operators, segments and streams."""
         of_step = ("blocks", "kinds", "given", "saved", "returned", "keeps_input", "forwarded")
-        of_step += ("state_bytes", "cyclic_bytes", "micro_batches")
+        of_step += ("state_bytes", "cyclic_bytes", "micro_batches", "expandable")
         yield _line({"trace": FORMAT, **{name: getattr(self, name) for name in of_step}})
         for done in self.operators:
             usual = asdict(OperatorWork(done.work.name))

@@ -1,0 +1,152 @@
+"""Joins plans from the traces of simulated cases: which traces a plan needs, and what its step measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import estimate
+from actbench.simulator.join import Joined, Joiner
+from actbench.simulator.profiles import DeviceProfile
+from actbench.simulator.reserved import reserved_bytes
+from actbench.simulator.trace import Label, Segment, Trace
+from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
+
+Setting = tuple[Around, Action]
+"""What is changed around the blocks, and what is done with the modules outside of them."""
+
+
+class Traced(Protocol):
+    """What simulates the cases whose traces are joined."""
+
+    def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+        """Simulate what was not simulated yet; return the measurements."""
+
+    def action_case(self, around: Around, action: Action) -> tuple[Case, Plan]:
+        """Return the case of an action on all blocks, of a copy of the model with few of them if there is one."""
+
+    def whole_case(self, plan: Plan) -> Case:
+        """Return the case of a plan for the whole model."""
+
+    def surveyed(self) -> Iterable[Around]:
+        """Return the ways of computing whose steps without further changes were simulated."""
+
+
+@dataclass
+class Joins:
+    """Plans of one model, joined.
+
+    Attributes:
+        of: What simulates the cases whose traces are joined.
+        device_profile: The simulated device.
+    """
+
+    of: Traced
+    device_profile: str
+    _traces: dict[Case, Trace | None] = field(default_factory=dict, repr=False)
+    _joiners: dict[tuple[Setting, frozenset[Action]], Joiner | None] = field(default_factory=dict, repr=False)
+
+    def step(self, plan: Plan, limit: int) -> Measurement | None:
+        """Return what the step of a plan measures; None if it cannot be joined.
+
+        Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
+        """
+        setting, actions = (plan.around, plan.rest), frozenset(plan.actions) - {AS_IT_IS}
+        if not actions:
+            return None
+        case = self.of.whole_case(Plan(plan.around, (), plan.rest))
+        found = self.of.measured({case: Plan(plan.around, (), plan.rest)}).get(case)
+        if (setting, actions) not in self._joiners:
+            self._joiners[setting, actions] = self._joiner(case, found, setting, actions)
+        joiner = self._joiners[setting, actions]
+        if joiner is None or found is None:
+            return None
+        warnings = [text for action in actions for text in self._warnings(setting[0], action)]
+        profile = profiles.get(self.device_profile)
+        return measured(found, joiner.join(plan.actions), profile, profile.step_bytes(limit), warnings)
+
+    def _warnings(self, around: Around, action: Action) -> Sequence[str]:
+        case, plan = self.of.action_case(around, action)
+        found = self.of.measured({case: plan}).get(case)
+        return found.warnings if found is not None else ()
+
+    def _joiner(
+        self, case: Case, found: Measurement | None, setting: Setting, actions: frozenset[Action]
+    ) -> Joiner | None:
+        base = self._trace(case, found)
+        if base is None:
+            return None
+        around = self._alike(base, setting)
+        cases = {action: self.of.action_case(around, action) for action in actions}
+        outcomes = self.of.measured(dict(cases.values()))
+        traces = {action: self._trace(of_action, outcomes.get(of_action)) for action, (of_action, _) in cases.items()}
+        known = {action: trace for action, trace in traces.items() if trace is not None}
+        if len(known) < len(actions):
+            return None
+        count = len(base.blocks)
+        whole = {a: t if len(t.blocks) == count else t.repeated(base.blocks) for a, t in known.items()}
+        return Joiner(base, whole)
+
+    def _alike(self, base: Trace, setting: Setting) -> Around:
+        """Return the fewest changes around the blocks with which the blocks do what they do in a setting."""
+        around, rest = setting
+        within = [each for each in self.of.surveyed() if each <= around and (each < around or rest)]
+        for fewer in sorted(within, key=len):
+            case = self.of.whole_case(Plan(fewer))
+            trace = self._trace(case, self.of.measured({case: Plan(fewer)}).get(case))
+            if trace is not None and _does_alike(trace, base):
+                return fewer
+        return around
+
+    def _trace(self, case: Case, found: Measurement | None) -> Trace | None:
+        if case not in self._traces:
+            packed = found.trace if found is not None else None
+            self._traces[case] = Trace.unpacked(packed) if packed else None
+        return self._traces[case]
+
+
+def _does_alike(one: Trace, other: Trace) -> bool:
+    """Whether the blocks of two traces allocate and free the same bytes in the same order, and run the same."""
+    return all(_form(one, label) == _form(other, label) for label in other.segments if label.block >= 0)
+
+
+def _form(trace: Trace, label: Label) -> object:
+    events, operators = trace.segments.get(label, Segment())
+    return [amount for _, amount in events], [trace.operators[place] for place in operators]
+
+
+def measured(
+    base: Measurement, step: Joined, profile: DeviceProfile, limit: int, warnings: Sequence[str]
+) -> Measurement:
+    """Return what a joined step measures, from what the step without actions on blocks does."""
+    reserved, expandable = None, step.expandable
+    if profile.is_cuda:
+        reserved = reserved_bytes(step.run, limit_bytes=limit, expandable=expandable, streams=step.streams)
+    time = base.estimated
+    if profile.rates is not None and time is not None:
+        time = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+    peaks = {phase: getattr(step.phases, f"{phase}_bytes") for phase in ("forward", "backward", "optimizer")}
+    over = max(step.peak_bytes, reserved or 0) - limit
+    return base.model_copy(
+        update={
+            "peak_bytes": step.peak_bytes,
+            "phase_peaks": step.phases,
+            "peak_phase": max(peaks, key=lambda phase: peaks[phase]),
+            "peak_parts": None,
+            "activation_bytes": step.activation_bytes,
+            "reserved_bytes": reserved,
+            "host_bytes": step.host_bytes if profile.is_cuda else None,
+            "memory_limit_bytes": limit,
+            "over_limit_bytes": over if over > 0 else None,
+            "estimated": time,
+            "remedies": (),
+            "sites": (),
+            "warnings": tuple(dict.fromkeys((*base.warnings, *warnings))),
+            "blocks": None,
+            "trace": None,
+        }
+    )
