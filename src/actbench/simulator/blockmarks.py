@@ -22,7 +22,7 @@ from actbench.packing.blocks import blocks, repeated
 from actbench.simulator.caching import round_up
 from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.savedraw import saved_raw
-from actbench.simulator.segments import Part, Place, events_between, parts_between
+from actbench.simulator.segments import Part, Place, events_between, on_host, parts_between
 from actbench.simulator.trace import BEFORE, HOST, Label, Segment, Trace, labels_of
 from actbench.simulator.tracker import StorageTracker
 
@@ -193,7 +193,7 @@ class BlockMarks:
             blocks=tuple(run.block.path for run in runs),
             kinds=tuple(run.kind for run in runs),
             segments=segments,
-            streams={**tracker.communicated.streams, **dict.fromkeys((event.name for event in tracker.host), HOST)},
+            streams={**tracker.communicated.streams, **dict.fromkeys((on_host(event.name) for event in tracker.host), HOST)},
             given=tuple(tuple(sorted(run.took)) for run in runs),
             saved=tuple(tuple(sorted(run.saved)) for run in runs),
             returned=tuple(run.returned for run in runs),

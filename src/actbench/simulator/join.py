@@ -276,7 +276,7 @@ class _Join:
         after = next((each for each in later if each.block >= 0 and self._of(each) is cut), None)
         if label.kind == "forward":
             is_top = freed[0] == TOP and label.block == len(self._plan) - 1
-            return (TOP, _FIRST) if is_top or after is None else (after, _FIRST)
+            return (TOP, self._place(cut, *freed) if is_top else _FIRST) if is_top or after is None else (after, _FIRST)
         if after is None:
             return None
         for other in cut.foreign[after]:
@@ -308,19 +308,35 @@ class _Join:
             freed, place = other.freed[same]
             later = enumerate(self._plan[label.block + 1 :], label.block + 1)
             blocks = [block for block, action in later if action is other and same in other.given[block]]
-            if freed.kind != "backward":
-                found.append((freed, place if self._of(freed) is other else _LAST))
-            elif freed.block > label.block:
-                holder = next((block for block in blocks if block >= freed.block), None)
-                if holder is not None:
-                    found.append((Label("backward", holder), place if holder == freed.block else _LAST))
-            else:  # a block holds it itself; others may, too
-                holder = next((block for block in blocks if other.keeps(block, same)), None)
-                if holder is not None:
-                    found.append((Label("backward", holder), _LAST))
+            if freed.kind != "backward" or self._of(freed) is other:
+                found.append((freed, self._place(other, freed, place)))
+                continue
+            # its own block holds it where it is freed there; of others it is only known what their graph saves
+            own = freed.block == label.block
+            holders = (block for block in blocks if (other.keeps(block, same) if own else block >= freed.block))
+            if (holder := next(holders, None)) is not None:
+                found.append((Label("backward", holder), _LAST))
         if not found:
             found.append((self._labels[self._rank[label] + 1], _LAST))
         return max(found, key=lambda moment: (self._rank[moment[0]], moment[1]))
+
+    def _place(self, cut: _Cut, label: Label, place: int) -> int:
+        """Return the place in a segment of this step that stands for one in a trace; at its end in other actions.
+
+        Outside of the blocks it is the place after as many allocations.
+        """
+        mine = self._of(label)
+        if mine is cut:
+            return place
+        if label.block >= 0:
+            return _LAST
+        events = cut.trace.segments[label].events[:place]
+        count = sum(1 for name, amount in events if amount and cut.made[name] == label)
+        for at, (name, amount) in enumerate(mine.trace.segments[label].events):
+            count -= bool(amount and mine.made[name] == label)
+            if count < 0:
+                return at - 1
+        return _LAST
 
     def _read(self, label: Label, cut: _Cut, name: int) -> _Moment | None:
         """Return where the next segment frees a gradient, by its own trace."""

@@ -45,14 +45,22 @@ def parts_between(
     return parts[1:]
 
 
+def on_host(name: int) -> int:
+    """Return the name of a storage in host memory, which no storage on the device has."""
+    return -1 - name
+
+
 def events_between(
     begun: Place, ended: Place, events: Sequence[Event], host: Sequence[HostEvent]
 ) -> Iterator[Event]:
-    """Yield what happens between two places, on the device and in host memory, in order."""
+    """Yield what happens between two places, on the device and in host memory, in order.
+
+    A storage may be on both, one after the other: in host memory its name is :func:`on_host`.
+    """
     at = begun.events
     for each in host[begun.host : ended.host]:
         yield from events[at : each.at]
-        yield each.name, each.amount
+        yield on_host(each.name), each.amount
         at = max(at, each.at)
     yield from events[at : ended.events]
 

@@ -108,7 +108,7 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
     choices = choices_of(case, asked, profile, means.schemes)
     levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
-        planner = made.planner(case, asked, choices)
+        planner = made.planner(case, asked, choices, is_joining=True)
         with made.searching("usual stacks", _OF_USUAL):
             planner.start()
             planner.try_usual()

@@ -84,6 +84,7 @@ class Planner(Survey):
         found: These plans, in order, simulated whole or joined.
         most_squared_error: Of the gradient.
         knows_least: Whether the plan of each level that needs least was simulated.
+        is_joining: Whether plans are joined where their traces are known; otherwise all are simulated whole.
         note: Told of each plan that was joined.
         errors: Of plans that were joined and then simulated whole: shares of the peak that the joined one was off.
     """
@@ -91,6 +92,7 @@ class Planner(Survey):
     most_squared_error: float = math.inf
     found: list[Found] = field(default_factory=list)
     knows_least: bool = False
+    is_joining: bool = True
     note: Callable[[Case, Plan, Measurement], object] = lambda case, plan, measured: None
     errors: list[float] = field(default_factory=list)
     _joins: Joins = field(init=False, repr=False)
@@ -276,7 +278,7 @@ class Planner(Survey):
         if case in self.outcomes:
             return True
         limit = case.memory_limit_bytes or 0
-        measured = self._joins.step(solved.plan, limit)
+        measured = self._joins.step(solved.plan, limit) if self.is_joining else None
         if measured is None or case in self.outcomes:  # a trace that it needs may be its own
             return measured is not None
         self.outcomes[case] = measured
