@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def compared(name: str, count: int) -> Iterator[dict[str, Any]]:
         chosen = {each: [path for path, action in zip(paths, plan, strict=True) if action == each] for each in ACTIONS}
         return "+".join(f"{each},only={'/'.join(found)}" for each, found in chosen.items() if found) or "exact"
 
-    traces = {action: simulated(exact, spec([action] * len(paths)))[1] for action in ACTIONS}
+    traces: dict[Hashable, Trace] = {action: simulated(exact, spec([action] * len(paths)))[1] for action in ACTIONS}
     joiner = Joiner(trace, traces)
     for plan in plans(len(paths), count):
         began = time.process_time()
@@ -103,10 +103,10 @@ def compared(name: str, count: int) -> Iterator[dict[str, Any]]:
 
 
 _ABOUT = (
-    "Made by `benchmarks/joins.py results/joins`: random plans for the blocks of a model, joined from the traces of the "
-    f"exact step and of {', '.join(f'`{each}`' for each in ACTIONS)} on all blocks, and simulated whole, too. A cell has "
-    "the median and the worst of how far the joined step is off, without sign. Host memory is compared with the peak. "
-    "Seconds are processor time of one plan, those of the join with its allocator's replay and its estimate of time."
+    "Made by `benchmarks/joins.py results/joins`: random plans for the blocks of a model, joined from the traces of "
+    f"the exact step and of {', '.join(f'`{each}`' for each in ACTIONS)} on all blocks, and simulated whole, too. A "
+    "cell has the median and the worst of how far the joined step is off, without sign. Host memory is compared with "
+    "the peak. Seconds are processor time of one plan, those of the join with its allocator's replay and its estimate of time."
 )
 
 

@@ -36,7 +36,8 @@ def simulated(scheme: str, model: str, **settings: int) -> tuple[Measurement, Tr
 
 
 def spec(plan: str, paths: tuple[str, ...]) -> str:
-    places = {each: [path for path, one in zip(paths, plan, strict=True) if one == each] for each in plan if each != "e"}
+    chosen = dict.fromkeys(plan.replace("e", ""))
+    places = {each: [path for path, one in zip(paths, plan, strict=True) if one == each] for each in chosen}
     return "+".join(f"{ACTIONS[each]},only={'/'.join(found)}" for each, found in places.items()) or "exact"
 
 

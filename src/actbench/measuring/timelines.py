@@ -1,4 +1,4 @@
-"""The tasks of separate processes for ``measure --timeline``, ``--ledger``, ``--export-snapshot`` and ``--export-trace``."""
+"""Tasks of separate processes: ``measure --timeline``, ``--ledger``, ``--export-snapshot`` and ``--export-trace``."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ def write_trace(text: str) -> str:
     """Write the trace of a simulated step as a task: from a request in JSON to an empty answer.
 
     Raises:
-        MeasurementError: The model has no blocks that run one after the other, or its step is not simulated.
+        MeasurementError: The model's blocks do not run one after the other, or its step is not simulated.
     """
     asked = FileRequest.model_validate_json(text)
     session = _Traced(asked.case)
     session.memory()
     trace = session.meter.trace if isinstance(session.meter, SimulatedMeter) else None
     if trace is None:
-        raise MeasurementError(f"{asked.case.model} has no trace: no blocks of it run one after the other in a simulated step")
+        raise MeasurementError(
+            f"{asked.case.model} has no trace: no blocks run one after the other in a simulated step"
+        )
     asked.path.write_text("".join(f"{line}\n" for line in trace.lines()), encoding="utf-8")
     return ""
 

@@ -193,7 +193,7 @@ class BlockMarks:
             blocks=tuple(run.block.path for run in runs),
             kinds=tuple(run.kind for run in runs),
             segments=segments,
-            streams={**tracker.communicated.streams, **dict.fromkeys((on_host(event.name) for event in tracker.host), HOST)},
+            streams={**tracker.communicated.streams, **{on_host(event.name): HOST for event in tracker.host}},
             given=tuple(tuple(sorted(run.took)) for run in runs),
             saved=tuple(tuple(sorted(run.saved)) for run in runs),
             returned=tuple(run.returned for run in runs),

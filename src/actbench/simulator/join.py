@@ -8,7 +8,7 @@ frees are freed where the last of those lets go that hold them in this plan:
 - A result of a block, and what is allocated before the blocks, is held by whoever calls the blocks, and by those blocks
   whose action keeps it. The backward pass of the first of these is the last to run.
 - A gradient is freed by the block before, as its action says.
-- What only an action allocates, such as a copy on its way to host memory, is freed by the next block of the same action.
+- What only an action allocates, such as a copy on its way to host memory, is freed by the next block of this action.
 
 Storages of two traces stand for each other if the same segment allocates as many bytes, and as many such storages
 before them.
@@ -280,7 +280,8 @@ class _Join:
         if after is None:
             return None
         for other in cut.foreign[after]:
-            if cut.made[other].kind == "backward" and cut.size[other] == cut.size[name] and (after, other) not in self._taken:
+            is_alike = cut.made[other].kind == "backward" and cut.size[other] == cut.size[name]
+            if is_alike and (after, other) not in self._taken:
                 self._taken.add((after, other))
                 return after, cut.freed[other][1]
         return after, _FIRST

@@ -50,9 +50,7 @@ def on_host(name: int) -> int:
     return -1 - name
 
 
-def events_between(
-    begun: Place, ended: Place, events: Sequence[Event], host: Sequence[HostEvent]
-) -> Iterator[Event]:
+def events_between(begun: Place, ended: Place, events: Sequence[Event], host: Sequence[HostEvent]) -> Iterator[Event]:
     """Yield what happens between two places, on the device and in host memory, in order.
 
     A storage may be on both, one after the other: in host memory its name is :func:`on_host`.

@@ -1,9 +1,9 @@
 """A simulated step as a value: what it allocates, frees and runs, cut where the blocks of a model begin and end.
 
 A step of n blocks has the segments ``before``, ``start``, ``forward`` 0 to n - 1, ``top``, ``backward`` n - 1 to 0,
-``end``, ``state`` and ``optimizer``. What is alive when the forward pass begins is allocated in ``before``. ``start`` is
-the forward pass until the first block, ``top`` all from the end of the last block until its backward pass, ``end`` what
-follows the backward pass of the first. The optimizer steps twice: ``state`` is the step that makes its state, and
+``end``, ``state`` and ``optimizer``. What is alive when the forward pass begins is allocated in ``before``. ``start``
+is the forward pass until the first block, ``top`` all from the end of the last block until its backward pass, ``end``
+what follows the backward pass of the first. The optimizer steps twice: ``state`` is the step that makes its state, and
 ``optimizer`` the one that every later step of training repeats.
 """
 
@@ -97,14 +97,15 @@ class Trace:
 
     def lines(self) -> Iterator[str]:
         """Yield the trace as lines of JSON: what holds for the whole step, then operators, segments and streams."""
-        of_step = ("blocks", "kinds", "given", "saved", "returned", "keeps_input", "forwarded")
-        of_step += ("state_bytes", "cyclic_bytes", "micro_batches", "expandable")
-        yield _line({"trace": FORMAT, **{name: getattr(self, name) for name in of_step}})
+        of_blocks = ("blocks", "kinds", "given", "saved", "returned", "keeps_input")
+        numbers = ("forwarded", "state_bytes", "cyclic_bytes", "micro_batches", "expandable")
+        yield _line({"trace": FORMAT, **{name: getattr(self, name) for name in (*of_blocks, *numbers)}})
         for done in self.operators:
             usual = asdict(OperatorWork(done.work.name))
             work = {name: value for name, value in asdict(done.work).items() if value != usual.get(name, None)}
             turn = {} if done.turn == Turn() else {"turn": list(done.turn)}
-            yield _line({"phase": done.phase, "on_host": done.on_host, "work": {"name": done.work.name, **work}, **turn})
+            named = {"name": done.work.name, **work}
+            yield _line({"phase": done.phase, "on_host": done.on_host, "work": named, **turn})
         for label, segment in self.segments.items():
             block = {"block": label.block} if label.block >= 0 else {}
             yield _line({"segment": label.kind, **block, "events": segment.events, "operators": segment.operators})
@@ -165,7 +166,7 @@ class Trace:
                 label = label._replace(block=label.block + moved)
             return names.setdefault((label, number), len(names))
 
-        segments, streams = {}, {}
+        segments, streams = dict[Label, Segment](), dict[int, str]()
         for label in labels_of(len(blocks)):
             old, shift = label, None
             if label.block >= 0:

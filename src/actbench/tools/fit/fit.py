@@ -124,6 +124,8 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
             planner.limit_error(asked.max_gradient_error)
         with made.searching("plans"):
             planner.answer(limit, levels)
+        with made.searching("proofs"):
+            _prove(planner, made, limit, levels)
         with made.searching("frontiers of memory and time"):
             planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
         if asked.max_gradient_error is not None:
@@ -183,7 +185,7 @@ def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> 
     return Fit(
         found,
         records,
-        made.count(),
+        made.count()._replace(error=max(map(abs, planner.errors), default=None)),
         made.crashed,
         made.budget.told,
         planner.knows_least and not made.budget.told,

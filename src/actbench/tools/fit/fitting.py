@@ -104,16 +104,16 @@ class Fitting:
             self.means.progress.doing(f"trying {what}{until}")
             yield
 
-    def planner(
-        self, case: Case, asked: Asked, choices: Choices | None = None, *, is_joining: bool = False
-    ) -> Planner:
+    def planner(self, case: Case, asked: Asked, choices: Choices | None = None, *, is_joining: bool = False) -> Planner:
         """Return a planner of the case of an exact step, which has simulated nothing yet.
 
         With ``is_joining`` it joins plans from traces; the plans that are told have to be proved then.
         """
         simulations = self.simulations(case, asked)
         changes = choices or self.choices(case, asked)
-        return FromCopies(case, changes, simulations, is_joining=is_joining, note=simulations.note)
+        if not is_joining:
+            return FromCopies(case, changes, simulations, is_joining=False)
+        return FromCopies(case, changes, simulations, note=simulations.note)
 
     def choices(self, case: Case, asked: Asked) -> Choices:
         """Return what may be changed in the case of an exact step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from actbench.simulator.cost.clock import estimate
 from actbench.simulator.join import Joined, Joiner
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
-from actbench.simulator.trace import Label, Segment, Trace
+from actbench.simulator.trace import Trace
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
 
 Setting = tuple[Around, Action]
@@ -88,7 +88,10 @@ class Joins:
         if len(known) < len(actions):
             return None
         count = len(base.blocks)
-        whole = {a: t if len(t.blocks) == count else t.repeated(base.blocks) for a, t in known.items()}
+        whole: dict[Hashable, Trace] = {
+            action: trace if len(trace.blocks) == count else trace.repeated(base.blocks)
+            for action, trace in known.items()
+        }
         return Joiner(base, whole)
 
     def _alike(self, base: Trace, setting: Setting) -> Around:
@@ -110,13 +113,17 @@ class Joins:
 
 
 def _does_alike(one: Trace, other: Trace) -> bool:
-    """Whether the blocks of two traces allocate and free the same bytes in the same order, and run the same."""
-    return all(_form(one, label) == _form(other, label) for label in other.segments if label.block >= 0)
+    """Whether the blocks of two traces run the same, and allocate and free the same bytes of their own."""
+    return list(_own(one)) == list(_own(other))
 
 
-def _form(trace: Trace, label: Label) -> object:
-    events, operators = trace.segments.get(label, Segment())
-    return [amount for _, amount in events], [trace.operators[place] for place in operators]
+def _own(trace: Trace) -> Iterator[object]:
+    """Yield what blocks do with what they allocate themselves, and their operators."""
+    keys = trace.keys()
+    for label, segment in trace.segments.items():
+        if label.block >= 0:
+            own = [(keys[name], amount) for name, amount in segment.events if keys[name][0].block == label.block]
+            yield label, own, [trace.operators[place] for place in segment.operators]
 
 
 def measured(

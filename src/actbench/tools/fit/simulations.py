@@ -91,7 +91,6 @@ class Simulations:
                         self.crashed[case] = outcome
                     yield case, outcome
 
-
     def note(self, case: Case, plan: Plan, outcome: Measurement) -> None:
         """Store a step that was joined from traces, unless the results file has its simulation."""
         known = self._store.find(case)
