@@ -58,9 +58,7 @@ def write_trace(text: str) -> str:
     session.memory()
     trace = session.meter.trace if isinstance(session.meter, SimulatedMeter) else None
     if trace is None:
-        raise MeasurementError(
-            f"{asked.case.model} has no trace: no blocks run one after the other in a simulated step"
-        )
+        raise MeasurementError(f"{asked.case.model} has no trace: its blocks do not run one after the other")
     asked.path.write_text("".join(f"{line}\n" for line in trace.lines()), encoding="utf-8")
     return ""
 

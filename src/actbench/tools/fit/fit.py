@@ -128,10 +128,10 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
             _prove(planner, made, limit, levels)
         with made.searching("frontiers of memory and time"):
             planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
+        with made.searching("proofs"):
+            _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
-        with made.searching("proofs"):
-            _prove(planner, made, limit, levels)
         whole = [tried for tried in planner.outcomes if tried.model == case.model]
         result = _result(planner, made.records(whole), made)
         if meter is not None:
@@ -152,6 +152,8 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
 def _prove(planner: Planner, made: Fitting, limit: int, levels: Sequence[Level]) -> None:
     """Simulate the first plans whole; where one needs more than its parts did, plans are made anew."""
     for _ in range(_PROOFS):
+        if planner.most_squared_error < math.inf:
+            _note_errors(planner, made.store)
         found = _found(made.records([tried for tried in planner.outcomes if tried.model == planner.exact.model]))
         first = numbered(found)[:_PROVED] or [found.least]
         joined = [each.record.case for each in first if each.record.joined]
