@@ -106,7 +106,8 @@ _ABOUT = (
     "Made by `benchmarks/joins.py results/joins`: random plans for the blocks of a model, joined from the traces of "
     f"the exact step and of {', '.join(f'`{each}`' for each in ACTIONS)} on all blocks, and simulated whole, too. A "
     "cell has the median and the worst of how far the joined step is off, without sign. Host memory is compared with "
-    "the peak. Seconds are processor time of one plan, those of the join with its allocator's replay and its estimate of time."
+    "the peak. Seconds are processor time of one plan, those of the join with its allocator's replay and its estimate "
+    "of time."
 )
 
 
