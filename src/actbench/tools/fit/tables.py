@@ -49,7 +49,7 @@ _COLUMNS: tuple[Column[Tried], ...] = (
     Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
     Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
     Column("differs", "Also changes", "text", _differs),
-    Column("joined", "From", "text", lambda tried: "joined" if tried.record.joined else "simulation", detail=1),
+    Column("joined", "Peak from", "text", lambda tried: "joined" if tried.record.joined else None, detail=1),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),
     Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower", detail=1),
     _at_peak("weights_bytes", "Weights at peak"),
