@@ -47,8 +47,10 @@ class Joins:
 
     of: Traced
     device_profile: str
-    _traces: dict[Case, Trace | None] = field(default_factory=dict, repr=False)
-    _joiners: dict[tuple[Setting, frozenset[Action]], Joiner | None] = field(default_factory=dict, repr=False)
+    _traces: dict[Case, Trace] = field(default_factory=dict, repr=False)
+    _joiners: dict[tuple[Setting, frozenset[Action]], tuple[Joiner, Sequence[str]]] = field(
+        default_factory=dict, repr=False
+    )
 
     def step(self, plan: Plan, limit: int) -> Measurement | None:
         """Return what the step of a plan measures; None if it cannot be joined.
@@ -56,28 +58,22 @@ class Joins:
         Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
         """
         setting, actions = (plan.around, plan.rest), frozenset(plan.actions) - {AS_IT_IS}
-        if not actions:
-            return None
+        if not actions or self._whole(Plan()) is None:
+            return None  # blocks of a script are not traced
         case = self.of.whole_case(Plan(plan.around, (), plan.rest))
         found = self.of.measured({case: Plan(plan.around, (), plan.rest)}).get(case)
-        if (setting, actions) not in self._joiners:
-            self._joiners[setting, actions] = self._joiner(case, found, setting, actions)
-        joiner = self._joiners[setting, actions]
-        if joiner is None or found is None:
+        if found is None:
             return None
-        warnings = [text for action in actions for text in self._warnings(setting[0], action)]
+        known = self._joiners.get((setting, actions)) or self._joiner(setting, actions)
+        if known is None:
+            return None
+        joiner, warnings = self._joiners[setting, actions] = known
         profile = profiles.get(self.device_profile)
         return measured(found, joiner.join(plan.actions), profile, profile.step_bytes(limit), warnings)
 
-    def _warnings(self, around: Around, action: Action) -> Sequence[str]:
-        case, plan = self.of.action_case(around, action)
-        found = self.of.measured({case: plan}).get(case)
-        return found.warnings if found is not None else ()
-
-    def _joiner(
-        self, case: Case, found: Measurement | None, setting: Setting, actions: frozenset[Action]
-    ) -> Joiner | None:
-        base = self._trace(case, found)
+    def _joiner(self, setting: Setting, actions: frozenset[Action]) -> tuple[Joiner, Sequence[str]] | None:
+        """Return what joins plans of some actions, and the warnings of these."""
+        base = self._whole(Plan(setting[0], (), setting[1]))
         if base is None:
             return None
         around = self._alike(base, setting)
@@ -92,24 +88,27 @@ class Joins:
             action: trace if len(trace.blocks) == count else trace.repeated(base.blocks)
             for action, trace in known.items()
         }
-        return Joiner(base, whole)
+        return Joiner(base, whole), [text for found in outcomes.values() for text in found.warnings]
 
     def _alike(self, base: Trace, setting: Setting) -> Around:
         """Return the fewest changes around the blocks with which the blocks do what they do in a setting."""
         around, rest = setting
         within = [each for each in self.of.surveyed() if each <= around and (each < around or rest)]
         for fewer in sorted(within, key=len):
-            case = self.of.whole_case(Plan(fewer))
-            trace = self._trace(case, self.of.measured({case: Plan(fewer)}).get(case))
+            trace = self._whole(Plan(fewer))
             if trace is not None and _does_alike(trace, base):
                 return fewer
         return around
 
+    def _whole(self, plan: Plan) -> Trace | None:
+        """Return the trace of the whole model."""
+        case = self.of.whole_case(plan)
+        return self._trace(case, self.of.measured({case: plan}).get(case))
+
     def _trace(self, case: Case, found: Measurement | None) -> Trace | None:
-        if case not in self._traces:
-            packed = found.trace if found is not None else None
-            self._traces[case] = Trace.unpacked(packed) if packed else None
-        return self._traces[case]
+        if case not in self._traces and found is not None and found.trace is not None:
+            self._traces[case] = Trace.unpacked(found.trace)
+        return self._traces.get(case)
 
 
 def _does_alike(one: Trace, other: Trace) -> bool:
