@@ -59,7 +59,7 @@ class Joins:
         """
         setting, actions = (plan.around, plan.rest), frozenset(plan.actions) - {AS_IT_IS}
         if not actions or self._whole(Plan()) is None:
-            return None  # blocks of a script are not traced
+            return None  # a script has no traces
         case = self.of.whole_case(Plan(plan.around, (), plan.rest))
         found = self.of.measured({case: Plan(plan.around, (), plan.rest)}).get(case)
         if found is None:
