@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from actbench.cli.printing import ProgressFlags
-from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, files_of, line_of, tables_of
+from actbench.cli.timeline import TimelineFlags, export_again, export_timelines, files_of, line_of, tables_of
 from actbench.model.measured import MeasuredRecord
 from actbench.model.timeline import Holder, Span, Timeline
 
@@ -77,7 +77,7 @@ def test_nothing_is_written_where_nothing_was_measured(
     flags = TimelineFlags(export_timeline=tmp_path / "x.json", export_snapshot=tmp_path / "x.pickle")
 
     export_timelines(records[2:], flags)
-    export_snapshots(records[2:], flags, ProgressFlags(), timeout=1.0)
+    export_again(records[2:], flags, ProgressFlags(), timeout=1.0)
 
     assert capsys.readouterr().err.count("is not written: no case was measured") == 2
     assert not list(tmp_path.iterdir())

@@ -25,7 +25,7 @@ from actbench.cli.givenrecipes import recipe_hint, recipe_of, recipe_of_target
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, export, finish, progress_shown, remark, show
-from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
+from actbench.cli.timeline import TimelineFlags, export_again, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import is_function
@@ -175,9 +175,10 @@ def measure(
     """
     recipe = recipe_of(model, flags, cumulative)
     timeline.check()
-    if context.obj is not None and timeline.export_snapshot is not None:
+    if context.obj is not None and (timeline.export_snapshot or timeline.export_trace) is not None:
+        flag = "--export-snapshot" if timeline.export_snapshot is not None else "--export-trace"
         raise UsageError(
-            "--export-snapshot records one process, and several were launched: leave it out, or simulate by 'actbench "
+            f"{flag} records one process, and several were launched: leave it out, or simulate by 'actbench "
             "measure --meter simulated', started alone"
         )
     with schemes_from(flags.scheme_flags):
@@ -259,7 +260,7 @@ def _compare(
         remark(note)
     show_timelines(records, exports)
     export_timelines(records, timeline)
-    export_snapshots(records, timeline, flags, timeout=timeout)
+    export_again(records, timeline, flags, timeout=timeout)
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 

@@ -92,16 +92,30 @@ class TimelineFlags(CurveFlags):
             parser=path_named,
         ),
     ] = None
+    export_trace: Annotated[
+        Path | None,
+        option(
+            "--export-trace",
+            "Simulate the step once more and write what it allocates, frees and runs, cut at the blocks of the model, "
+            "as lines of JSON; each of several cases gets its own file.",
+            only_typed=True,
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
 
     def check(self) -> None:
         """Check the files before anything runs; see :meth:`CurveFlags.check`."""
         from actbench.report.render import exports
 
+        if self.export_trace == STDOUT:
+            raise UsageError("--export-trace -: name a file")
         if self.export_snapshot == STDOUT:
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
         super().check()
-        if self.export_snapshot is not None:
-            exports.check_writable(self.export_snapshot)
+        for file in (self.export_snapshot, self.export_trace):
+            if file is not None:
+                exports.check_writable(file)
 
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
@@ -166,26 +180,34 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
     return as_json if file.suffix == _JSON else drawn
 
 
-def export_snapshots(
+def export_again(
     records: Sequence[MeasuredRecord], flags: TimelineFlags, progress: ProgressFlags, *, timeout: float
 ) -> None:
-    """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
-    if flags.export_snapshot is None:
+    """Run each measured case once more for each file that is requested; an ActbenchError if it fails now."""
+    _export_each(records, flags.export_snapshot, "write_snapshot", progress, timeout)
+    simulated = [record for record in records if record.case.meter == "simulated"]
+    _export_each(simulated, flags.export_trace, "write_trace", progress, timeout)
+
+
+def _export_each(
+    records: Sequence[MeasuredRecord], target: Path | None, task: str, progress: ProgressFlags, timeout: float
+) -> None:
+    if target is None:
         return
-    from actbench.measuring.timelines import SnapshotRequest  # which imports torch and all schemes
+    from actbench.measuring.timelines import FileRequest  # which imports torch and all schemes
     from actbench.run.executor import PRELOAD
     from actbench.run.tasks import Tasks
 
     measured = [record for record in records if isinstance(record.outcome, Measurement)]
     if not measured:
-        remark(f"{flags.export_snapshot} is not written: no case was measured")
+        remark(f"{target} is not written: no case was {'measured' if task == 'write_snapshot' else 'simulated'}")
         return
     with temporary_folder() as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
-        made = folder / "snapshot.pickle"
-        for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
-            request = SnapshotRequest(case=record.case, path=made).model_dump_json()
+        made = folder / "made"
+        for record, file in zip(measured, files_of(target, measured), strict=True):
+            request = FileRequest(case=record.case, path=made).model_dump_json()
             doing = f"recording the allocations of {record.case.name}"
-            call_task(tasks, "write_snapshot", request, doing=doing, timeout_seconds=timeout, flags=progress)
+            call_task(tasks, task, request, doing=doing, timeout_seconds=timeout, flags=progress)
             write_files((file, made.read_bytes))
 
 

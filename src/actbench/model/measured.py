@@ -217,6 +217,7 @@ class Measurement(OutcomeData):
         built: What was measured; None in older records.
         timeline: The memory over the step, if requested.
         blocks: What each block holds and takes, if requested of a simulated step.
+        trace: The same step as a value, packed as :class:`actbench.simulator.trace.Trace` packs it.
     """
 
     model_config = ConfigDict(extra="allow")  # _diagnosed refuses extra fields, except those of older records
@@ -266,6 +267,7 @@ class Measurement(OutcomeData):
     warnings: tuple[str, ...] = ()
     timeline: Timeline | None = None
     blocks: BlockReadings | None = None
+    trace: str | None = None
 
     @model_validator(mode="after")  # mode="before" takes a third of the time of reading
     def _diagnosed(self) -> Self:

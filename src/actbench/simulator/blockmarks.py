@@ -16,13 +16,14 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.meters.footprint import storages
-from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.peak import Event, alive
 from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.packing.blocks import blocks, repeated
 from actbench.simulator.caching import round_up
-from actbench.simulator.cost.recorder import Recorder
+from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.savedraw import saved_raw
-from actbench.simulator.segments import Part, Place, parts_between
+from actbench.simulator.segments import Part, Place, events_between, on_host, parts_between
+from actbench.simulator.trace import BEFORE, HOST, Label, Segment, Trace, labels_of
 from actbench.simulator.tracker import StorageTracker
 
 _autograd: Any = torch._C._autograd
@@ -60,6 +61,9 @@ class _Run:
         given_bytes: Its bytes.
         waits: How many blocks had begun when it was last seen alive at such a moment.
         is_held: Whether it is alive after the forward pass.
+        took: Names of storages that go in.
+        saved: Names of storages that its part of autograd's graph saves as they are.
+        returned: Names of storages that it returns, those left out that it was given.
         left: When its forward pass ends.
         backward: When its backward pass begins.
     """
@@ -77,6 +81,9 @@ class _Run:
     keeps_output: bool = False
     keeps_input: bool = False
     is_held: bool = False
+    took: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
+    returned: tuple[int, ...] = ()
 
     @property
     def is_alive(self) -> bool:
@@ -111,6 +118,9 @@ class BlockMarks:
     Attributes:
         passed: Seconds until the device has come past each operator, if they are estimated.
         state_bytes: Optimizer state that the passes ran without.
+        cyclic_bytes: Bytes that the optimizer's step needs beyond its events.
+        updates: When the optimizer's first step begins, and its second one.
+        micro_batches: How many micro-batches the step has.
     """
 
     def __init__(self, module: nn.Module, blocks: Sequence[Block], tracker: StorageTracker, recorder: Recorder) -> None:
@@ -120,7 +130,9 @@ class BlockMarks:
         self._tracker, self._recorder = tracker, recorder
         self._pass: _Pass | None = None
         self.passed: list[float] = []
-        self.state_bytes = 0
+        self.state_bytes = self.cyclic_bytes = 0
+        self.updates = (Place(0, 0), Place(0, 0))
+        self.micro_batches = 1
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -147,6 +159,10 @@ class BlockMarks:
             run.keeps_input = run.keeps_input or (run.is_held and not keeps_output)
             keeps_output = run.keeps_output
 
+    def updating(self) -> None:
+        """The optimizer's first or second step begins."""
+        self.updates = self.updates[1], self._place()
+
     def ended(self) -> None:
         """The backward pass has ended."""
         if self._pass is not None:
@@ -158,8 +174,39 @@ class BlockMarks:
             return None
         return _readings(self._pass, self._tracker.events, self.passed, self.state_bytes)
 
+    def trace(self) -> Trace | None:
+        """Return the step as a value; None where the blocks are no chain, or there are none."""
+        if self._pass is None or not self._pass.runs or not self._pass.is_chain:
+            return None
+        places, runs, tracker = _places(self._pass), self._pass.runs, self._tracker
+        if places is None or self._pass.forwarded is None:
+            return None
+        ends = [*places[:-1], *self.updates, self._place()]
+        segments, known = dict[Label, Segment](), dict[Done, int]()
+        for label, (begun, ended) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
+            taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
+            done = self._recorder.done[begun.done : ended.done]
+            if label == BEFORE:
+                taken, done = tuple(alive(taken).items()), []
+            segments[label] = Segment(taken, tuple(known.setdefault(each, len(known)) for each in done))
+        return Trace(
+            blocks=tuple(run.block.path for run in runs),
+            kinds=tuple(run.kind for run in runs),
+            segments=segments,
+            streams={**tracker.communicated.streams, **{on_host(event.name): HOST for event in tracker.host}},
+            given=tuple(tuple(sorted(run.took)) for run in runs),
+            saved=tuple(tuple(sorted(run.saved)) for run in runs),
+            returned=tuple(run.returned for run in runs),
+            keeps_input=tuple(run.keeps_input for run in runs),
+            operators=tuple(known),
+            forwarded=len([*events_between(ends[len(runs) + 1], self._pass.forwarded, tracker.events, tracker.host)]),
+            state_bytes=self.state_bytes,
+            cyclic_bytes=self.cyclic_bytes,
+            micro_batches=self.micro_batches,
+        )
+
     def _place(self) -> Place:
-        return Place(len(self._tracker.events), len(self._recorder.done))
+        return Place(len(self._tracker.events), len(self._recorder.done), len(self._tracker.host))
 
     def _running(self) -> _Pass | None:
         """Return the pass whose forward pass runs; None in a backward pass, which may run a block again."""
@@ -184,6 +231,7 @@ class BlockMarks:
             run.waits = len(running.runs) + 1 if run.is_alive else run.waits
         kind = hashlib.sha256(text.encode()).hexdigest()[:16]
         running.runs.append(_Run(block, kind, self._place(), _autograd._get_sequence_nr(), held, size))
+        running.runs[-1].took = frozenset(self._tracker.names_of(storages(given)))
 
     def _leave(self, block: Block, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         running = self._running()
@@ -201,6 +249,8 @@ class BlockMarks:
         run.keeps_output = any(id(storage) in kept for storage in returned)
         first = None if run.given is None else run.given()
         run.keeps_input = id(first) in kept
+        run.saved = frozenset(self._tracker.names_by_id(kept))
+        run.returned = tuple(name for storage in returned for name in self._tracker.names_of([storage]))
 
     def _hook(self, tensor: Tensor | None, reached: Callable[[], object]) -> None:
         """Call a function when the backward pass comes to the node that made a tensor; nothing keeps the node."""
@@ -220,17 +270,22 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _readings(found: _Pass, events: Sequence[Event], passed: Sequence[float], state_bytes: int) -> BlockReadings | None:
-    """Return the readings of a pass; None where its blocks do not run backward in the order opposite to forward."""
+def _places(found: _Pass) -> list[Place] | None:
+    """Return where the parts of a pass end; None where its blocks do not run backward in the opposite order."""
     last = found.runs[-1].left
     if last is None or found.forwarded is None or found.ended is None:
         return None
-    stem = found.stem or found.ended
-    backward = [stem]  # of a block that no gradient reaches nothing runs backward
+    backward = [found.stem or found.ended]  # of a block that no gradient reaches nothing runs backward
     for run in found.runs:
         backward.append(run.backward or backward[-1])
     places = [found.begun, *(run.entered for run in found.runs), last, *reversed(backward), found.ended]
-    if any(first.events > then.events or first.done > then.done for first, then in itertools.pairwise(places)):
+    in_order = all(one.events <= two.events and one.done <= two.done for one, two in itertools.pairwise(places))
+    return places if in_order else None
+
+
+def _readings(found: _Pass, events: Sequence[Event], passed: Sequence[float], state_bytes: int) -> BlockReadings | None:
+    places = _places(found)
+    if places is None:
         return None
     parts = parts_between(places, events, passed, state_bytes)
     count = len(found.runs)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.stepevents import HostEvent
 
 
 class Place(NamedTuple):
-    """A moment: how many events and operators there were."""
+    """A moment: how many events, operators and events in host memory there were."""
 
     events: int
     done: int
+    host: int = 0
 
 
 class Part(NamedTuple):
@@ -41,6 +43,24 @@ def parts_between(
         seconds = _until(passed, ended.done) - _until(passed, begun.done)
         parts.append(Part(first, peak, live, max(seconds, 0.0)))
     return parts[1:]
+
+
+def on_host(name: int) -> int:
+    """Return the name of a storage in host memory, which no storage on the device has."""
+    return -1 - name
+
+
+def events_between(begun: Place, ended: Place, events: Sequence[Event], host: Sequence[HostEvent]) -> Iterator[Event]:
+    """Yield what happens between two places, on the device and in host memory, in order.
+
+    A storage may be on both, one after the other: in host memory its name is :func:`on_host`.
+    """
+    at = begun.events
+    for each in host[begun.host : ended.host]:
+        yield from events[at : each.at]
+        yield on_host(each.name), each.amount
+        at = max(at, each.at)
+    yield from events[at : ended.events]
 
 
 def _until(passed: Sequence[float], done: int) -> float:

@@ -36,6 +36,7 @@ from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.scaled import Ran
 from actbench.simulator.simulatedstep import MicroPasses
+from actbench.simulator.trace import Trace
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 
@@ -55,6 +56,7 @@ class SimulatedMeter(Meter):
             unknown.
         ran: The step that was read last.
         blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.
+        trace: The step that was read last, cut at these blocks; None without blocks that run one after the other.
     """
 
     name: MeterName = "simulated"
@@ -68,6 +70,7 @@ class SimulatedMeter(Meter):
         self.done: Sequence[Done] = ()
         self.ran: Ran | None = None
         self.blocks: Sequence[Block] | None = None
+        self.trace: Trace | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -148,6 +151,8 @@ class SimulatedMeter(Meter):
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
         approximate = ((why,) if why and self.profile.is_cuda else ()) + unmodelled.reasons()
+        traced = marks.trace() if self.blocks else None
+        self.trace = traced and replace(traced, expandable=grows)
         timed = replace(timed, blocks=marks.readings(), approximate=approximate)
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
@@ -204,12 +209,15 @@ def _read(
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
+    marks.updating()
     made, cyclic = make_state(step, tracker)
     at_first = marks.state_bytes = made
+    marks.cyclic_bytes, marks.micro_batches = cyclic, len(step.micro_batches)
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     if watch:
         simulatedstep.own(watch, tracker, watching.state(step))
     repeating, host_repeating = len(tracker.events), len(tracker.host)
+    marks.updating()
     recorder.is_on = True
     renews_next(step.optimizer)
     step.update()

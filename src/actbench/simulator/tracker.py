@@ -174,8 +174,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the names in ``events`` of known storages."""
+        return self.names_by_id(map(id, storages))
+
+    def names_by_id(self, ids: Iterable[int]) -> set[int]:
+        """Return the names in ``events`` of known storages, which are alive, by their ids."""
         self._settle()
-        return {self._known[key][0] for key in map(id, storages) if key in self._known}
+        return {self._known[key][0] for key in ids if key in self._known}
 
     @property
     def live_bytes(self) -> int:

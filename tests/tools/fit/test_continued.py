@@ -27,9 +27,9 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
     again = cli(*words)
 
     copies = {record.case.model for record in records_below(tmp_path) if record.of_copy}
-    assert copies == {"tiny-llama@num_hidden_layers=3", "tiny-llama@num_hidden_layers=5"}
+    assert copies == {"tiny-llama@num_hidden_layers=4", "tiny-llama@num_hidden_layers=6"}
     assert {record["case"]["model"] for record in json.loads(first.out)} == {DEEP}
-    assert all("num_hidden_layers=3" not in table.read_text() for table in tmp_path.rglob("*.fit.*[dv]"))
+    assert all("num_hidden_layers=4" not in table.read_text() for table in tmp_path.rglob("*.fit.*[dv]"))
     assert (again.status, log.read_text()) == (0, simulated)
     one, two = ({json.dumps(record) for record in json.loads(ended.out)} for ended in (first, again))
     assert one == two
@@ -40,10 +40,10 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
 def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
     words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
     cli("fit", DEEP, *words)
-    copy = cli("fit", "tiny-llama@num_hidden_layers=3", *words)
+    copy = cli("fit", "tiny-llama@num_hidden_layers=4", *words)
 
     assert copy.status == 0, copy.err
-    assert "What fits: tiny-llama@num_hidden_layers=3" in copy.out
+    assert "What fits: tiny-llama@num_hidden_layers=4" in copy.out
 
 
 @pytest.mark.exhaustive

@@ -52,7 +52,7 @@ def test_two_copies_tell_what_the_whole_model_does(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "copy"), [("tiny-llama", "tiny-llama@num_hidden_layers=3"), ("own.py:build", None), ("vit_l_16", None)]
+    ("model", "copy"), [("tiny-llama", "tiny-llama@num_hidden_layers=4"), ("own.py:build", None), ("vit_l_16", None)]
 )
 def test_only_models_with_a_config_have_shorter_copies(model: str, copy: str | None) -> None:
     blocks = Blocks(tuple(f"blocks.{place}" for place in range(12)), ("block",) * 12)

@@ -56,14 +56,19 @@ class Session(bench.Session):
 
     def _memory(self) -> Measurement:
         if not self.scheme.changes or self._inspects:
-            return super().memory()
+            return self._with_trace(super().memory())
         paths = {site.path for site in self.setup.sites}
         modules, acted = RunningModules(self.setup.module, paths=paths), set[tuple[str, Hashable]]()
         with modules.watching(), savedtensors.observing(lambda by: acted.add((modules.running, by))):
             measured = super().memory()
         # What modules save is not known, and so sites have no bytes.
         _, unreached = inspect(Trace((), modules.calls), Trace((), modules.calls, acted), self.setup)
-        return measured.model_copy(update={"unreached": unreached})
+        return self._with_trace(measured.model_copy(update={"unreached": unreached}))
+
+    def _with_trace(self, measured: Measurement) -> Measurement:
+        """Return the measurement with the trace of its step, from which plans are joined."""
+        trace = self.meter.trace if isinstance(self.meter, SimulatedMeter) else None
+        return measured if trace is None else measured.model_copy(update={"trace": trace.packed()})
 
     def time(self, steps: int) -> None:
         """Time nothing: only the error of the gradient is measured for real here."""

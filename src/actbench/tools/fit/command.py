@@ -111,10 +111,10 @@ def fit(
 
     Stacks that most people know, such as lora:16+checkpoint, are simulated first; a table has them.
 
-    Then single changes are simulated, mostly on a copy with three blocks: recomputing, packing or moving what
+    Then single changes are simulated, mostly on a copy with four blocks: recomputing, packing or moving what
     blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
-    up, and fit computes the fastest plan that fits by these sums. This plan is simulated whole, with the limit set; if
-    it needs more memory than the sums said, fit computes another. Only plans that were simulated whole are shown.
+    up, and fit computes the fastest plan that fits by these sums. Its step is joined from traces of the blocks; if it
+    needs more memory than the sums said, fit computes another. The first three plans are simulated whole.
 
     First comes the answer: whether the model fits unchanged, the fastest plan with exact gradients, and the fastest of
     all. Tables have the fastest plan for each way in which training may change, and the frontiers of memory and time.

@@ -20,16 +20,20 @@ class Counts(NamedTuple):
         whole: Of the whole model, now; a plan has one for each memory limit that it is tried with.
         copies: Of copies with fewer blocks and of smaller models, now.
         taken: Those that the results file had, of both kinds.
+        error: The most that a joined peak was off one that was then simulated whole; None if none was.
     """
 
     whole: int
     copies: int
     taken: int
+    error: float | None = None
 
     def said(self, path: Path | None) -> list[str]:
         """Return what a remark says of them; ``path`` is the results file, if one is kept."""
         found = f"{counted(self.whole, 'simulation')} of the whole model"
         found += f", {self.copies} of smaller copies of it" if self.copies else ""
+        if self.error is not None:
+            found += f"; joined peaks were off by {100 * self.error:.2f} % at most where they were simulated, too"
         if not self.taken:
             return [found]
         return [found, f"continued from {path}, which had {counted(self.taken, 'simulation')} of this fit"]

@@ -15,8 +15,8 @@ from actbench.tools.fit.costs import Costs, Floats
 from actbench.tools.fit.plan import Action, Around, Places
 from actbench.workload.names import takes_changes, with_blocks
 
-COPIED = 3
-"""Blocks of a copy: the first, one for all in the middle, and the last."""
+COPIED = 4
+"""Blocks of a copy: the first, two for all in the middle, and the last."""
 
 LEAST_SHARE = 0.02
 """The smallest share of a step's bytes or seconds that is worth a change."""
@@ -58,7 +58,7 @@ class Blocks:
 
     def is_told_by(self, read: BlockReadings) -> bool:
         """Whether the blocks of a copy are those of the model."""
-        return [block.kind for block in read.blocks] == [self.kinds[0], self.kinds[1], self.kinds[-1]]
+        return [block.kind for block in read.blocks] == [self.kinds[place] for place in (0, 1, 2, -1)]
 
     @property
     def whole(self) -> Places:
@@ -78,7 +78,7 @@ class Blocks:
     def places(self) -> Sequence[int]:
         """The place in a copy of the block that stands for each."""
         count = len(self.paths)
-        return [0, *[1] * (count - 2), 2] if self.copy else range(count)
+        return [0, 1, *[2] * (count - 3), 3] if self.copy else range(count)
 
 
 @dataclass(frozen=True)

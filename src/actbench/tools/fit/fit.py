@@ -12,9 +12,10 @@ from actbench.report.sentences import failures
 from actbench.report.store import Store
 from actbench.simulator import profiles
 from actbench.tools.fit import ondevice
+from actbench.tools.fit.answer import numbered
 from actbench.tools.fit.counts import Counts, about_crashed, is_crash
 from actbench.tools.fit.fitting import Fitting, Means, checked, choices_of, fitting
-from actbench.tools.fit.levels import ANY, EXACT, LEVELS
+from actbench.tools.fit.levels import ANY, EXACT, LEVELS, Level
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord, Tried
 from actbench.tools.fit.scripts import name_of
@@ -22,6 +23,9 @@ from actbench.tools.fit.shortlist import Fitted, fitted
 
 _OF_USUAL, _OF_SINGLE_CHANGES = 0.5, 0.5
 """Shares of the time that is left, for the usual stacks and then for single changes; the rest is for plans."""
+
+_PROVED = 3  # plans that are simulated whole, the first of the answer
+_PROOFS = 4  # how often others take the place of plans that need more than their parts did
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
     choices = choices_of(case, asked, profile, means.schemes)
     levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
-        planner = made.planner(case, asked, choices)
+        planner = made.planner(case, asked, choices, is_joining=True)
         with made.searching("usual stacks", _OF_USUAL):
             planner.start()
             planner.try_usual()
@@ -120,8 +124,12 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
             planner.limit_error(asked.max_gradient_error)
         with made.searching("plans"):
             planner.answer(limit, levels)
+        with made.searching("proofs"):
+            _prove(planner, made, limit, levels)
         with made.searching("frontiers of memory and time"):
             planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
+        with made.searching("proofs"):
+            _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
         whole = [tried for tried in planner.outcomes if tried.model == case.model]
@@ -139,6 +147,21 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
             records = made.records([*whole, *measured])
             result = replace(result, records=records, found=_found(records))
     return result
+
+
+def _prove(planner: Planner, made: Fitting, limit: int, levels: Sequence[Level]) -> None:
+    """Simulate the first plans whole; where one needs more than its parts did, plans are made anew."""
+    for _ in range(_PROOFS):
+        if planner.most_squared_error < math.inf:
+            _note_errors(planner, made.store)
+        found = _found(made.records([tried for tried in planner.outcomes if tried.model == planner.exact.model]))
+        first = numbered(found)[:_PROVED] or [found.least]
+        joined = [each.record.case for each in first if each.record.joined]
+        if not joined or not made.budget.left_seconds:
+            return
+        made.means.progress.doing("simulating the first plans whole")
+        planner.prove(joined)
+        planner.answer(limit, levels)
 
 
 def _note_errors(planner: Planner, store: Store[FitRecord]) -> None:
@@ -164,7 +187,7 @@ def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> 
     return Fit(
         found,
         records,
-        made.count(),
+        made.count()._replace(error=max(map(abs, planner.errors), default=None)),
         made.crashed,
         made.budget.told,
         planner.knows_least and not made.budget.told,

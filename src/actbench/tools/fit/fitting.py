@@ -104,9 +104,16 @@ class Fitting:
             self.means.progress.doing(f"trying {what}{until}")
             yield
 
-    def planner(self, case: Case, asked: Asked, choices: Choices | None = None) -> Planner:
-        """Return a planner of the case of an exact step, which has simulated nothing yet."""
-        return FromCopies(case, choices or self.choices(case, asked), self.simulations(case, asked))
+    def planner(self, case: Case, asked: Asked, choices: Choices | None = None, *, is_joining: bool = False) -> Planner:
+        """Return a planner of the case of an exact step, which has simulated nothing yet.
+
+        With ``is_joining`` it joins plans from traces; the plans that are told have to be proved then.
+        """
+        simulations = self.simulations(case, asked)
+        changes = choices or self.choices(case, asked)
+        if not is_joining:
+            return FromCopies(case, changes, simulations, is_joining=False)
+        return FromCopies(case, changes, simulations, note=simulations.note)
 
     def choices(self, case: Case, asked: Asked) -> Choices:
         """Return what may be changed in the case of an exact step."""
@@ -130,6 +137,7 @@ class Fitting:
                 jobs=self.means.jobs_here,
                 budget=self.budget,
                 planned=self._planned,
+                command=self.means.command,
             )
         )
         return self.runs[-1]
@@ -161,6 +169,8 @@ class Fitting:
             inside = tuple(f"{block.path}." for block in outcome.blocks.blocks) if outcome.blocks else ()
             outside = tuple(site for site in outcome.sites if not f"{site.path}.".startswith(inside))
             outcome = outcome.model_copy(update={"sites": outside})  # nobody looks at the others, and they are many
+        if isinstance(outcome, Measurement) and not plan.is_uniform:
+            outcome = outcome.model_copy(update={"trace": None})  # plans are joined from steps whose blocks are alike
         base = () if exact.scheme in ("exact", self.given) else (Choice(exact.scheme, schemes.build(exact.scheme)),)
         training = training_of([*plan.choices, *base], getattr(outcome, "warnings", ()))
         said = {"recipe": self.name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}

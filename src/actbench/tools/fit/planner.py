@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
+from actbench.simulator import profiles
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.counts import is_refusal
 from actbench.tools.fit.errors import ErrorMeter
+from actbench.tools.fit.join import Joins
 from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.plan import Plan
 from actbench.tools.fit.records import MARGIN, step_seconds_of, to_nine_digits
@@ -48,11 +50,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Found:
-    """A plan that was simulated whole.
+    """A plan that was simulated whole, or joined.
 
     Attributes:
         limit: Bytes that the simulation allowed.
         predicted: What the costs of its parts had added up to; None for the exact step.
+        is_joined: Whether it was joined from traces, and not simulated whole.
     """
 
     plan: Plan
@@ -60,6 +63,7 @@ class Found:
     limit: int
     measured: Measurement
     predicted: Solved | None = None
+    is_joined: bool = False
 
     @property
     def need(self) -> int:
@@ -74,19 +78,30 @@ class Found:
 
 @dataclass
 class Planner(Survey):
-    """A survey, and the plans that were simulated whole.
+    """A survey, and the plans that were made from it.
 
     Attributes:
-        found: These plans, in order.
+        found: These plans, in order, simulated whole or joined.
         most_squared_error: Of the gradient.
         knows_least: Whether the plan of each level that needs least was simulated.
+        is_joining: Whether plans are joined where their traces are known; otherwise all are simulated whole.
+        note: Told of each plan that was joined.
+        errors: Of plans that were joined and then simulated whole: shares of the peak that the joined one was off.
     """
 
     most_squared_error: float = math.inf
     found: list[Found] = field(default_factory=list)
     knows_least: bool = False
+    is_joining: bool = True
+    note: Callable[[Case, Plan, Measurement], object] = lambda case, plan, measured: None
+    errors: list[float] = field(default_factory=list)
+    _joins: Joins = field(init=False, repr=False)
     _predicted: dict[Case, Solved] = field(default_factory=dict, repr=False)
     _impossible: set[Plan] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        """Join plans from what the survey simulates."""
+        self._joins = Joins(self, self.exact.device_profile or profiles.DEFAULT)
 
     def limit_error(self, most: float) -> None:
         """Measure errors of the gradient, and make plans that have at most this one.
@@ -105,7 +120,7 @@ class Planner(Survey):
         plans = [
             self._same_for_all_blocks(known[name] for name in stack) for stack in USUAL if known.keys() >= set(stack)
         ]
-        self._measured({plan.case(self.exact, self.space.blocks.whole): plan for plan in plans})
+        self.measured({plan.case(self.exact, self.space.blocks.whole): plan for plan in plans})
 
     def _same_for_all_blocks(self, choices: Iterable[Choice]) -> Plan:
         chosen = frozenset(choices)
@@ -253,19 +268,46 @@ class Planner(Survey):
             now = {solved.plan: (solved, limit) for solved, limit in reversed(asked)}
             cases = {self._case_of(plan, limit): solved for plan, (solved, limit) in now.items()}
             self._predicted.update(cases)
-            self._measured({case: solved.plan for case, solved in cases.items()})
+            left = {case: solved.plan for case, solved in cases.items() if not self._joined(case, solved)}
+            self.measured(left)
             if not self.outcomes.keys() & cases.keys():
                 return  # the time is over
+
+    def _joined(self, case: Case, solved: Solved) -> bool:
+        """Join a plan; return whether it can be."""
+        if case in self.outcomes:
+            return True
+        limit = case.memory_limit_bytes or 0
+        measured = self._joins.step(solved.plan, limit) if self.is_joining else None
+        if measured is None or case in self.outcomes:  # a trace that it needs may be its own
+            return measured is not None
+        self.outcomes[case] = measured
+        self.found.append(Found(solved.plan, case, limit, measured, solved, is_joined=True))
+        self.note(case, solved.plan, measured)
+        return True
+
+    def prove(self, cases: Iterable[Case]) -> None:
+        """Simulate plans whole that were joined."""
+        joined = {each.case: each for each in self.found if each.is_joined}
+        for found in [joined[case] for case in cases if case in joined]:
+            self.found.remove(found)
+            del self.outcomes[found.case]
+            whole = self.measured({found.case: found.plan}).get(found.case)
+            if whole is not None:
+                self.errors.append(found.measured.peak_bytes / whole.peak_bytes - 1)
+            elif found.case not in self.outcomes:  # the time is over
+                self.found.append(found)
+                self.outcomes[found.case] = found.measured
 
     def _is_open(self, plan: Plan, limit: int) -> bool:
         """Whether only a simulation tells whether a plan fits within a limit."""
         is_known = self._case_of(plan, limit) in self.outcomes or self._known(plan, limit) is not None
         return not is_known and plan not in self._impossible
 
-    def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+    def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
         """Simulate cases; those of the whole model are plans, also those that a survey learns from."""
         new = [case for case in cases if case not in self.outcomes]
-        measured = super()._measured(cases)
+        measured = super().measured(cases)
         for case in new:
             if case.model != self.exact.model:
                 continue

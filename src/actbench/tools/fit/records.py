@@ -102,6 +102,7 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
         of_copy: Whether the model is a copy with fewer blocks, or a smaller one on which errors of the gradient are
             measured: it only says what is worth simulating.
         gradient_error: Relative L2 error of the gradient, as the errors of its parts add up; None without a limit.
+        joined: Whether the step was joined from the traces of others, and not simulated.
         earlier: Requests that the same simulation served before, the first one first.
     """
 
@@ -111,6 +112,7 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
     training: Training = Training()
     of_copy: bool = False
     gradient_error: float | None = None
+    joined: bool = False
     earlier: tuple[Request, ...] = ()
 
     def after(self, other: FitRecord | None) -> FitRecord:

@@ -7,8 +7,9 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+from actbench.machine import provenance
 from actbench.model.data import LEFT_OUT, OutcomeData
-from actbench.model.measured import Outcome
+from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.store import Store
 from actbench.run.executor import Machines, Told, Work
@@ -51,10 +52,11 @@ class Simulations:
         jobs: int,
         budget: Budget,
         planned: list[Case],
+        command: str,
     ) -> None:
         self._simulator, self._store, self._make_record = simulator, store, make_record
         self._progress, self._jobs, self._budget = progress, jobs, budget
-        self._planned = planned
+        self._planned, self._command = planned, command
         self.simulated = self.copies = 0
         self.taken: set[Case] = set()
         self.crashed: dict[Case, Failure] = {}
@@ -65,7 +67,7 @@ class Simulations:
         for case in plans:
             record = self._store.find(case) if self._store.done(case) else None
             # what crashed in another run may not crash again
-            if record is None or (is_crash(record.outcome) and case not in self.crashed):
+            if record is None or record.joined or (is_crash(record.outcome) and case not in self.crashed):
                 todo.append(case)
                 continue
             self.taken.add(case)
@@ -88,6 +90,13 @@ class Simulations:
                     if is_crash(outcome):
                         self.crashed[case] = outcome
                     yield case, outcome
+
+    def note(self, case: Case, plan: Plan, outcome: Measurement) -> None:
+        """Store a step that was joined from traces, unless the results file has its simulation."""
+        known = self._store.find(case)
+        if known is None or known.joined:
+            record = self._make_record(case, plan, outcome, provenance(self._command)).after(known)
+            self._store.append(record.model_copy(update={"joined": True}))
 
 
 class _Refused(OutcomeData):

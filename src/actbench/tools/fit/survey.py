@@ -58,7 +58,7 @@ class Survey:
         Raises:
             MeasurementError: The exact step cannot be simulated.
         """
-        exact = self._measured({self.exact: Plan()}).get(self.exact)
+        exact = self.measured({self.exact: Plan()}).get(self.exact)
         if exact is None:
             failure = self.outcomes.get(self.exact)
             why = getattr(failure, "message", "the time ended before that: give a larger --budget")
@@ -94,7 +94,7 @@ class Survey:
 
     # -- what is simulated ------------------------------------------------------------------------------------------
 
-    def _measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+    def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
         """Simulate what was not simulated yet; return the measurements among the outcomes of all."""
         todo = {case: plan for case, plan in cases.items() if case not in self.outcomes}
         self.outcomes.update(self.simulate(todo))
@@ -106,19 +106,27 @@ class Survey:
         if model is None:
             return
         case = self.exact.model_copy(update={"model": model})
-        copy = self._measured({case: Plan()}).get(case)
+        copy = self.measured({case: Plan()}).get(case)
         read = copy.blocks if copy is not None else None
         if read is not None and self.space.blocks.is_told_by(read):
             paths = tuple(block.path for block in read.blocks)
             self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
 
+    def whole_case(self, plan: Plan) -> Case:
+        """Return the case of a plan for the whole model."""
+        return plan.case(self.exact, self.space.blocks.whole)
+
+    def surveyed(self) -> list[Around]:
+        """Return the ways of computing that were looked at."""
+        return [way.around for way in self.space.ways]
+
     def _around_case(self, around: Around) -> Case:
-        return Plan(around).case(self.exact, self.space.blocks.whole)
+        return self.whole_case(Plan(around))
 
     def _around_cases(self, several: Iterable[Around]) -> dict[Case, Plan]:
         return {self._around_case(around): Plan(around) for around in several}
 
-    def _action_case(self, around: Around, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
+    def action_case(self, around: Around, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
         """Return the case of an action on all blocks, of the copy if there is one, and perhaps on the rest of it."""
         blocks = self.space.blocks
         places = blocks.part
@@ -131,7 +139,7 @@ class Survey:
     def _way(self, around: Around, among: Collection[Action] | None = None) -> Effects | None:
         """Learn what changes do in one way of computing; None if that cannot be simulated."""
         case = self._around_case(around)
-        start = self._measured({case: Plan(around)}).get(case)
+        start = self.measured({case: Plan(around)}).get(case)
         exact = Costs.of(start)
         if start is None or exact is None:
             self._note(around, case)
@@ -148,7 +156,7 @@ class Survey:
             looked_at = [AS_IT_IS, *(frozenset({each}) for each in firsts.values())]
         looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
         # blocks first: with them plans can be made, should the time end before the rest is known
-        self._measured(dict(map(partial(self._action_case, around), looked_at)) | self._change_cases(around, changes))
+        self.measured(dict(map(partial(self.action_case, around), looked_at)) | self._change_cases(around, changes))
         learned = self._changes(around, changes, exact) | known
         way = Effects(around, 1, exact, {each: learned[each] for each in wanted if each in learned})
         self._learn(way, looked_at)
@@ -174,9 +182,9 @@ class Survey:
 
     def _learn(self, way: Effects, more: Iterable[Action]) -> None:
         """Simulate actions where that was not done, and note their effects."""
-        told = {action: self._action_case(way.around, action) for action in more}
-        found = self._measured(dict(told.values()))
-        before = self.outcomes.get(self._action_case(way.around, AS_IT_IS)[0])
+        told = {action: self.action_case(way.around, action) for action in more}
+        found = self.measured(dict(told.values()))
+        before = self.outcomes.get(self.action_case(way.around, AS_IT_IS)[0])
         if not isinstance(before, Measurement):
             return
         for action, (case, _) in told.items():
@@ -188,12 +196,12 @@ class Survey:
     def _learn_rest(self, way: Effects) -> None:
         """Learn what single actions do outside of the blocks, and in which modules."""
         singles = [action for action in way.actions if len(action) == 1 and not actions.recomputes(action)]
-        told = {action: self._action_case(way.around, action, action) for action in singles}
-        found = self._measured(dict(told.values()))
+        told = {action: self.action_case(way.around, action, action) for action in singles}
+        found = self.measured(dict(told.values()))
         blocks = tuple(f"{path}." for path in self.space.blocks.part.blocks)
         for action, (case, _) in told.items():
             costs = Costs.of(found.get(case))
-            before = Costs.of(self.outcomes[self._action_case(way.around, action)[0]])
+            before = Costs.of(self.outcomes[self.action_case(way.around, action)[0]])
             if costs is not None and before is not None:
                 paths = dict.fromkeys(site.path for site in found[case].sites if not site.path.startswith("("))
                 (choice,) = action
@@ -235,7 +243,7 @@ class Survey:
             for parts, choice in self.choices.in_parts[:_MOST_PARTS]
             if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
         }
-        found = self._measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
+        found = self.measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
         self._cut_changes(way, wanted, found)
         for choice, (parts, case) in wanted.items():
             self._note(frozenset({choice}), case)
@@ -257,7 +265,7 @@ class Survey:
             for change, costs in way.changes.items()
             if abs(costs.top) >= LEAST_SHARE * way.exact.peak and all(self._goes_with(each, around) for each in change)
         ]
-        measured = self._measured(self._around_cases(around | change for change in changes))
+        measured = self.measured(self._around_cases(around | change for change in changes))
         for change in changes:
             costs = Costs.of(measured.get(self._around_case(around | change)), parts)
             if costs is not None and exact is not None:
@@ -285,11 +293,11 @@ class Survey:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
         others = other_ways(self.choices.computing)
         alone = [around for around in others if len(around) == 1]
-        self._measured(self._around_cases(alone))
+        self.measured(self._around_cases(alone))
         for around in alone:
             self._note(around, self._around_case(around))
         ways = [first.around, *(around for around in others if not any(map(self._is_refused, around)))]
-        found = self._measured(self._around_cases(ways))
+        found = self.measured(self._around_cases(ways))
         needs = {
             around: (seconds, needed_bytes(measured))
             for around in ways

@@ -49,6 +49,7 @@ _COLUMNS: tuple[Column[Tried], ...] = (
     Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
     Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
     Column("differs", "Also changes", "text", _differs),
+    Column("joined", "Peak from", "text", lambda tried: "joined" if tried.record.joined else None, detail=1),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),
     Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower", detail=1),
     _at_peak("weights_bytes", "Weights at peak"),
@@ -229,18 +230,23 @@ def _notes(found: Fitted) -> list[str]:
     settings += [f"type {case.dtype}"] if case.dtype else []
     settings += [f"autocast {case.autocast}"] if case.autocast else []
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
-    count = len(found.tried)
-    plans = "1 plan was" if count == 1 else f"{count} plans were"
+    joined = sum(each.record.joined for each in found.tried)
+    plans = f"{_were(len(found.tried) - joined)} simulated whole"
+    plans += f", {joined} joined from traces of blocks" if joined else ""
     alone = "Unchanged" if base == "exact" else f"With {base} alone"
     needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
     fits = f" and takes {takes}" if found.fits(found.exact) else f": it does not fit (it would take {takes})"
     return [
-        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans} simulated whole.",
+        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans}.",
         f"{alone}, a step needs {needs}{fits}. Times are estimated.",
         *([] if case.device_profile == "cpu" else [_CONTEXT]),
         *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
         *_about_uniform(found),
     ]
+
+
+def _were(count: int) -> str:
+    return "1 plan was" if count == 1 else f"{count} plans were"
 
 
 def _about_uniform(found: Fitted) -> Iterator[str]:

@@ -1,0 +1,105 @@
+"""Steps that are joined from segments of traces are those that a simulation of the whole model finds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping
+
+import pytest
+
+from actbench.errors import UsageError
+from actbench.measuring.meters.peak import Event
+from actbench.model.measured import Measurement
+from actbench.model.records import Case
+from actbench.simulator import profiles
+from actbench.simulator.join import Joiner
+from actbench.simulator.trace import HOST, Label, Trace, labels_of
+from actbench.tools.fit.bench import Session
+from actbench.tools.fit.join import measured
+
+CARD = "a100-80gb"
+ACTIONS = {"c": "checkpoint", "g": "gact:L2.2", "o": "offload", "e": "exact"}
+TEXT = {"batch_size": 16, "sequence_length": 64}
+MODELS = {
+    "tiny-llama@num_hidden_layers=6": TEXT,
+    "tiny-bert@num_hidden_layers=6": TEXT,
+    "tiny-t5@num_layers=3": TEXT,
+    "resnet18": {"batch_size": 16, "image_size": 64},
+}
+
+
+def simulated(scheme: str, model: str, **settings: int) -> tuple[Measurement, Trace]:
+    case = Case(model=model, scheme=scheme, meter="simulated", device_profile=CARD, gradient_quality=False, **settings)
+    found = Session(case).memory()
+    assert found.trace is not None
+    return found, Trace.unpacked(found.trace)
+
+
+def spec(plan: str, paths: tuple[str, ...]) -> str:
+    chosen = dict.fromkeys(plan.replace("e", ""))
+    places = {each: [path for path, one in zip(paths, plan, strict=True) if one == each] for each in chosen}
+    return "+".join(f"{ACTIONS[each]},only={'/'.join(found)}" for each, found in places.items()) or "exact"
+
+
+def traces(model: str, blocks: tuple[str, ...], **settings: int) -> Mapping[Hashable, Trace]:
+    return {each: simulated(spec(each * len(blocks), blocks), model, **settings)[1] for each in "cgo"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_joined_step_is_the_simulated_one(model: str) -> None:
+    settings, profile = MODELS[model], profiles.get(CARD)
+    exact, base = simulated("exact", model, **settings)
+    joiner = Joiner(base, traces(model, base.blocks, **settings))
+    count = len(base.blocks)
+
+    for pattern in ("e", "c", "ge", "oe", "ec", "cgoe", "ogco"):
+        plan = "".join(itertools.islice(itertools.cycle(pattern), count))
+        whole, _ = simulated(spec(plan, base.blocks), model, **settings)
+        joined = measured(exact, joiner.join(plan), profile, profile.step_bytes(None), ())
+
+        assert joined.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.003), plan
+        assert joined.host_bytes == whole.host_bytes
+        assert joined.reserved_bytes == pytest.approx(whole.reserved_bytes, rel=0.02)
+        assert joined.estimated is not None
+        assert whole.estimated is not None
+        assert joined.estimated.step_seconds == pytest.approx(whole.estimated.step_seconds, rel=1e-6)
+
+
+def test_four_blocks_tell_what_nine_do() -> None:
+    _, few = simulated("checkpoint", "tiny-llama@num_hidden_layers=4", **TEXT)
+    whole, many = simulated("checkpoint", "tiny-llama@num_hidden_layers=9", **TEXT)
+
+    grown = few.repeated(many.blocks)
+
+    assert grown.blocks == many.blocks
+    of_blocks = [label for label in labels_of(9) if label.block >= 0]
+    assert [amounts(grown, label) for label in of_blocks] == [amounts(many, label) for label in of_blocks]
+    joined = Joiner(many, {}).join("e" * 9)
+    again = Joiner(many, {"c": grown}).join("c" * 9)
+    assert joined.peak_bytes == again.peak_bytes == whole.peak_bytes
+
+
+def amounts(trace: Trace, label: Label) -> list[int]:
+    return [amount for _, amount in trace.segments[label].events]
+
+
+def test_a_trace_is_written_as_lines_and_read_back() -> None:
+    _, trace = simulated("offload", "tiny-llama@num_hidden_layers=4", **TEXT)
+
+    assert HOST in trace.streams.values()
+    assert Trace.of_lines(trace.lines()) == trace
+    with pytest.raises(UsageError, match="another version"):
+        Trace.of_lines(['{"trace":0}'])
+    with pytest.raises(UsageError, match="first line"):
+        Trace.of_lines([*trace.lines()][1:])
+
+
+def test_all_that_a_trace_frees_was_allocated() -> None:
+    _, trace = simulated("gact:L2", "tiny-bert@num_hidden_layers=4", **TEXT)
+    seen = set[int]()
+    events: list[Event] = [event for segment in trace.segments.values() for event in segment.events]
+
+    for name, amount in events:
+        assert amount or name in seen
+        seen.add(name)
+    assert list(trace.segments) == labels_of(4)
