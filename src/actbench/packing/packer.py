@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
-from actbench.ops.hostmemory import is_elsewhere
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
@@ -199,7 +198,7 @@ class SavedTensors:
             if lost is not None:
                 site.elements = 0
                 return self._left(x, lost)
-        if self.placement is not None and is_elsewhere(x):
+        if self.placement is not None and x.device.type != "cpu":
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
         if savedtensors.listeners:
             savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
@@ -240,7 +239,7 @@ class SavedTensors:
         reason = self.codec.why_not(x)
         if reason is not None:
             return reason
-        if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
+        if not self.codec.exact or (self.placement is not None and x.device.type != "cpu"):
             return None
         return "nothing is packed and nothing moved" if self.placement is None else ON_HOST
 

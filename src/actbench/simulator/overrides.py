@@ -18,49 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _device
 from torch.utils._pytree import tree_map
 
-
-@contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside the block, give an owner an attribute; one that it only inherits is no own one of it afterwards."""
-    has, own = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if has:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside the block, replace an attribute, if it exists, by the result of ``change``.
-
-    The tracer of torch.compile lists torch's functions when it traces for the first time. A list that was made inside
-    the block is forgotten: it has the replacement, and no code that calls the function could be compiled any more.
-    """
-    if not hasattr(owner, name):
-        yield
-        return
-    _device._device_constructors()  # which torch lists once, at the latest now: ``with torch.device`` looks for its own
-    had_list = _tracers_list() is not None
-    try:
-        with attribute(owner, name, change(getattr(owner, name))):
-            yield
-    finally:
-        if not had_list and (listing := _tracers_list()) is not None:
-            listing.cache_clear()
-
-
-def _tracers_list() -> Any:
-    """Return the cached function that lists torch's functions for torch.compile; None if it was not called yet."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    return rules.get_torch_obj_rule_map if rules and rules.get_torch_obj_rule_map.cache_info().currsize else None
-
+from actbench.device.patches import replaced
 
 _MASKING = "transformers.masking_utils"
 _ASK_FOR_PADDING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.simulator.overrides import replaced
+from actbench.device.patches import replaced
 
 aten = torch.ops.aten
 

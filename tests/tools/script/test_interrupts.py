@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
 import actbench
+from actbench.device.patches import interrupts_wait
 from actbench.simulator import overrides
-from actbench.tools.script.patches import interrupts_wait
 
 OWNERS = (torch, torch._C, torch.cuda, torch.serialization, torch.fft, Tensor, FakeTensor, nn.Module, distributed)
 REPLACING = overrides.attribute.__wrapped__.__code__  # type: ignore[attr-defined]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from actbench.model.records import Phase
-from actbench.ops import hostmemory
 from actbench.simulator.cost.collectives import collective_of, is_collective
 from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
 from actbench.simulator.cost.work import OperatorWork, exchange, idle, idle_work, work_of, written
+from actbench.simulator.places import is_on_card
 from actbench.simulator.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
@@ -21,7 +21,7 @@ _WAITS = ("wait_tensor", "wait_tensors")
 
 
 class Done(NamedTuple):
-    """An operator of a step: the part of the step that ran it, whether the host computed it, and when it may run."""
+    """An operator of a step: the part of the step that ran it, whether the host computes it, and when it may run."""
 
     phase: Phase
     work: OperatorWork
@@ -67,7 +67,8 @@ class Recorder:
             work = self._work(func, args, kwargs, result)
             if work is not None:
                 turn = self._turn(phase, work, func, args, kwargs, result)
-                self.done.append(Done(phase, work, hostmemory.is_running(), turn))
+                by_host = not any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
+                self.done.append(Done(phase, work, by_host, turn))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -112,7 +113,7 @@ _NAMESPACES = ("c10d", "_c10d_functional")
 
 def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.stride()
+        return value.shape, value.dtype, value.stride(), is_on_card(value)
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))
     return value if isinstance(value, _PLAIN) else None

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
+from actbench.device.patches import attribute
 from actbench.errors import is_users
-from actbench.simulator.overrides import attribute
 
 Change = Callable[[ModuleType], AbstractContextManager[object]]
 """Returns, for a module that was just imported, a context in which it is changed."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from actbench.tools.script.patches import Patches
+from actbench.device.patches import Patches
 
 
 class _Autocast(threading.local):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from actbench.device.patches import replaced
 from actbench.errors import ActbenchError, MeasurementError, is_users
-from actbench.simulator.overrides import replaced
 
 GivenUp = Callable[[ActbenchError], object]
 """Ends a script whose own thread waits; told why."""

@@ -30,9 +30,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.caches import user_cache
+from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
 from actbench.ops.simulation import one_kernel
-from actbench.simulator.overrides import attribute
 from actbench.tools.script import kernels
 from actbench.tools.script.arrivals import changed, rebound
 

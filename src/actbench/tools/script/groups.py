@@ -21,10 +21,10 @@ from torch._C._distributed_c10d import DebugLevel, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actbench.device.patches import Patches
 from actbench.errors import MeasurementError
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.script import collectives
-from actbench.tools.script.patches import Patches
 from actbench.tools.script.reducer import Logger, Reducer
 
 _MOST_A_MACHINE = 8

@@ -9,6 +9,7 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
+from actbench.device.patches import replaced
 from actbench.errors import (
     ActbenchError,
     CodeError,
@@ -20,7 +21,6 @@ from actbench.errors import (
 )
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
-from actbench.simulator.overrides import replaced
 from actbench.tools.script import children
 from actbench.tools.script.children import GivenUp, users_line
 from actbench.tools.script.groups import environment, refused_package

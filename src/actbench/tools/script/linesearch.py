@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import lbfgs
 
-from actbench.simulator.overrides import replaced
+from actbench.device.patches import replaced
 
 _NEVER = -1.0
 """Tolerance with which no step ends early. LBFGS ends one whose slope, taken for 1, is above minus the tolerance."""

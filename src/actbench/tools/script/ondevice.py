@@ -11,12 +11,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from actbench.device.patches import replaced
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import cudameter, footprint
 from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
-from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.counting import Counting, Step
 from actbench.tools.script.reading import Held

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from actbench.device.patches import attribute
 from actbench.simulator import known
 from actbench.simulator.fake import LAZY_PLACE
-from actbench.simulator.overrides import attribute
 
 _Lazy: Any = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _TWIN = "_actbench_twin"

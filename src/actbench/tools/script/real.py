@@ -9,6 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from actbench.device.card import believed
+from actbench.device.patches import replaced
 from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
 from actbench.measuring.meters import footprint
@@ -16,11 +18,9 @@ from actbench.measuring.meters.meter import allocation_failures
 from actbench.model.advice import Settings
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
-from actbench.simulator.overrides import replaced
 from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
 from actbench.tools.script.batches import Batches
-from actbench.tools.script.card import believed
 from actbench.tools.script.counting import Step
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.facade import card_is_the_cpu

@@ -18,13 +18,13 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from actbench.device.patches import replaced
 from actbench.measuring.meters import footprint
 from actbench.model.records import Phase
 from actbench.ops.simulation import plain_tensors
 from actbench.scheme.wrapped import renews_next
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.optimizerstate import use_foreach
-from actbench.simulator.overrides import replaced
 from actbench.tools.script.counting import Counting, Step
 from actbench.tools.script.turns import Turns
 

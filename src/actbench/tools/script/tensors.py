@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from actbench.device.patches import attribute, replaced
 from actbench.simulator import known
-from actbench.simulator.overrides import attribute, replaced
-from actbench.tools.script.places import address
+from actbench.simulator.places import address
 from actbench.tools.script.values import READERS
 
 

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
+from actbench.simulator.places import is_card
 from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
 from actbench.tools.script import bounds, masks, plausible
 from actbench.tools.script.ones import forget as forget_ones, ones
-from actbench.tools.script.places import is_card
 
 aten = torch.ops.aten
 
