@@ -205,7 +205,7 @@ def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: RecallingMode) ->
 def test_what_is_moved_to_the_host_is_marked_each_time(mode: RecallingMode) -> None:
     moved = [hostmemory.to_host(torch.empty(16)) for _ in range(3)]
 
-    assert all(hostmemory.is_host(host.untyped_storage()) for host in moved)
+    assert all(host.untyped_storage() in hostmemory.NOTED for host in moved)
 
 
 def test_products_of_two_types_are_refused_each_time(mode: RecallingMode) -> None:

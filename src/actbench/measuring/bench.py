@@ -62,15 +62,14 @@ class Session:
             why = f"{limits.unsimulated}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._world = world or world_of(self.scheme, self.meter)
-        self._mesh = self._world.mesh(self.scheme, self.meter)
-        self._batch_seed = batch_seed(case.seed, self._mesh)
         self.workload = workloads.load_workload(case)
         with self._on_device():
             self._build()
 
     def _build(self) -> None:
         """Build the model, apply the scheme, and find out what it changes."""
-        case = self.case
+        self._mesh = self._world.mesh(self.scheme, self.meter)
+        self._batch_seed = batch_seed(self.case.seed, self._mesh)
         self._warm = False
         self._step: TrainStep | None = None
         exact = self._exact()

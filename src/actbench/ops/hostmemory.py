@@ -14,22 +14,23 @@ from torch import Tensor
 
 from actbench.ops.library import EVERYWHERE, define
 
-_noted: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-
-def note(storage: torch.UntypedStorage) -> None:
-    """Count the bytes of a real storage as host memory until it is freed."""
-    _noted.add(storage)
+NOTED: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+"""Real storages in host memory that schemes made."""
 
 
 def noted_bytes() -> int:
-    """Return the bytes of all storages that were noted."""
-    return sum(storage.nbytes() for storage in list(_noted))
+    """Return the bytes of all :data:`NOTED` storages."""
+    return sum(storage.nbytes() for storage in list(NOTED))
+
+
+def is_elsewhere(x: Tensor) -> bool:
+    """Return whether a tensor is outside of host memory."""
+    return x.device.type != "cpu"
 
 
 def _to_host(x: Tensor) -> Tensor:
     host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
-    note(host.untyped_storage())
+    NOTED.add(host.untyped_storage())
     return host
 
 

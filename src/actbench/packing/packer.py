@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
+from actbench.ops.hostmemory import is_elsewhere
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
@@ -198,7 +199,7 @@ class SavedTensors:
             if lost is not None:
                 site.elements = 0
                 return self._left(x, lost)
-        if self.placement is not None and x.device.type != "cpu":
+        if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
         if savedtensors.listeners:
             savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
@@ -239,7 +240,7 @@ class SavedTensors:
         reason = self.codec.why_not(x)
         if reason is not None:
             return reason
-        if not self.codec.exact or (self.placement is not None and x.device.type != "cpu"):
+        if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
             return None
         return "nothing is packed and nothing moved" if self.placement is None else ON_HOST
 

@@ -6,7 +6,7 @@ On a simulated card tensors are fake ones of device ``cuda``; a simulated CPU ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -17,7 +17,16 @@ from actbench.device.properties import Counters
 from actbench.simulator.operators import card_operators, cpu_operators
 from actbench.simulator.profiles import DeviceProfile
 
-_inside: ContextVar[DeviceProfile | None] = ContextVar("_inside", default=None)
+
+class _Block:
+    """A block in which a device is simulated, and what was entered until its end."""
+
+    def __init__(self, profile: DeviceProfile, stack: ExitStack) -> None:
+        self.profile, self.stack = profile, stack
+        self.entered: set[object] = set()
+
+
+_inside: ContextVar[_Block | None] = ContextVar("_inside", default=None)
 
 CPU = torch.device("cpu")
 CARD = torch.device("cuda", 0)
@@ -60,26 +69,36 @@ def simulated(
     Raises:
         MeasurementError: This process can use a real card, or has a simulated one already, or torch allows none.
     """
-    if _inside.get() == profile:
+    outer = _inside.get()
+    if outer is not None and outer.profile == profile:
         yield
         return
-    token = _inside.set(profile)
-    try:
-        if not profile.is_cuda:
-            with cpu_operators():
-                yield
-            return
-        counters = counters or _Uncounted(profile)
-        with answered(counters.devices), card_operators(profile), believed(counters, note):
-            yield
-    finally:
-        _inside.reset(token)
+    with ExitStack() as stack:
+        token = _inside.set(_Block(profile, stack))
+        stack.callback(_inside.reset, token)
+        if profile.is_cuda:
+            counters = counters or _Uncounted(profile)
+            stack.enter_context(answered(counters.devices))
+            stack.enter_context(card_operators(profile))
+            stack.enter_context(believed(counters, note))
+        else:
+            stack.enter_context(cpu_operators())
+        yield
 
 
 def place() -> torch.device:
     """Return where tensors are that are made fake here: on the simulated card inside a block of it, else on the CPU."""
-    profile = _inside.get()
-    return CARD if profile is not None and profile.is_cuda else CPU
+    block = _inside.get()
+    return CARD if block is not None and block.profile.is_cuda else CPU
+
+
+def until_the_end(enter: Callable[[DeviceProfile], AbstractContextManager[None]]) -> None:
+    """Enter a context of the simulated device until the end of its block; one that was entered is not entered again."""
+    block = _inside.get()
+    assert block is not None
+    if enter not in block.entered:
+        block.entered.add(enter)
+        block.stack.enter_context(enter(block.profile))
 
 
 @contextmanager

@@ -149,8 +149,7 @@ class SimulatedMeter(Meter):
         else:
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
-        approximate = ((why,) if why and self.profile.is_cuda else ()) + unmodelled.reasons()
-        timed = replace(timed, blocks=marks.readings(), approximate=approximate)
+        timed = replace(timed, blocks=marks.readings(), approximate=unmodelled.reasons())
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:

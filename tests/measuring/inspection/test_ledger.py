@@ -232,7 +232,7 @@ def test_the_first_who_leaves_a_tensor_knows_why():
 def test_what_is_in_host_memory_is_listed_and_not_counted():
     def move(tensor: Tensor) -> Tensor:
         copy = tensor.clone()
-        hostmemory.mark(copy.untyped_storage())
+        hostmemory.NOTED.add(copy.untyped_storage())
         return copy
 
     [entry] = of(listed(nn.Linear(WIDTH, WIDTH), Hooked(move)), "1")

@@ -126,7 +126,7 @@ def test_packed_bytes_belong_to_the_module_whose_tensors_are_packed():
 def test_what_a_scheme_moves_to_host_memory_is_not_kept_on_the_device():
     def pack(tensor: Tensor) -> Tensor:
         copy = tensor.clone()
-        hostmemory.mark(copy.untyped_storage())
+        hostmemory.NOTED.add(copy.untyped_storage())
         return copy
 
     class Offloaded(Block):

@@ -271,7 +271,7 @@ def _fake_moment(parameter: Tensor, dtype: torch.dtype, *, paged: bool) -> Tenso
 def _marked(buffer: Tensor) -> Tensor:
     """Return a moment, marked as host memory where bitsandbytes pages it."""
     if getattr(buffer, "is_paged", False):
-        hostmemory.note(buffer.untyped_storage())
+        hostmemory.NOTED.add(buffer.untyped_storage())
     return buffer
 
 

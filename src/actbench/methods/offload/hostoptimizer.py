@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.ops import hostmemory
-from actbench.ops.hostmemory import to_host
+from actbench.ops.hostmemory import is_elsewhere, to_host
 from actbench.scheme.wrapped import called
 
 _HOW_IT_COMPUTES = ("params", "foreach")  # the latter torch, and a meter, choose by where parameters are
@@ -90,7 +90,7 @@ class HostOptimizer(optim.Optimizer):
                     f"optimizer_offload: a parameter is a {type(parameter).__name__}, as in FSDP2, which has "
                     "an offload of its own: fully_shard(..., offload_policy=CPUOffloadPolicy())"
                 )
-            away = parameter.device.type != "cpu"
+            away = is_elsewhere(parameter)
             self._twins[parameter] = to_host(parameter.detach()).requires_grad_() if away else parameter
             self._versions[parameter] = parameter._version
             if away and parameter in self.inner.state:
@@ -108,7 +108,7 @@ class HostOptimizer(optim.Optimizer):
             if twin is not parameter:
                 for leaf in tree_leaves(self.state.get(parameter, {})):
                     if isinstance(leaf, Tensor):
-                        hostmemory.note(leaf.untyped_storage())
+                        hostmemory.NOTED.add(leaf.untyped_storage())
 
 
 def _wait_for(parameters: Iterable[Tensor]) -> None:

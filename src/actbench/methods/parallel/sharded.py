@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, distributed, nn, optim
@@ -17,6 +18,7 @@ from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward
 from actbench.packing.packer import own_tensors
 from actbench.scheme.wrapped import StepsInBackward
+from actbench.simulator.fake import mode_of
 
 
 class ShardedModel:
@@ -55,9 +57,10 @@ class ShardedModel:
         placed = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
         units = [unit for unit in units if unit is not module]
         try:
-            for unit in units:
-                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
-            self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
+            with mode_of(module) or nullcontext():  # what it makes beside shares of fake parameters is fake, too
+                for unit in units:
+                    fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
+                self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
         except (NotImplementedError, ValueError) as error:
             raise ConversionError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
         self._module = module

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from actbench.ops.hostmemory import is_elsewhere
 from actbench.packing import Packed, SavedTensors, SiteState, samplegradients, savedtensors
 from actbench.packing.codecs import Logarithms, Unpacked, logarithms
 from actbench.packing.hooked.attention import attention_rules
@@ -159,7 +160,7 @@ class Hooks:
         operator = current_rule()
         site.row, site.product = operator.row, operator.is_product
         # On a device, a look at a tensor's values waits for them.
-        site.guarded = not (site.was_finite and tensor.device.type != "cpu") or self.probing
+        site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
         site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
         packed = self.packer.pack(tensor, site)
         return PackedAtSite(packed, site.owner or site)

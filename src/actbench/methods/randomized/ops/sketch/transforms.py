@@ -24,6 +24,7 @@ from actbench.methods.randomized.ops import matrix as sketch
 from actbench.methods.randomized.ops.halves import sketch_halves
 from actbench.methods.randomized.ops.sketch import samples
 from actbench.methods.randomized.ops.sketch.samples import CHUNK_BYTES, working_type
+from actbench.ops.hostmemory import is_elsewhere
 from actbench.ops.library import traced
 from actbench.ops.simulation import few_for_all
 from actbench.units import MIB
@@ -44,7 +45,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     bfloat16 halves of float32 ones. That changes a number of M by at most 2**-17 of it. All other products are in the
     working type. Sums are in it always.
     """
-    by_units = kind == "rademacher" and matrix.device.type != "cpu" and not traced() and matrix.dtype != torch.float64
+    by_units = kind == "rademacher" and is_elsewhere(matrix) and not traced() and matrix.dtype != torch.float64
     copies = 2 if by_units and matrix.dtype == torch.float32 else 1
     dtype = working_type(matrix)
     factor = dtype if not by_units else torch.bfloat16 if copies == 2 else matrix.dtype
