@@ -42,8 +42,8 @@ def test_ctc_without_values_keeps_what_it_does_with_them(device: str, reduction:
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_lengths_may_be_numbers_and_a_sample_may_stand_alone(reduction: str) -> None:
-    targets = torch.randint(1, 11, (7,))
-    with simulated(profiles.get("rtx-4090")), fake_mode():
+    with simulated(profiles.get("rtx-4090")), fake_mode(), torch.device("cuda"):
+        targets = torch.randint(1, 11, (7,))
         scores = torch.randn(40, 11, requires_grad=True).log_softmax(-1)
         alone = F.ctc_loss(scores, targets, torch.tensor(40), torch.tensor(7), reduction=reduction, zero_infinity=True)
         of_two = F.ctc_loss(torch.stack([scores] * 2, 1), targets.repeat(2), (40, 40), (7, 7), reduction=reduction)

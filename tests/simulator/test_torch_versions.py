@@ -143,21 +143,6 @@ def test_softmax_saves_its_result_alone(function: Any) -> None:
     assert saved == [y.data_ptr()]
 
 
-def test_counters_of_adam_stay_on_the_host() -> None:
-    parameter = nn.Parameter(torch.empty(4, device="meta"))
-    parameter.grad = torch.empty(4, device="meta")
-    optimizer = torch.optim.AdamW([parameter], foreach=False)
-    optimizer.step()
-
-    assert optimizer.state[parameter]["step"].device.type == "cpu"
-
-
-def test_a_fused_dropout_keeps_a_byte_for_each_element() -> None:
-    _, mask = torch.ops.aten.native_dropout.default(torch.empty(4, device="meta"), 0.5, True)
-
-    assert mask.dtype == torch.bool
-
-
 def test_flash_attention_keeps_a_float_for_each_row() -> None:
     q = torch.empty(2, 3, 5, 8, device="meta", dtype=torch.float16)
     kept = torch.ops.aten._scaled_dot_product_flash_attention.default(q, q, q)[1]

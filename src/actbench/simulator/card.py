@@ -73,9 +73,7 @@ def simulated(
     if outer is not None and outer.profile == profile:
         yield
         return
-    with ExitStack() as stack:
-        token = _inside.set(_Block(profile, stack))
-        stack.callback(_inside.reset, token)
+    with _block(profile) as stack:
         if profile.is_cuda:
             counters = counters or _Uncounted(profile)
             stack.enter_context(answered(counters.devices))
@@ -84,6 +82,14 @@ def simulated(
         else:
             stack.enter_context(cpu_operators())
         yield
+
+
+@contextmanager
+def _block(profile: DeviceProfile) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        token = _inside.set(_Block(profile, stack))
+        stack.callback(_inside.reset, token)
+        yield stack
 
 
 def place() -> torch.device:
@@ -108,7 +114,7 @@ def operators_of(profile: DeviceProfile) -> Iterator[None]:
     In a process that can use a real card, fake tensors of it need no simulated one.
     """
     if profile.is_cuda and torch.cuda.is_available() and _inside.get() is None:
-        with card_operators(profile):
+        with _block(profile), card_operators(profile):
             yield
     else:
         with simulated(profile):

@@ -112,7 +112,7 @@ def _replace(module: nn.Module, mode: FakeTensorMode, place: Callable[[Tensor], 
 def _twin(
     tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]], device: torch.device
 ) -> Tensor:
-    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.device.type != "meta":
         if tensor.device != device:
             with mode:
                 _put(tensor, tensor.detach().to(device))

@@ -119,11 +119,11 @@ class Seen(torch.utils._python_dispatch.TorchDispatchMode):
 def test_a_simulated_device_runs_its_own_operators(device, inplace):
     profile = profiles.get(device)
     names = {}
-    for place in (coded, F):
+    for functions in (coded, F):
         with simulated(profile), fake_mode(), Seen() as seen:
             x = torch.empty(8, 8, requires_grad=True, device=place()) * 1
-            place.dropout(x, 0.5, True, inplace).sum().backward()
-        names[place] = {name for name in seen.names if name in ("native_dropout", "bernoulli_")}
+            functions.dropout(x, 0.5, True, inplace).sum().backward()
+        names[functions] = {name for name in seen.names if name in ("native_dropout", "bernoulli_")}
     assert names[coded] == names[F] == {"native_dropout" if device == "t4" and not inplace else "bernoulli_"}
 
 
