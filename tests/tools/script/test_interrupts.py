@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
 import actbench
+from actbench.device import patches
 from actbench.device.patches import interrupts_wait
-from actbench.simulator import overrides
 
 OWNERS = (torch, torch._C, torch.cuda, torch.serialization, torch.fft, Tensor, FakeTensor, nn.Module, distributed)
-REPLACING = overrides.attribute.__wrapped__.__code__  # type: ignore[attr-defined]
+REPLACING = patches.attribute.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def state() -> dict[str, Any]:

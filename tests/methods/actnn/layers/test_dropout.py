@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from actbench.methods.actnn.layers import dropout as coded, savedinput
 from actbench.methods.actnn.layers.dropout import FusedDropout
 from actbench.simulator import profiles
-from actbench.simulator.card import simulated
+from actbench.simulator.card import place, simulated
 from actbench.simulator.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
