@@ -161,7 +161,7 @@ def _reinterpret(tensor: Tensor, size: Sequence[int], stride: Sequence[int], off
 class _Kernel:
     """Stands in for a kernel of Triton: it does nothing, but takes its time."""
 
-    def __init__(self, source: str, ran: Callable[[], None]) -> None:
+    def __init__(self, source: str, ran: Callable[[], object]) -> None:
         self.inductor_meta: dict[str, Any] = {}
         found = _IN_SOURCE.search(source)
         self._names = [] if found is None else [name.partition(":")[0].strip() for name in found[1].split(",")]

@@ -182,7 +182,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in plain_tensors(*tensors):
             storage = tensor.untyped_storage()
             if self.host_is_free:
-                self._enter(storage, func, not is_on_card(tensor))
+                known = self._known.get(id(storage))
+                self._enter(storage, func, known[0] in self._on_host if known else not is_on_card(tensor))
             elif storage.resizable():
                 self._enter(storage, func, False)
         self._raise_peak()

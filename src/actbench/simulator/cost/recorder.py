@@ -67,8 +67,7 @@ class Recorder:
             work = self._work(func, args, kwargs, result)
             if work is not None:
                 turn = self._turn(phase, work, func, args, kwargs, result)
-                by_host = not any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
-                self.done.append(Done(phase, work, by_host, turn))
+                self.done.append(Done(phase, work, _is_on_host(args, kwargs, result), turn))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -94,6 +93,8 @@ class Recorder:
         if func not in self._idle:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
+        if func in _COPIES:
+            key += (is_on_card(args[0]), is_on_card(result))
         if key not in self._known:
             self._known[key] = idle_work(func) if key is func else work_of(func, args, kwargs, result)
         return self._known[key]
@@ -108,12 +109,22 @@ class Recorder:
         return self._queues.other(work.name, tensors_of((args, tuple(kwargs.values()))), made, phase)
 
 
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+"""Operators that may be a copy between host memory and a card."""
+
 _NAMESPACES = ("c10d", "_c10d_functional")
+
+
+def _is_on_host(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Return whether no tensor of an operator is on a card."""
+    if is_on_card(result):  # as mostly
+        return False
+    return not any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
 
 
 def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.stride(), is_on_card(value)
+        return value.shape, value.dtype, value.stride()
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))
     return value if isinstance(value, _PLAIN) else None
