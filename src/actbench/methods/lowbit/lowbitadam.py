@@ -247,6 +247,11 @@ def bnb_adam() -> type[Any]:
                 return _fake_moment(p, dtype, paged=self.is_paged and p.numel() >= _PAGED_FROM)
             return _marked(super().get_state_buffer(p, dtype))
 
+        def prefetch_state(self, p: Tensor) -> None:
+            """Let the driver fetch paged moments; those of a fake parameter have no pages."""
+            if not isinstance(p, FakeTensor):
+                super().prefetch_state(p)
+
         def update_step(self, group: Any, p: Tensor, gindex: int, pindex: int) -> None:
             """Step a parameter; a fake one with what its step would allocate."""
             super().update_step(group, p, gindex, pindex)
@@ -265,7 +270,11 @@ def bnb_adam() -> type[Any]:
 
 def _fake_moment(parameter: Tensor, dtype: torch.dtype, *, paged: bool) -> Tensor:
     """Return a moment without values; if it is paged, in host memory from the beginning, so that no meter counts it."""
-    return torch.zeros_like(parameter, dtype=dtype, device="cpu" if paged else None)
+    if not paged:
+        return torch.zeros_like(parameter, dtype=dtype)
+    made: Any = torch.zeros_like(parameter, dtype=dtype, device="cpu")
+    made.is_paged = True  # else bitsandbytes asks for it on the device
+    return made  # type: ignore[no-any-return]
 
 
 def _marked(buffer: Tensor) -> Tensor:

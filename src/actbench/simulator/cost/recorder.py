@@ -94,7 +94,7 @@ class Recorder:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
         if func in _COPIES:
-            key += (is_on_card(args[0]), is_on_card(result))
+            key += tuple(map(is_on_card, (*args[:2], result)))
         if key not in self._known:
             self._known[key] = idle_work(func) if key is func else work_of(func, args, kwargs, result)
         return self._known[key]
