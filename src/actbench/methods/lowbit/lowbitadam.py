@@ -221,6 +221,14 @@ def blockwise_adam(inner: optim.Optimizer, *, paged: bool) -> optim.Optimizer:
     return made
 
 
+class _Prefetches:
+    """Lets bitsandbytes fetch paged moments; those of a fake parameter have no pages."""
+
+    def prefetch_state(self, p: Tensor) -> None:
+        if not isinstance(p, FakeTensor):
+            super().prefetch_state(p)  # type: ignore[misc]
+
+
 @functools.cache
 def bnb_adam() -> type[Any]:
     """Return bitsandbytes' class; a MeasurementError where it is not installed."""
@@ -231,7 +239,7 @@ def bnb_adam() -> type[Any]:
             f'adam8bit:bnb needs bitsandbytes: pip install "actbench[bitsandbytes]" ({error})'
         ) from None
 
-    class BlockwiseAdamW(kind):  # type: ignore[misc]
+    class BlockwiseAdamW(_Prefetches, kind):  # type: ignore[misc]
         __doc__ = kind.__doc__
 
         def fill_qmap(self) -> None:
@@ -246,11 +254,6 @@ def bnb_adam() -> type[Any]:
             if isinstance(p, FakeTensor):
                 return _fake_moment(p, dtype, paged=self.is_paged and p.numel() >= _PAGED_FROM)
             return _marked(super().get_state_buffer(p, dtype))
-
-        def prefetch_state(self, p: Tensor) -> None:
-            """Let the driver fetch paged moments; those of a fake parameter have no pages."""
-            if not isinstance(p, FakeTensor):
-                super().prefetch_state(p)
 
         def update_step(self, group: Any, p: Tensor, gindex: int, pindex: int) -> None:
             """Step a parameter; a fake one with what its step would allocate."""
