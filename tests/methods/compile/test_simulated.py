@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,7 +136,10 @@ def test_what_lies_between_graphs_is_followed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(inductor.lacks() is not None, reason="inductor is not simulated for a card here")
-def test_a_step_on_a_card_runs_inductors_code_for_it_and_has_no_time() -> None:
+def test_a_step_on_a_card_runs_inductors_code_for_it_and_has_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # apart from what the user has compiled
     eager, on_cuda = (simulated(Block(), spec, "a100-80gb") for spec in ("exact", "compile:1"))
 
     assert on_cuda.approximate == ()
