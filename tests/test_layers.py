@@ -33,12 +33,12 @@ CORE = {
     "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
-    "device": {"errors"},
+    "device": {"errors", "units"},
     "packing": {"errors", "units", "model", "ops"},
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
-    "simulator": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
+    "simulator": BASE | {"caches", "device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
     "measuring": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use

@@ -21,8 +21,8 @@ from actbench.methods.formats.ops.smaqstep import rules
 from actbench.methods.randomized.ops.matrix import KINDS
 from actbench.ops.library import library
 from actbench.simulator import profiles
+from actbench.simulator.card import simulated
 from actbench.simulator.fake import fake_mode
-from actbench.simulator.operators import device_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 
@@ -133,7 +133,7 @@ halves, which products on a card alone are made of.
 def simulated_peak(name: str, arguments: Arguments) -> int:
     profile, mode = profiles.get("cpu"), fake_mode()
     tracker = StorageTracker(temporaries=Unmodelled(profile).temporaries)
-    with mode, device_operators(profile):
+    with simulated(profile), mode:
         fakes = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, arguments)
         with tracker:
             getattr(ops, name).default(*fakes)
@@ -159,7 +159,7 @@ def test_float64_is_said_to_be_estimated() -> None:
     x, unmodelled = torch.randn(100, dtype=torch.float64), Unmodelled(profiles.get("cpu"))
     tracker = StorageTracker(temporaries=unmodelled.temporaries)
     mode = fake_mode()
-    with mode, device_operators(profiles.get("cpu")), tracker:
+    with simulated(profiles.get("cpu")), mode, tracker:
         ops.relu_mask(mode.from_tensor(x))
 
     assert ["float64" in reason for reason in unmodelled.reasons()] == [True]

@@ -113,7 +113,8 @@ def read(spec: str, activation: type[nn.Module]) -> tuple[int, int, float]:
     """Return the activation bytes of a simulated step, its peak in bytes, and its seconds."""
     # so few processors that no buffer of a sum is larger than what layers keep
     meter = SimulatedMeter(replace(profiles.get("rtx-4090"), multiprocessors=1))
-    setup = schemes.build(spec).apply(meter.adopt(setup_of("exact", (activation, activation))))
+    with meter.operators():
+        setup = schemes.build(spec).apply(meter.adopt(setup_of("exact", (activation, activation))))
     with meter.active():
         step = TrainStep(setup, meter.place(rows()))
     reading = meter.memory(step)

@@ -61,10 +61,11 @@ def prepared(
         make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
     )
     scheme = schemes.build(spec)
-    setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
-    setup = scheme.apply(setup)
-    with meter.active():
-        return meter, TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
+    with meter.operators():
+        setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
+        setup = scheme.apply(setup)
+        with meter.active():
+            return meter, TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
 
 
 def rows_of(parameter: Tensor, ranks: int) -> int:

@@ -25,7 +25,8 @@ IMAGES = 8  # enough that the statistics of norms, which do not grow with the ba
 
 def step_of(meter: SimulatedMeter, model: str, spec: str, images: int) -> TrainStep:
     workload = workloads.load_workload(Case(model=model, batch_size=images, optimizer="sgd-momentum"))
-    setup = schemes.build(spec).apply(meter.adopt(workload.setup(materialize=False, seed=0)))
+    with meter.operators():
+        setup = schemes.build(spec).apply(meter.adopt(workload.setup(materialize=False, seed=0)))
     with meter.active():
         return TrainStep(setup, meter.place(workload.batch(images, seed=0)))
 

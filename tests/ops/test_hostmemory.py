@@ -5,10 +5,10 @@ from actbench.ops import hostmemory
 
 def test_a_marked_storage_is_known_by_every_view_of_it():
     tensor = torch.ones(4, 4)
-    hostmemory.mark(tensor.untyped_storage())
+    hostmemory.NOTED.add(tensor.untyped_storage())
 
-    assert hostmemory.is_host(tensor.t()[1:].untyped_storage())
-    assert not hostmemory.is_host(tensor.clone().untyped_storage())
+    assert tensor.t()[1:].untyped_storage() in hostmemory.NOTED
+    assert tensor.clone().untyped_storage() not in hostmemory.NOTED
 
 
 def test_a_mark_dies_with_its_storage_even_where_the_address_comes_back():
@@ -16,11 +16,11 @@ def test_a_mark_dies_with_its_storage_even_where_the_address_comes_back():
     for _ in range(1000):
         tensor = torch.ones(1000)
         address = tensor.data_ptr()
-        hostmemory.mark(tensor.untyped_storage())
+        hostmemory.NOTED.add(tensor.untyped_storage())
         del tensor
         held.append(torch.ones(1000))
         if held[-1].data_ptr() == address:
             break
 
     assert held[-1].data_ptr() == address
-    assert not any(hostmemory.is_host(other.untyped_storage()) for other in held)
+    assert not any(other.untyped_storage() in hostmemory.NOTED for other in held)

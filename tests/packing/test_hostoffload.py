@@ -10,10 +10,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
-from actbench.ops import hostmemory
 from actbench.packing import HostOffload, Identity, SavedTensors, SiteState
 from actbench.packing.codecs import OnHost
 from actbench.packing.hostoffload import AtOnce, Copied, Lane
+from actbench.simulator import profiles
+from actbench.simulator.card import simulated
 from actbench.simulator.tracker import StorageTracker
 from actbench.units import MIB
 
@@ -167,6 +168,7 @@ def test_no_step_fetches_from_the_one_before(lane):
     assert len(lane._before) == 0
 
 
+CARD = profiles.get("t4")
 CODECS = {True: GroupQuantization(), False: Identity()}
 
 
@@ -175,11 +177,11 @@ def test_the_meter_sees_the_bytes_leave_and_what_fetching_ahead_costs(compress):
     count, rows = 5, 2**18
     size = rows * 4 if not compress else rows * 2 // 8 + rows // 256 * 4
     packer, packed = SavedTensors(CODECS[compress], placement=HostOffload()), []
-    with FakeTensorMode(), StorageTracker(host_is_free=True) as ledger:
+    with simulated(CARD), FakeTensorMode(), torch.device("cuda"), StorageTracker(host_is_free=True) as ledger:
         for _ in range(count):
             packed.append(packer.pack(torch.empty(rows), SiteState("", 2)))
             assert ledger.live_bytes == size  # what is leaving
-        assert all(hostmemory.is_host(part.untyped_storage()) for each in packed for part in each.parts)
+        assert all(part.device.type == "cpu" for each in packed for part in each.parts)
         packer.settle()
         assert ledger.live_bytes == 0
         ledger.reset_peak()
@@ -196,7 +198,7 @@ def test_the_meter_sees_the_bytes_leave_and_what_fetching_ahead_costs(compress):
 def test_nothing_moves_where_host_memory_is_the_memory():
     x = torch.randn(1000)
     real = SavedTensors(GroupQuantization(), placement=HostOffload()).pack(x, SiteState("", 2))
-    with FakeTensorMode(), hostmemory.as_the_device():
+    with FakeTensorMode():
         fake = SavedTensors(GroupQuantization(), placement=HostOffload()).pack(torch.randn(1000), SiteState("", 2))
 
     assert not isinstance(real.codec, OnHost)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.ops import hostmemory
 from actbench.packing import hostoffload, packer
 from actbench.packing.hooked import forward
 from actbench.packing.hooked.forward import OffloadedForward
-from actbench.simulator import fake
+from actbench.simulator import fake, profiles
+from actbench.simulator.card import place, simulated
 
 
 class Toy(nn.Module):
@@ -184,16 +184,15 @@ def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
     assert equal(step(exact, x), step(offload(copy.deepcopy(exact)), x))
 
 
-def test_fake_tensors_leave_for_storages_that_are_marked(monkeypatch):
+def test_fake_tensors_leave_for_host_memory(monkeypatch):
     made = []
     move = hostoffload.to_host
     monkeypatch.setattr(hostoffload, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
     converted, mode = offload(model()), fake.fake_mode()
-    with fake.faked(converted, mode), mode:
-        x = torch.randn(64, 32)
+    with simulated(profiles.get("t4")), fake.faked(converted, mode, place()), mode:
+        x = torch.randn(64, 32, device="cuda")
         loss = converted(x).sum()
-        assert all(hostmemory.is_host(t.untyped_storage()) for t in made)
-        assert not hostmemory.is_host(x.untyped_storage())
+        assert all(t.device.type == "cpu" for t in made)
         loss.backward()
 
     assert made

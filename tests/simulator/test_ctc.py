@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from actbench.errors import UntraceableError
 from actbench.simulator import profiles
+from actbench.simulator.card import place, simulated
 from actbench.simulator.fake import fake_mode
-from actbench.simulator.operators import device_operators
 from actbench.tools.script.simulation import Simulation
 
 
@@ -36,14 +36,14 @@ def kept_by_ctc(reduction: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 def test_ctc_without_values_keeps_what_it_does_with_them(device: str, reduction: str) -> None:
     real = kept_by_ctc(reduction)
-    with fake_mode(), device_operators(profiles.get(device)):
+    with simulated(profiles.get(device)), fake_mode(), torch.device(place()):
         assert kept_by_ctc(reduction) == real
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_lengths_may_be_numbers_and_a_sample_may_stand_alone(reduction: str) -> None:
-    targets = torch.randint(1, 11, (7,))
-    with fake_mode(), device_operators(profiles.get("rtx-4090")):
+    with simulated(profiles.get("rtx-4090")), fake_mode(), torch.device("cuda"):
+        targets = torch.randint(1, 11, (7,))
         scores = torch.randn(40, 11, requires_grad=True).log_softmax(-1)
         alone = F.ctc_loss(scores, targets, torch.tensor(40), torch.tensor(7), reduction=reduction, zero_infinity=True)
         of_two = F.ctc_loss(torch.stack([scores] * 2, 1), targets.repeat(2), (40, 40), (7, 7), reduction=reduction)

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from actbench.errors import UntraceableError
 from actbench.simulator import profiles
-from actbench.simulator.operators import device_operators
+from actbench.simulator.operators import card_operators
 from actbench.tools.script.simulation import Simulation
 
 
@@ -26,7 +26,7 @@ def packed_and_padded(batch_first: bool, total_length: int | None) -> tuple[Tens
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_real_tensors_have_torchs_results_and_gradients(batch_first: bool, total_length: int | None) -> None:
     expected = packed_and_padded(batch_first, total_length)
-    with device_operators(profiles.get("t4")):
+    with card_operators(profiles.get("t4")):
         found = packed_and_padded(batch_first, total_length)
 
     for ours, torchs in zip(found, expected, strict=True):

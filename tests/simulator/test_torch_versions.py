@@ -18,8 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
 
 from actbench.methods.parallel import replicated
-from actbench.simulator import caching, operators, profiles, reductions
-from actbench.simulator.operators import cuda_operators
+from actbench.simulator import caching, profiles, reductions
+from actbench.simulator.card import simulated
+from actbench.simulator.fake import fake_mode
 from actbench.simulator.profiles import INSTALLED_TORCH, version_of
 
 ROOT = Path(__file__).parents[2]
@@ -101,38 +102,6 @@ def test_threads_and_values_of_reductions() -> None:
     assert constant(on_cuda, "max_values_per_thread") == reductions._MOST_VALUES
 
 
-def cast_by(macro: str) -> list[str]:
-    """Return the operators in a list of autocast, as torch's dispatcher names them."""
-    lines = header("ATen/autocast_mode.h").partition(f"#define {macro}(_)")[2].splitlines()
-    ended = next(at for at, line in enumerate(lines) if at and not line.rstrip().endswith("\\"))
-    named = re.findall(r"_\((\w+)(?:, (\w+))?\)", "\n".join(lines[: ended + 1]))
-    return [f"{name}.{overload}" if overload else name for name, overload in named]
-
-
-def has_kernel(name: str, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
-
-
-@pytest.mark.parametrize(
-    ("macro", "ours"),
-    [("AT_FORALL_FP32", operators._IN_FLOAT32), ("AT_FORALL_FP32_SET_OPT_DTYPE", operators._INTO_FLOAT32)],
-)
-def test_operators_that_autocast_computes_in_float32(macro: str, ours: tuple[str, ...]) -> None:
-    listed = cast_by(macro)
-
-    assert len(listed) > 8
-    of_names = {name for name in listed if "imname" in name}  # of named tensors, which torch 2.15 no longer has
-    assert {name for name in listed if not has_kernel(name, "AutocastCPU")} - of_names <= set(ours)
-    others = {"norm.Scalar"}  # has a macro of its own
-    assert {name for name in ours if has_kernel(name, "AutocastCUDA")} <= set(listed) | others
-
-
-@pytest.mark.parametrize("name", operators._AS_THEY_ARE)
-def test_operators_that_autocast_of_cuda_does_not_know(name: str) -> None:
-    assert has_kernel(name, "AutocastCPU")
-    assert not has_kernel(name, "AutocastCUDA")
-
-
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -145,14 +114,8 @@ def test_operators_that_autocast_of_cuda_does_not_know(name: str) -> None:
     ],
 )
 def test_a_simulated_autocast_returns_float32_where_cudas_does(function: Any, arguments: tuple[Any, ...]) -> None:
-    x = torch.rand(2, 3, 4, dtype=HALF)
-
-    with torch.autocast("cpu", HALF):
-        before = function(x, *arguments).dtype
-        with cuda_operators(profiles.get("a100-80gb")):
-            found = function(x, *arguments).dtype
-
-    assert (before, found) == (HALF, torch.float32)
+    with simulated(profiles.get("a100-80gb")), fake_mode(), torch.autocast("cuda", HALF):
+        assert function(torch.rand(2, 3, 4, dtype=HALF, device="cuda"), *arguments).dtype == torch.float32
 
 
 def test_optimizers_use_lists_on_cuda() -> None:
@@ -178,21 +141,6 @@ def test_softmax_saves_its_result_alone(function: Any) -> None:
         y = function(torch.randn(3, 5, requires_grad=True), -1)
 
     assert saved == [y.data_ptr()]
-
-
-def test_counters_of_adam_stay_on_the_host() -> None:
-    parameter = nn.Parameter(torch.empty(4, device="meta"))
-    parameter.grad = torch.empty(4, device="meta")
-    optimizer = torch.optim.AdamW([parameter], foreach=False)
-    optimizer.step()
-
-    assert optimizer.state[parameter]["step"].device.type == "cpu"
-
-
-def test_a_fused_dropout_keeps_a_byte_for_each_element() -> None:
-    _, mask = torch.ops.aten.native_dropout.default(torch.empty(4, device="meta"), 0.5, True)
-
-    assert mask.dtype == torch.bool
 
 
 def test_flash_attention_keeps_a_float_for_each_row() -> None:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from actbench.ops import hostmemory
+from actbench.simulator import profiles
+from actbench.simulator.card import place, simulated
 from actbench.simulator.fake import fake_mode
 from actbench.simulator.tracker import StorageTracker
 
@@ -109,16 +111,16 @@ def test_the_peak_begins_anew_at_what_is_alive(mode) -> None:
         assert ledger.peak_bytes == 100 * FLOAT
 
 
-def test_host_memory_counts_only_where_it_is_the_device(mode) -> None:
+def test_host_memory_counts_only_where_it_is_the_device() -> None:
     def copied(ledger: StorageTracker) -> Tensor:
         with ledger:
-            source = torch.empty(256)
+            source = torch.empty(256, device="cuda" if ledger.host_is_free else "cpu")
             copy = hostmemory.to_host(source)
             del source
         return copy
 
     device, cpu = StorageTracker(host_is_free=True), StorageTracker()
-    with mode:
+    with simulated(profiles.get("t4")), fake_mode():
         kept = copied(device), copied(cpu)
 
     assert device.live_bytes == 0
@@ -128,13 +130,12 @@ def test_host_memory_counts_only_where_it_is_the_device(mode) -> None:
     assert len(kept) == 2
 
 
-@pytest.mark.parametrize("host_is_free", [False, True])
-def test_states_of_the_generator_count_where_the_host_is_the_device(mode, host_is_free: bool) -> None:
-    x = torch.ones(4, requires_grad=True)
-    with StorageTracker(host_is_free=host_is_free) as tracker:
-        tracker.add([x])
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+def test_states_of_the_generator_count_where_the_host_is_the_device(device: str) -> None:
+    with simulated(profiles.get(device)), fake_mode(), StorageTracker(host_is_free=device != "cpu") as tracker:
+        x = torch.ones(4, requires_grad=True, device=place())
         y = checkpoint(torch.cos, x, use_reentrant=False)
-        state_bytes = 0 if host_is_free else torch.get_rng_state().nbytes
+        state_bytes = 0 if tracker.host_is_free else torch.get_rng_state().nbytes
         assert tracker.live_bytes == 2 * 4 * FLOAT + state_bytes
 
         y.sum().backward()

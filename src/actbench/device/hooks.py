@@ -95,7 +95,7 @@ def answered(cards: int = 1) -> Iterator[None]:
         raise MeasurementError(
             "a card cannot be simulated on Windows, whose C++ lays out virtual functions in another way: use WSL"
         )
-    if torch.cuda.device_count():
+    if torch.cuda.device_count() and not _entered.locked():  # inside of a block there seems to be a card
         raise MeasurementError(
             "a card cannot be simulated in a process that can use a real one: start it with CUDA_VISIBLE_DEVICES=''"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -60,9 +60,14 @@ class Session:
             why = f"{limits.unsimulated}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._world = world or world_of(self.scheme, self.meter)
-        self._mesh = self._world.mesh(self.scheme, self.meter)
-        self._batch_seed = batch_seed(case.seed, self._mesh)
         self.workload = workloads.load_workload(case)
+        with self._on_device():
+            self._build()
+
+    def _build(self) -> None:
+        """Build the model, apply the scheme, and find out what it changes."""
+        self._mesh = self._world.mesh(self.scheme, self.meter)
+        self._batch_seed = batch_seed(self.case.seed, self._mesh)
         self._warm = False
         self._step: TrainStep | None = None
         exact = self._exact()
@@ -82,6 +87,10 @@ class Session:
         if before is not None and after is not None:
             self._inspect(before, after)
 
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Let what is built and run be on the simulated device; a real one needs nothing."""
+        return nullcontext() if self.meter.materialize else self.meter.operators()
+
     @waiting()
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, if requested, the largest batch.
@@ -89,6 +98,10 @@ class Session:
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
+        with self._on_device():
+            return self._memory()
+
+    def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
@@ -117,7 +130,8 @@ class Session:
     @waiting()
     def snapshot(self) -> bytes:
         """Run the step, and return its snapshot for torch's memory visualiser; an OutOfMemoryError if it cannot run."""
-        return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
+        with self._on_device():
+            return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
@@ -287,12 +301,13 @@ def itemize(case: Case) -> Ledger:
     scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load_workload(case)
     with boundary(f"model {case.model!r} cannot be built"):
         setup = workload.setup(materialize=False, seed=case.seed)
-    if not meter.materialize:
-        setup = meter.adopt(setup)
-    local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
-    if local is not None and local.facet(Spread):
-        setup = replace(setup, processes=Processes(world_of(scheme, meter).mesh(scheme, meter)))
-    with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
-        setup = setup if local is None else local.apply(setup)
-    with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
-        return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
+    with meter.operators():
+        if not meter.materialize:
+            setup = meter.adopt(setup)
+        local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
+        if local is not None and local.facet(Spread):
+            setup = replace(setup, processes=Processes(world_of(scheme, meter).mesh(scheme, meter)))
+        with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
+            setup = setup if local is None else local.apply(setup)
+        with boundary(f"a training step of {case.model!r} fails"):
+            return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))

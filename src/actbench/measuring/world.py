@@ -62,8 +62,7 @@ class World:
                 f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there {found}: start "
                 f"'torchrun --nproc-per-node {wanted} -m actbench …', or take --meter simulated, which needs one"
             )
-        device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU
-        return init_device_mesh(device, sizes, mesh_dim_names=names)
+        return init_device_mesh(meter.device.type, sizes, mesh_dim_names=names)
 
     def settled(self) -> AbstractContextManager[None]:
         """Return the context in which the memory of a step is read whose processes talk to each other."""

@@ -102,8 +102,9 @@ def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
     rank's failure caused it.
     """
     case = asked.case
-    if asked.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
+    # read when CUDA is first touched, which is not before the fork; a card is simulated where there is none
+    if (gpu := "" if case.meter == "simulated" else asked.gpu) is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     volunteer_for_the_oom_killer()
     if case.meter != "cuda":
         limit_memory()

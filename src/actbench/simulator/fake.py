@@ -1,4 +1,4 @@
-"""Models of fake tensors: shapes, types and bytes without values or memory, on the CPU.
+"""Models of fake tensors: shapes, types and bytes without values or memory.
 
 A model that is built without its memory has large tensors that are fake, and small ones that are real: it may read
 these while it is built (``torch.linspace(0, rate, depth)[i].item()``, tables of anchors). Its memory is in the large
@@ -29,16 +29,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from actbench.device.patches import replaced
 from actbench.errors import UntraceableError
-from actbench.ops import hostmemory
 from actbench.simulator import known
 from actbench.simulator.recalled import RecallingMode
 
+_HOST = torch.device("cpu")
+
 
 def fake_mode() -> FakeTensorMode:
-    """Return a new fake tensor mode that also accepts real tensors, and makes them fake.
-
-    Tensors are fake *CPU* tensors on every machine: without a driver, fake CUDA tensors have no backward pass.
-    """
+    """Return a new fake tensor mode that also accepts real tensors, and makes them fake."""
     return RecallingMode()
 
 
@@ -66,31 +64,28 @@ def mode_of(module: nn.Module) -> FakeTensorMode | None:
     return next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
 
 
-def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place, and return the module.
+def to_fake(module: nn.Module, mode: FakeTensorMode, device: torch.device = _HOST) -> nn.Module:
+    """Make every parameter and buffer of a module a fake tensor of ``mode`` on a device, in place; return the module.
 
-    Shapes, strides, dtypes, ``requires_grad`` and ties are kept. A fake CPU tensor of ``mode`` stays the same object.
+    Shapes, strides, dtypes, ``requires_grad`` and ties are kept. A fake tensor of ``mode`` stays the same object.
     """
-    twins: dict[int, tuple[Tensor, Tensor]] = {}
-    for table in _tables(module):
-        for name, tensor in table.items():
-            if tensor is not None:
-                table[name] = _twin(tensor, mode, twins)
+    _replace(module, mode, lambda tensor: device)
     return module
 
 
 @contextmanager
-def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
+def faked(module: nn.Module, mode: FakeTensorMode, device: torch.device = _HOST) -> Iterator[nn.Module]:
     """Make a module fake inside the block, as :func:`to_fake` does, and then restore its own tensors.
 
-    They are restored after an exception too. No gradient or buffer update inside the block reaches them. Fake tensors
-    that a forward pass left in other attributes of a module are removed.
+    What is on a card stays on it. They are restored after an exception too. No gradient or buffer update inside the
+    block reaches them. Fake tensors that a forward pass left in other attributes of a module are removed.
     """
     tables = _tables(module)
     kept = [dict(table) for table in tables]
     attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     try:
-        yield to_fake(module, mode)
+        _replace(module, mode, lambda tensor: tensor.device if tensor.is_cuda else device)
+        yield module
     finally:
         for table, own in zip(tables, kept, strict=True):
             table.clear()
@@ -105,18 +100,39 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
     return [table for part in module.modules() for table in (part._parameters, part._buffers)]
 
 
-def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
-    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.is_cpu:
+def _replace(module: nn.Module, mode: FakeTensorMode, place: Callable[[Tensor], torch.device]) -> None:
+    """Replace parameters and buffers by fake ones, at the place of each."""
+    twins: dict[int, tuple[Tensor, Tensor]] = {}
+    for table in _tables(module):
+        for name, tensor in table.items():
+            if tensor is not None:
+                table[name] = _twin(tensor, mode, twins, place(tensor))
+
+
+def _twin(
+    tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]], device: torch.device
+) -> Tensor:
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.device.type != "meta":
+        if tensor.device != device:
+            with mode:
+                moved: Any = tensor.detach().to(device)
+                _put(tensor, moved)
         return tensor
     if id(tensor) not in twins:
         with mode:
-            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         if isinstance(tensor, nn.Parameter):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         for name, value in vars(tensor).items():
             vars(twin).setdefault(name, value)
         twins[id(tensor)] = (tensor, twin)  # keeps the tensor alive too: a new tensor could get the id of a dead one
     return twins[id(tensor)][1]
+
+
+def _put(tensor: FakeTensor, value: FakeTensor) -> None:
+    """Give a fake tensor the memory of another, where that is."""
+    tensor.data = value
+    tensor.fake_device = value.fake_device
 
 
 def asks_for_device(arguments: Iterable[Any]) -> bool:
@@ -268,8 +284,7 @@ def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tens
 
     def swapped(parameter: Tensor, applied: Tensor) -> None:
         if isinstance(parameter, FakeTensor) and isinstance(applied, FakeTensor):
-            parameter.data = applied
-            parameter.fake_device = applied.fake_device
+            _put(parameter, applied)
         else:
             swap(parameter, applied)
 
@@ -290,8 +305,6 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
             bare = torch.empty(shape, device="meta", dtype=wanted.dtype)
         made = FakeTensor(wanted.fake_mode, bare, wanted.device)  # not `wanted`: torch swaps none with a weak reference
         vars(made).update(vars(lazy), _is_param=isinstance(lazy, nn.Parameter))
-        if hostmemory.is_host(wanted.untyped_storage()):
-            hostmemory.mark(made.untyped_storage())
         swap(lazy, made.requires_grad_(lazy.requires_grad))
 
     return materialized

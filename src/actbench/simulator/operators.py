@@ -1,7 +1,6 @@
-"""The operators that torch runs on a CUDA device in place of the CPU's, for steps on fake CPU tensors.
+"""Operators whose kernel torch chooses by asking a driver, or of which fake tensors have no form, or a wrong one.
 
-torch composes some operators of others, and of different ones on different devices. The kernels here replace the CPU's
-choice while a simulation is active, for every caller: functions, modules and C++.
+The kernels here replace torch's while a simulation is active, for every caller: functions, modules and C++.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
-from actbench.ops import hostmemory
 from actbench.simulator import branches, ctc, oldsoftmax, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
@@ -120,42 +117,10 @@ def _first(outputs: tuple[Tensor, ...]) -> Tensor:
     return outputs[0]
 
 
-_IN_FLOAT32 = (
-    *("acos", "asin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
-    *("log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "softplus", "logsumexp"),
-    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "norm.Scalar", "frobenius_norm.dim"),
-    *("nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "dist", "pdist", "renorm"),
-    *("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "nll_loss", "mse_loss"),
-    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
-    *("upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
-    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
-"""Operators that CUDA's autocast computes in float32, and the CPU's does not."""
-
-_INTO_FLOAT32 = (
-    *("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod"),
-    *("linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord"),
-)
-"""Such operators that themselves take half types and return float32."""
-
-_AS_THEY_ARE = (
-    *("cross_entropy_loss", "adaptive_avg_pool3d", "avg_pool3d", "max_pool3d", "adaptive_max_pool3d"),
-    *("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d"),
-    *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
-)
-"""Operators that the CPU's autocast computes in float32, from a copy, and CUDA's does not know."""
-
-
-@contextmanager
-def device_operators(profile: DeviceProfile) -> Iterator[None]:
-    """Let steps on fake tensors run the operators of a device, and distinguish its memory from the host's."""
-    if profile.is_cuda:
-        with cuda_operators(profile):
-            yield
-    else:
-        with hostmemory.as_the_device(), _replaced({**_COMPOSITES, **_ON_CPU}):
-            yield
+def cpu_operators() -> AbstractContextManager[None]:
+    """Let fake CPU tensors run the operators of a CPU, of which fake tensors have no form, or a wrong one."""
+    composites: dict[str, Callable[..., Any]] = {**_OF_ALL, **branches.branches_on_cpu()}
+    return _replaced({(name, "AutogradCPU"): kernel for name, kernel in composites.items()})
 
 
 def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
@@ -163,15 +128,10 @@ def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
     composites = {
         **_OF_ALL,
         **_asked_of_driver(profile),
-        **(_softmaxes(profile) if profile.keeps_softmax_inputs else {}),
+        **(_softmaxes() if profile.keeps_softmax_inputs else {}),
     }
     of_keys: dict[str, dict[str, Any]] = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
     return _replaced({(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()})
-
-
-def cuda_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
-    """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
-    return _replaced(_kernels(profile))
 
 
 @contextmanager
@@ -198,11 +158,6 @@ def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator
 
 
 _OF_ALL: Mapping[str, Callable[..., Any]] = {**ctc.composites(), **branches.composites(), **branches.branches()}
-_COMPOSITES = {(name, "AutogradCPU"): kernel for name, kernel in _OF_ALL.items()}
-"""Kernels of all devices."""
-
-_ON_CPU = {(name, "AutogradCPU"): kernel for name, kernel in branches.branches_on_cpu().items()}
-
 _composites: ContextVar[Mapping[Any, Callable[..., Any]]] = ContextVar("_composites", default=MappingProxyType({}))
 
 
@@ -211,48 +166,21 @@ def composite(func: Any) -> Callable[..., Any] | None:
     return _composites.get().get(func)
 
 
-def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
-    """Return the replacement of each operator, by its name and dispatch key."""
-    composites = {"dropout": _dropout, **_softmaxes(profile), **_asked_of_driver(profile)}
-    in_float32 = {name: _in_float32(_operator(name)) for name in _IN_FLOAT32 if _is_cast_on_cuda(name)}
-    into_float32 = {name: _into_float32(_operator(name)) for name in _INTO_FLOAT32}
-    cast = {name: _without_autocast(kernel) for name, kernel in (in_float32 | into_float32).items()}
-    cast |= dict.fromkeys(_AS_THEY_ARE, torch.library.fallthrough_kernel)
-    of_keys = {"AutogradCPU": composites, "AutocastCPU": cast, "Meta": recurrent.fake_forms()}
-    replaced = {(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()}
-    return {**_COMPOSITES, **replaced}
-
-
 def _asked_of_driver(profile: DeviceProfile) -> dict[str, Callable[..., Any]]:
     """Return the operators whose kernel torch chooses by asking the driver."""
     return {"scaled_dot_product_attention": functools.partial(attend, profile), **recurrent.composites()}
 
 
-def _softmaxes(profile: DeviceProfile) -> dict[str, Callable[..., Any]]:
-    """Return softmax and log-softmax, which save their inputs too where the torch of a profile did."""
-    softmax: Any = oldsoftmax.softmax if profile.keeps_softmax_inputs else aten._softmax.default
-    log_softmax: Any = oldsoftmax.log_softmax if profile.keeps_softmax_inputs else aten._log_softmax.default
+def _softmaxes() -> dict[str, Callable[..., Any]]:
+    """Return softmax and log-softmax that save their inputs too, as older versions of torch do."""
     return {
-        "softmax.int": functools.partial(_softmax, softmax),
-        "log_softmax.int": functools.partial(_softmax, log_softmax),
+        "softmax.int": functools.partial(_softmax, oldsoftmax.softmax),
+        "log_softmax.int": functools.partial(_softmax, oldsoftmax.log_softmax),
     }
 
 
-def _is_cast_on_cuda(name: str) -> bool:
-    """Return whether the autocast of CUDA in the installed torch has a kernel of its own."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
-
-
-def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """Save a mask of one byte per element; the CPU saves one in the dtype of the input."""
-    if not train or p == 0 or x.numel() == 0:
-        return x
-    dropped: tuple[Tensor, Tensor] = aten.native_dropout.default(x, p, True)
-    return dropped[0]
-
-
 def _softmax(fused: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Read half types and write float32 in one kernel; the CPU first makes a float32 copy."""
+    """Read half types and write float32 in one kernel."""
     widen = dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
     result: Tensor = fused(x if widen or dtype is None else x.to(dtype), dim, widen)
     return result
@@ -261,28 +189,3 @@ def _softmax(fused: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) 
 def _operator(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
-
-
-def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-            return kernel(*args, **kwargs)
-
-    return run
-
-
-def _in_float32(operator: Any) -> Callable[..., Any]:
-    def widened(value: Any) -> Any:
-        is_half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-        return value.float() if is_half else value
-
-    return lambda *args, **kwargs: operator(*tree_map(widened, args), **tree_map(widened, kwargs))
-
-
-def _into_float32(operator: Any) -> Callable[..., Any]:
-    def run(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        given = [value for value in args if not isinstance(value, torch.dtype)]
-        asked = dtype or next((value for value in args if isinstance(value, torch.dtype)), None)
-        return operator(x, *given, dtype=asked or (torch.float32 if x.is_floating_point() else None), **kwargs)
-
-    return run

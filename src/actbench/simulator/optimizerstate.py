@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from actbench.measuring.meters.peak import alive
-from actbench.ops import hostmemory
 from actbench.scheme.setup import TrainStep
+from actbench.simulator.places import is_on_card
 from actbench.simulator.tracker import StorageTracker
 
 
@@ -18,19 +18,14 @@ def make_state(step: TrainStep, tracker: StorageTracker) -> tuple[int, int]:
     before, passed = tracker.live_bytes, len(tracker.events)
     step.optimizer.step()
     stepped = len(tracker.events)
-    settle_state(step, tracker)
+    settle_state(tracker)
     older = alive(tracker.events[:passed])
     cyclic = sum(older.get(name, 0) for name, amount in tracker.events[stepped:] if not amount)
     return tracker.live_bytes - before + cyclic, cyclic
 
 
-def settle_state(step: TrainStep, tracker: StorageTracker) -> None:
-    """Bring memory from the first step to the state of later ones: counters in host memory, and no garbage."""
-    counters = _step_counters(step.optimizer)
-    if tracker.host_is_free:
-        for counter in counters:
-            hostmemory.mark(counter.untyped_storage())
-        tracker.add(counters)
+def settle_state(tracker: StorageTracker) -> None:
+    """Bring memory from the first step to the state of later ones, without garbage."""
     gc.collect()
     tracker.reset_peak()
 
@@ -40,13 +35,9 @@ def use_foreach(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
         return  # it steps parameter by parameter on every device
     for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and _is_on_card(group):
             group["foreach"] = True
 
 
-def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the step counters of Adam and others; for CUDA parameters they are on the host, unless fused."""
-    groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
-    states = [optimizer.state.get(parameter) for group in groups for parameter in group["params"]]
-    counters = [state.get("step") for state in states if isinstance(state, dict)]
-    return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]
+def _is_on_card(group: dict[str, Any]) -> bool:
+    return all(map(is_on_card, group["params"]))

@@ -35,6 +35,7 @@ _OF_METADATA = frozenset(getattr(torch.ops.actbench, name).default for name in (
 """Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
 
 _DEVICE = torch.ops.prim.device.default
+_PINS = (_aten._pin_memory.default, _aten.is_pinned.default)
 _UNSEEN = object()
 
 Known: TypeAlias = "dict[tuple[Any, ...], Make | None]"
@@ -119,6 +120,8 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
+        if func in _PINS:  # no driver locks pages here, and the bytes are the same
+            return args[0] if func is _aten._pin_memory.default else False
         longsteps.ran(args)
         kwargs = kwargs or {}
         if not _OF_VALUES.isdisjoint(func.tags):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from actbench.ops import hostmemory
 from actbench.simulator import known
 
 _internals: Any = torch._C
@@ -147,15 +146,13 @@ class Twin(NamedTuple):
     device: torch.device
     source: int | None
     first: int
-    on_host: bool
     attributes: dict[str, Any]
 
     @classmethod
     def of(cls, leaf: FakeTensor, source: int | None, first: int) -> Self:
         """Return what makes tensors like ``leaf``, ``first`` elements behind the beginning of argument ``source``."""
-        on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
         layout = (leaf.shape, leaf.stride(), leaf.dtype, leaf.fake_device)
-        return cls(*layout, source, first, on_host, _attributes(leaf))
+        return cls(*layout, source, first, _attributes(leaf))
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
         """Make a tensor of a mode."""
@@ -173,8 +170,6 @@ class Twin(NamedTuple):
         else:
             _internals._set_throw_on_mutable_data_ptr(made)
         vars(made).update(self.attributes, fake_mode=mode)
-        if self.on_host:
-            hostmemory.mark(made.untyped_storage())
         return made
 
 

@@ -156,9 +156,9 @@ def _packed_layers(name: str, mode: int) -> Callable[..., Any]:
 
 def _cast(tensors: list[Any]) -> list[Any]:
     """Return tensors in the type of autocast, as copies; weights are cast anew in each pass."""
-    if not torch.is_autocast_enabled("cpu"):
+    if not torch.is_autocast_enabled("cuda"):
         return tensors
-    dtype = torch.get_autocast_dtype("cpu")
+    dtype = torch.get_autocast_dtype("cuda")
     return [each.to(dtype) if each is not None and each.dtype == torch.float32 else each for each in tensors]
 
 
@@ -167,7 +167,7 @@ def _check(name: str, x: Tensor, hx: Tensor, cx: Tensor | None) -> None:
         raise UntraceableError(
             f"{name}: what cuDNN keeps of projections (proj_size) is not known; measure it with --meter cuda"
         )
-    if x.dtype == torch.bfloat16 and not torch.is_autocast_enabled("cpu"):
+    if x.dtype == torch.bfloat16 and not torch.is_autocast_enabled("cuda"):
         raise UntraceableError(
             f"{name}: cuDNN does not take bfloat16 from torch, which then runs step by step; take float32, float16 or "
             "--autocast, or measure it with --meter cuda"

@@ -24,13 +24,12 @@ from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import StepsInBackward, renews_next
-from actbench.simulator import simulatedstep
+from actbench.simulator import card, simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import fake_mode, mode_of, shapes_only, to_fake
-from actbench.simulator.operators import device_operators
 from actbench.simulator.optimizerstate import make_state, settle_state, use_foreach
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
@@ -65,6 +64,7 @@ class SimulatedMeter(Meter):
     def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
         self.profile = profile
         self.memory_bytes = profile.step_bytes(memory_limit_bytes)
+        self.device = card.CARD if profile.is_cuda else card.CPU
         self._mode = fake_mode()
         self._is_active = False
         self.done: Sequence[Done] = ()
@@ -80,18 +80,18 @@ class SimulatedMeter(Meter):
             return
         self._is_active = True
         try:
-            with warnings.catch_warnings(), self._mode, self.operators():
+            with warnings.catch_warnings(), self.operators(), self._mode:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # FSDP1 does
                 yield
         finally:
             self._is_active = False
 
     def operators(self) -> AbstractContextManager[None]:
-        """Let steps on fake tensors run the operators of the simulated device."""
-        return device_operators(self.profile)
+        """Let fake tensors be on the simulated device."""
+        return card.simulated(self.profile)
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
-        """Make the module's parameters and buffers fake, in place.
+        """Make the module's parameters and buffers fake ones on the simulated device, in place.
 
         A module that is already fake keeps its fake tensor mode, since its loss and batches belong to it too.
 
@@ -105,12 +105,14 @@ class SimulatedMeter(Meter):
                 "each of its time steps; measure it with --meter cpu, or simulate a card"
             )
         self._mode = mode_of(setup.module) or self._mode
-        to_fake(setup.module, self._mode)
+        with self.operators():
+            to_fake(setup.module, self._mode, self.device)
         return replace(setup, keeps_gradients=self.profile.keeps_gradients)
 
     def place(self, batch: Batch) -> Batch:
-        """Return the batch with its real tensors made fake."""
-        return {name: tree_map(self._fake, value) for name, value in batch.items()}
+        """Return the batch as fake tensors on the simulated device."""
+        with self.active():
+            return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step on fake tensors and read the tracker, even if the step does not fit.
@@ -150,10 +152,9 @@ class SimulatedMeter(Meter):
         else:
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
-        approximate = ((why,) if why and self.profile.is_cuda else ()) + unmodelled.reasons()
         traced = marks.trace() if self.blocks else None
         self.trace = traced and replace(traced, expandable=grows)
-        timed = replace(timed, blocks=marks.readings(), approximate=approximate)
+        timed = replace(timed, blocks=marks.readings(), approximate=unmodelled.reasons())
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
@@ -161,7 +162,7 @@ class SimulatedMeter(Meter):
         return
 
     def _fake(self, value: object) -> object:
-        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+        return self._mode.from_tensor(value).to(self.device) if isinstance(value, Tensor) else value
 
 
 def _read(
@@ -260,7 +261,7 @@ def _settle(step: TrainStep, tracker: StorageTracker) -> tuple[int, int] | None:
     """Run what leaves something to the passes that count; return what :func:`forward_alone` does, in bytes."""
     if isinstance(step.optimizer, StepsInBackward):
         step()  # the backward pass makes its state
-        settle_state(step, tracker)
+        settle_state(tracker)
     elif step.setup.held_over:
         step.backward(step.forward())
         step.abandon()

@@ -9,18 +9,22 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
-from actbench.ops import hostmemory
-from actbench.ops.hostmemory import is_host
+from actbench.ops.simulation import plain_tensors
 from actbench.simulator import untold
 from actbench.simulator.caching import round_up
 from actbench.simulator.cublas import NONE, Workspaces
+from actbench.simulator.fake import asks_for_device
 from actbench.simulator.inplace import InPlace
+from actbench.simulator.operators import composite
+from actbench.simulator.places import is_on_card
 from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.recalled import asks_device, tensors_of
 
@@ -48,10 +52,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It refers to no tensor and no storage, so it does not change their lifetimes. Views are free, and a storage that an
     operator resizes is counted anew. ``temporaries`` gives what an operator allocates and frees before it returns.
+    On a CPU it counts what torch's allocator makes, as a trace of it does: not the memory of numpy and of files, which
+    torch cannot resize.
 
     Args:
         rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
-        host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
+        host_is_free: Leave out storages in host memory: those of tensors that are not on a card.
         temporaries: Bytes that an operator needs while it runs.
         workspaces: What products of matrices allocate for libraries.
         observe: Called with each operator that has run, its arguments and its result.
@@ -65,6 +71,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicated: What collectives read and write, and what FSDP2 gathers.
         workspace: Name of the workspaces that stay; -1 while there are none.
     """
+
+    supports_higher_order_operators = True
+    real_form: Callable[[Any], Callable[..., Any] | None] = staticmethod(lambda func: None)
+    """Tells the real form of a custom operator, which is run on the card in its place."""
 
     def __init__(
         self,
@@ -82,7 +92,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_at = 0
         self.events: list[Event] = []
         self.host: list[HostEvent] = []
-        self._replacement: tuple[weakref.ref[torch.UntypedStorage], Any] | None = None
+        self._replacement: tuple[weakref.ref[torch.UntypedStorage], Any, bool] | None = None
         self._in_place = InPlace()
         self.rounding = rounding
         self.host_is_free = host_is_free
@@ -112,7 +122,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count its result; for a tensor subclass, count the operators that its class runs."""
+        """Run an operator and count its result; for a tensor subclass, count the operators that its class runs.
+
+        In inference mode, and of an operator on functions, those that it is composed of are counted.
+        """
+        if isinstance(func, HigherOrderOperator) or torch.is_inference_mode_enabled() or self.real_form(func):
+            made = self._composed(func, args, kwargs or {})
+            if made is not NotImplemented:
+                return made
         if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the tensor's class then runs operators, which come here
         self._settle()
@@ -125,21 +142,29 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
         found = tensors_of(result)
-        on_host = self.runs_on_host(args, kwargs or {}, found)
-        for storage in footprint.storages(found) if on_host else ():
-            if id(storage) not in self._known:
-                hostmemory.mark(storage)
         if self._in_place.replaces(func, args):
-            self._replacement = weakref.ref(result.untyped_storage()), func
+            self._replacement = weakref.ref(result.untyped_storage()), func, self.leaves_out(result)
             return result
         self._in_place.note(func, result)
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)
-        if not on_host:
+        if not (self.host_is_free and on_host(args, kwargs or {}, found)):
             worked_in = self._workspaces.product_bytes(func, args, kwargs or {}, result)
             self._enter_temporaries((self._temporaries(func, args, result), worked_in), func)
         return result
+
+    def _composed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operators that an operator is composed of; NotImplemented if it is not."""
+        with self:
+            if isinstance(func, HigherOrderOperator):
+                return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+            form = self.real_form(func)
+            if form is not None and any(map(is_on_card, tensors_of((args, kwargs)))):
+                return form(*args, **kwargs)
+            kernel = composite(func) or func.decompose
+            is_whole = func.namespace != "aten" or not torch.is_inference_mode_enabled()
+            return NotImplemented if is_whole else kernel(*args, **kwargs)
 
     def keep_workspaces(self) -> None:
         """Count the workspaces that stay from now on."""
@@ -149,23 +174,24 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live_bytes += kept
             self._raise_peak()
 
-    def runs_on_host(self, args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
-        """Return whether an operator makes ``found``, its results, in host memory that is left out."""
-        return self.host_is_free and hostmemory.is_running()
-
     def _settle(self) -> None:
         """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""
         if self._replacement is None:
             return
-        (storage, func), self._replacement = self._replacement, None
+        (storage, func, place), self._replacement = self._replacement, None
         if (alive := storage()) is not None:
-            self._enter(alive, func)
+            self._enter(alive, func, place)
             self._raise_peak()
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
         """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
-        for storage in footprint.storages(tensors):
-            self._enter(storage, func)
+        for tensor in plain_tensors(*tensors):
+            storage = tensor.untyped_storage()
+            if self.host_is_free:
+                known = self._known.get(id(storage))
+                self._enter(storage, func, known[0] in self._on_host if known else not is_on_card(tensor))
+            elif storage.resizable():
+                self._enter(storage, func, False)
         self._raise_peak()
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
@@ -232,7 +258,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in host memory that is not counted."""
-        return self.host_is_free and all(map(is_host, footprint.storages([tensor])))
+        return self.host_is_free and not any(map(is_on_card, plain_tensors(tensor)))
 
     def _name(self) -> int:
         self._names += 1
@@ -250,13 +276,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._live_bytes + temporary_bytes > self._peak_bytes:
             self._peak_bytes, self.peak_at = self._live_bytes + temporary_bytes, len(self.events)
 
-    def _enter(self, storage: torch.UntypedStorage, func: Any) -> None:
+    def _enter(self, storage: torch.UntypedStorage, func: Any, free: bool) -> None:
         key = id(storage)  # torch keeps one Python object for each storage while it lives
         if key not in self._known:
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
             self._known[key] = (self._name(), 0)
             self._made(self._known[key][0], func)
-        free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self.rounding)
         name, before = self._known[key]
         self._known[key] = (name, amount)
@@ -274,6 +299,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._known:
             return
         name, before = self._known[key]
+        free = name in self._on_host
         if before and not storage.nbytes():
             self.events.append((name, 0))
             self._live_bytes -= before
@@ -281,7 +307,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[key] = (self._name(), 0)
         if storage.nbytes():
             self._made(self._known[key][0], None)
-            self._enter(storage, None)
+            self._enter(storage, None, free)
             self._raise_peak()
 
     def _leave(self, key: int) -> None:
@@ -293,3 +319,47 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
+
+
+class CheckedTracker(StorageTracker):  # type: ignore[no-untyped-call]
+    """A tracker that can raise where memory runs out."""
+
+    check: Callable[[], object] = staticmethod(lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.check()
+        return result
+
+
+class OnCard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets a tracker and modes see operators on tensors of the card, and those that make such; others run for real.
+
+    It is for what runs outside of these modes: threads, and code for which they are off. Without modes, as on a CPU, it
+    lets the tracker see all operators.
+    """
+
+    def __init__(self, tracker: StorageTracker, modes: Sequence[TorchDispatchMode] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracker, self._modes = tracker, modes
+        self.ignore_compile_internals = tracker.ignore_compile_internals  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors_of((args, kwargs)))
+        if self._modes and not (is_fake or asks_for_device((*args, *kwargs.values()))):
+            return func(*args, **kwargs)
+        with ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(mode)
+            return self._tracker.__torch_dispatch__(func, types, args, kwargs)
+
+
+def on_host(args: Any, kwargs: Any, found: Sequence[Tensor]) -> bool:
+    """Return whether an operator makes ``found``, its results, in host memory: if none, where its arguments are."""
+    return not any(map(is_on_card, found or tensors_of((args, kwargs))))

@@ -213,7 +213,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int)
     """Read a step whose allocator is the CPU's, by counters that say this."""
     Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
     monkeypatch.setattr(cudameter, "AllocationTrace", OfTheCpu)
-    monkeypatch.setattr(hostmemory, "_marked", weakref.WeakSet())  # other tests may have left some
+    monkeypatch.setattr(hostmemory, "NOTED", weakref.WeakSet())  # other tests may have left some
     monkeypatch.setattr(cudameter, "_settle", settle)
     step = on_the_cpu()
     held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
@@ -251,7 +251,7 @@ def test_sums_that_differ_from_the_counters_are_not_shown(monkeypatch: pytest.Mo
 
 def test_what_schemes_move_to_the_host_is_known_between_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = peak_on_the_cpu()
-    monkeypatch.setattr(hostmemory, "marked_bytes", iter([0, 0, 64, 0, 0]).__next__)
+    monkeypatch.setattr(hostmemory, "noted_bytes", iter([0, 0, 64, 0, 0]).__next__)
 
     _, timeline = watched(monkeypatch, WEIGHTS + BATCH, peak)
 

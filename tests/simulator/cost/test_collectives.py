@@ -145,7 +145,8 @@ def test_tensor_parallel_blocks_add_up_activations_and_wait_for_them(
     assert sent(done) == {"all-reduce": (calls, calls * activations)}
     device = profiles.get("h100-80gb")
     assert device.rates is not None
-    time = estimate(done, device.rates, device.efficiencies)
+    on_card = [each._replace(on_host=False) for each in done]
+    time = estimate(on_card, device.rates, device.efficiencies)
     assert time.exposed_seconds == pytest.approx(time.communication_seconds, rel=1e-6)
 
 

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from trainings import RunScript
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from actbench.device.card import believed
 from actbench.model.measured import Measurement
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
-from actbench.tools.script.card import believed
 from actbench.units import MIB
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "two", "dogs", "near", "our", "river"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from cards import Card, product
 
+from actbench.device.card import believed
 from actbench.errors import MeasurementError
-from actbench.tools.script.card import believed
 from actbench.units import GIB
 
 OWNERS = (

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from cards import Card
 
-from actbench.tools.script.card import believed
+from actbench.device.card import believed
 
 
 def run(code: str, before: str = "") -> None:
     """Run code inside the block, in a process of its own: libraries keep for ever what they once asked."""
     script = (
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport torch\n"
-        "from cards import Card, product\nfrom actbench.tools.script.card import believed\n"
+        "from cards import Card, product\nfrom actbench.device.card import believed\n"
         f"{textwrap.dedent(before)}\nwith believed(Card()):\n" + textwrap.indent(textwrap.dedent(code), "    ")
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

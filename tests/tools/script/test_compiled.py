@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actbench
+from actbench.simulator import inductor
 from actbench.tools.script import compiled
 from actbench.tools.script.simulation import Simulation
 from actbench.units import MIB
@@ -402,7 +403,7 @@ INTERNALS = {
 def test_each_internal_of_torch_that_is_replaced_is_there() -> None:
     """It is looked up where torch itself looks, with the arguments that torch gives it."""
     found: dict[str, tuple[str, ...]] = {}
-    for owner, name, value in compiled.Inductor((9, 0), None)._replacements():  # type: ignore[arg-type]
+    for owner, name, value in inductor.Inductor((9, 0))._replacements():
         kind = getattr(owner, "__name__", type(owner).__name__)
         found[kind] = (*found.get(kind, ()), name)
         own = getattr(owner, name)

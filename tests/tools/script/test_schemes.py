@@ -78,9 +78,10 @@ def setup_on(device: str) -> TrainingSetup:
 
 def reading_by_the_meter(spec: str, profile: str) -> MemoryReading:
     meter = SimulatedMeter(profiles.get(profile))
-    setup, batch = actbench.apply(meter.adopt(setup_on("cpu")), spec), {"x": torch.randn(4, 64)}
-    with meter.active():
-        return meter.memory(TrainStep(setup, meter.place(batch)))
+    with meter.operators():
+        setup, batch = actbench.apply(meter.adopt(setup_on("cpu")), spec), {"x": torch.randn(4, 64)}
+        with meter.active():
+            return meter.memory(TrainStep(setup, meter.place(batch)))
 
 
 def train_under(spec: str, device: str) -> None:

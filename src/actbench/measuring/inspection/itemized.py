@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.inspection.recorder import StorageRecorder, traced
 from actbench.model.ledger import Ledger, SavedTensor, display_path
-from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
 from actbench.packing.savedtensors import Source
 from actbench.scheme.microbatches import Batch
@@ -162,7 +161,7 @@ def _entries(held: Sequence[_Entry], recorder: StorageRecorder) -> Iterator[Save
         counted = [
             storage
             for storage in item.storages
-            if holders[storage][0] is item and recorder.known_as(storage) is None and not is_host(storage)
+            if holders[storage][0] is item and recorder.known_as(storage) is None and not recorder.is_on_host(storage)
         ]
         others = (other.place for storage in item.storages for other in holders[storage] if other is not item)
         known = recorder.known_as(item.storages[0])
@@ -176,12 +175,12 @@ def _entries(held: Sequence[_Entry], recorder: StorageRecorder) -> Iterator[Save
             kept_bytes=sum(storage.nbytes() for storage in counted),
             packed=item.packed,
             shared_with=tuple(dict.fromkeys(others)) if known is None else (),
-            reason=known or _reason(item),
+            reason=known or _reason(item, recorder),
         )
 
 
-def _reason(item: _Entry) -> str | None:
-    if all(is_host(storage) for storage in item.storages):
+def _reason(item: _Entry, recorder: StorageRecorder) -> str | None:
+    if all(map(recorder.is_on_host, item.storages)):
         return "in host memory"
     if item.packed:  # outer hooks leave its packed parts alone, and their reason is not about the tensor
         return item.reason

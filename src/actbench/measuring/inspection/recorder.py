@@ -20,11 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actbench import longsteps
 from actbench.errors import UntraceableError
 from actbench.model.ledger import OUTSIDE
-from actbench.ops.hostmemory import is_host
 from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
-from actbench.simulator import fake
+from actbench.simulator import card, fake
 from actbench.simulator.recalled import asks_device, tensors_of
 from actbench.simulator.recipes import layout_of
 from actbench.workload.base import moved
@@ -101,12 +100,13 @@ class SavedStorage:
 
 @dataclass
 class StorageOrigin:
-    """The module and operator that made a storage, its first tensor, and the modules that saved it."""
+    """The module and operator that made a storage, its first tensor and its place, and the modules that saved it."""
 
     maker: str
     operator: str
     shape: torch.Size
     dtype: torch.dtype
+    device: torch.device
     savers: list[str] = field(default_factory=list)
 
 
@@ -124,6 +124,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules = RunningModules(module)
         self.calls = self.modules.calls
         self.acted: set[tuple[str, Hashable]] = set()
+        self._is_on_card = any(parameter.is_cuda for parameter in module.parameters())
         self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
         for kind, tensors in known.items():
             for storage in _storages(tensors):
@@ -144,7 +145,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
             if storage not in self._old and storage not in self._made:
-                self._made[storage] = StorageOrigin(self._running, str(func), tensor.shape, tensor.dtype)
+                self._made[storage] = StorageOrigin(self._running, str(func), tensor.shape, tensor.dtype, tensor.device)
         return outputs
 
     def saved(self, tensor: Tensor) -> Tensor:
@@ -166,12 +167,17 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage.nbytes(), owner=(origin.savers or [origin.maker])[0], shared_with=tuple(origin.savers[1:])
             )
             for storage, origin in self.made()
-            if not is_host(storage)
+            if not self.is_on_host(storage)
         )
 
     def made(self) -> Iterator[tuple[UntypedStorage, StorageOrigin]]:
         """Yield the storages that are alive now, also those in host memory, in the order of their creation."""
         yield from self._made.items()
+
+    def is_on_host(self, storage: UntypedStorage) -> bool:
+        """Return whether the forward pass of a model on a card made a storage in host memory."""
+        origin = self._made.get(storage)
+        return self._is_on_card and origin is not None and origin.device.type == "cpu"
 
     def saw(self, storage: UntypedStorage) -> bool:
         """Return whether an operator took or made a storage; storages of numbers never reach an operator."""
@@ -222,7 +228,7 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
         mode = fake.mode_of(module)
         if mode is None:
             mode = fake.fake_mode()
-            stack.enter_context(fake.faked(module, mode))
+            stack.enter_context(fake.faked(module, mode, card.place()))
         stack.enter_context(mode)
         batch, device = make_batch(), next((p.device for p in module.parameters()), None)
         batch = setup.cast(batch if device is None else moved(batch, device))

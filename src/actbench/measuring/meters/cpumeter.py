@@ -24,10 +24,10 @@ from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
 from actbench.model.meters import MeterName
-from actbench.ops import hostmemory
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import renews_next
+from actbench.simulator.card import CPU as HOST
 from actbench.workload.base import moved
 
 
@@ -39,6 +39,7 @@ class CpuMeter(Meter):
 
     name: MeterName = "cpu"
     materialize = True
+    device = HOST
 
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
         self.memory_bytes: int = memory_limit_bytes or available_memory_bytes()
@@ -49,7 +50,7 @@ class CpuMeter(Meter):
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this device."""
-        return hostmemory.as_the_device()
+        return nullcontext()
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to the CPU, in place."""

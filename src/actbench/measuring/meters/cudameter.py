@@ -38,7 +38,7 @@ from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import renews_next
 from actbench.simulator import profiles
-from actbench.simulator.operators import device_operators
+from actbench.simulator.card import operators_of
 from actbench.workload.base import moved
 
 
@@ -77,6 +77,7 @@ class CudaMeter(Meter):
 
     name: MeterName = "cuda"
     materialize = True
+    device = torch.device("cuda")
 
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
         check_cuda()
@@ -98,7 +99,7 @@ class CudaMeter(Meter):
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this device."""
-        return device_operators(profile_of_device())
+        return operators_of(profile_of_device())
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to the device, in place; an OutOfMemoryError if not even the weights fit."""

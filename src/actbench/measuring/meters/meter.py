@@ -117,11 +117,13 @@ class Meter(Protocol):
     Attributes:
         materialize: Whether it needs a model with real weights.
         memory_bytes: Memory that a step may use: the memory limit, or what the device has for a step.
+        device: Where tensors of a step are.
     """
 
     name: MeterName
     materialize: bool
     memory_bytes: int
+    device: torch.device
 
     def active(self) -> AbstractContextManager[Any]:
         """Enter the contexts for building batches and running steps (a fake tensor mode, operators, a limit)."""

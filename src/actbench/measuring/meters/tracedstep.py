@@ -88,7 +88,7 @@ class TracedStep:
         self._state = _addresses(watching.state(self._step))
 
     def _mark(self, name: str) -> None:
-        self._host.append((name, hostmemory.marked_bytes()))
+        self._host.append((name, hostmemory.noted_bytes()))
         self._trace.mark(name)
 
     @property

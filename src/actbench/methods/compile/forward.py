@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Literal
 
 import torch
@@ -15,10 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from actbench.errors import ActbenchError, ConversionError, UntraceableError, shortened, told
-from actbench.ops import hostmemory
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
+from actbench.simulator.card import until_the_end
+from actbench.simulator.profiles import DeviceProfile
 
 Backend = Literal["inductor", "aot_eager_decomp_partition"]
 
@@ -67,6 +69,15 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
     "inductor": _with_kernels,
     "aot_eager_decomp_partition": _by_operators,
 }
+
+
+def _for_the_card(profile: DeviceProfile) -> AbstractContextManager[None]:
+    """Let Inductor compile for a simulated card."""
+    from actbench.simulator.inductor import Inductor
+    from actbench.simulator.tracker import StorageTracker
+
+    assert profile.compute_capability is not None
+    return Inductor(profile.compute_capability).simulated(StorageTracker)
 
 
 class CompiledForward(ReboundForward):
@@ -126,6 +137,8 @@ class CompiledForward(ReboundForward):
     def _under_modes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from actbench.methods.compile.simulated import compiled_under_modes  # takes seconds to import
 
+        if next(module.parameters()).is_cuda:
+            until_the_end(_for_the_card)
         with compiled_under_modes():
             try:
                 return self._run(module, args, kwargs)
@@ -191,7 +204,8 @@ class CompiledForward(ReboundForward):
         form = simulated.form(graph, inputs)
         code: Callable[..., Any] | None = self.alike.get(form)
         if code is None and self.backend == "inductor":
-            code = simulated.programs(graph, inputs, partition, on_cuda=not hostmemory.is_the_device())
+            made = _with_kernels if next(self.module.parameters()).is_cuda else simulated.programs
+            code = made(graph, inputs, partition)
         elif code is None:
             code = _by_operators(graph, inputs, partition)
         if form is not None:

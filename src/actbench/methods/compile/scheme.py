@@ -16,8 +16,9 @@ from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet, LossyForward
 from actbench.scheme.setup import Part, TrainingSetup
+from actbench.simulator import inductor
 
-ESTIMATED = "compile is simulated by the programs that inductor makes for a CPU; those for a GPU may fuse otherwise"
+UNTIMED = "compile is simulated without kernels, and how long inductor's take is not known"
 
 
 class Compile(Scheme):
@@ -35,8 +36,8 @@ class Compile(Scheme):
     Compiling takes seconds to minutes in the first step with a shape; no timing includes it. ``only=model.layers.*``
     compiles each block by itself, as trainers do. Packing schemes are refused beside it.
     Simulated: the tracing, partition, fusion and buffers are torch's own, and the program that inductor makes of a
-    graph runs on fake tensors, without kernels. It is one for a CPU: there its bytes are those of a real step; on a
-    CUDA device they are an estimate, and are marked so. No time is estimated.
+    graph runs on fake tensors, without kernels: its allocations, reuse and frees are those of a real step. For a card
+    this takes torch 2.15 and triton. No time is estimated.
 
     Attributes:
         budget: The share that may be saved of what torch.compile saves by itself.
@@ -65,7 +66,7 @@ class Compile(Scheme):
     @property
     def facets(self) -> Iterable[Facet]:
         """Kernels of a graph round otherwise, and no module of it runs by itself, so that none is watched."""
-        return LossyForward(), Limits(untraceable=UNTRACEABLE, estimated=ESTIMATED)
+        return LossyForward(), Limits(untraceable=UNTRACEABLE, estimated=UNTIMED)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a compiled forward on the model.
@@ -97,10 +98,13 @@ class Compile(Scheme):
         """Return the backend for a model; raise a MeasurementError if its compiler is missing."""
         if self.backend == "aot_eager_decomp_partition":
             return self.backend
-        lacks = None if is_fake(module) else needed_by_inductor(next(module.parameters()).device)
+        device = next(module.parameters()).device
+        lacks = (
+            needed_by_inductor(device) if not is_fake(module) else inductor.lacks() if device.type == "cuda" else None
+        )
         if lacks is None:
             return "inductor"
-        if self.backend == "inductor":
+        if self.backend == "inductor" or is_fake(module):
             raise MeasurementError(
                 f"{self.spec}: inductor needs {lacks}, which is not here; install it, or take "
                 "backend=aot_eager_decomp_partition"

@@ -1,9 +1,9 @@
-"""Graphs of ``torch.compile`` on fake tensors: each runs the program that inductor makes of it, without kernels.
+"""Graphs of ``torch.compile`` on fake CPU tensors: each runs the program that inductor makes, without kernels.
 
 Everything until the kernels is torch's own: the tracing, the decompositions, the partition by the memory budget, the
 fusion, and the plan of buffers. The program allocates, reuses and frees buffers as a real one does, and calls torch's
-operators where inductor does. Kernels do nothing, so no compiler is needed. The graphs hold CPU tensors, and so the
-kernels are those for a CPU.
+operators where inductor does. Kernels do nothing, so no compiler is needed. For a simulated card there is
+:mod:`actbench.simulator.inductor`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch._dynamo import convert_frame
 from torch._functorch import config as aot_config
 from torch._inductor import async_compile, compile_fx, config, cpu_vec_isa
-from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
@@ -62,19 +61,18 @@ def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
     named = [(each.shape, each.stride(), each.storage_offset(), each.dtype, each.requires_grad) for each in inputs]
     storages = [id(each.untyped_storage()) for each in inputs]
     first = [storages.index(storage) for storage in storages]
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    device = next((each.device.type for each in inputs), "cpu")
+    autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return graph.print_readable(print_output=False), *kinds, *named, *first, *autocast
 
 
-def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on_cuda: bool) -> Code:
+def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any) -> Code:
     """Return the code of a graph: inductor's programs of its forward and its backward pass, without kernels.
 
     Args:
         graph: The graph.
         inputs: Its inputs, fake.
         partition: Splits the joint graph of both passes.
-        on_cuda: Let each group of fused operators be a kernel of its own, with buffers that live as long as it needs
-            them. A program for a CPU runs all groups between two of torch's operators in one kernel.
     """
 
     def make(part: GraphModule, inputs: Sequence[Tensor], **named: Any) -> Any:
@@ -84,8 +82,6 @@ def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any, *, on
             stack.enter_context(patch.object(compile_fx, "GraphLowering", _Lowering))
             # which vectors the processor knows changes no buffer, and to find it out takes a compiler and a minute
             stack.enter_context(patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa))
-            if on_cuda:
-                stack.enter_context(patch.object(CppScheduling, "ready_to_flush", lambda scheduling: True))
             return compile_fx.compile_fx_inner(part, inputs, **named)
 
     with config.patch(custom_partitioner_fn=partition), aot_config.patch(enable_autograd_cache=False):

@@ -9,7 +9,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -73,7 +73,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
             _make_rates_tensors(self.param_groups)
             loss = called(closure)
             shares = map(local_of, parameters)
-            if any(isinstance(each, FakeTensor) and hostmemory.is_elsewhere(each) for each in shares):  # of CUDA
+            if any(isinstance(each, FakeTensor) and each.is_cuda for each in shares):
                 _step_as_one_kernel(self, parameters)
                 return loss
             compiles = all(parameter.is_cuda for parameter in parameters)
@@ -216,9 +216,17 @@ def blockwise_adam(inner: optim.Optimizer, *, paged: bool) -> optim.Optimizer:
             "adam8bit:bnb: a parameter is a DTensor, as FSDP2 makes them, which bitsandbytes' operators do not take; "
             "take adam8bit of torchao, or smaq,on=state"
         )
-    away = any(hostmemory.is_elsewhere(each) for group in groups for each in group["params"])
+    away = any(each.device.type != "cpu" for group in groups for each in group["params"])
     made: optim.Optimizer = kind(groups, is_paged=paged and away)
     return made
+
+
+class _Prefetches:
+    """Lets bitsandbytes fetch paged moments; those of a fake parameter have no pages."""
+
+    def prefetch_state(self, p: Tensor) -> None:
+        if not isinstance(p, FakeTensor):
+            super().prefetch_state(p)  # type: ignore[misc]
 
 
 @functools.cache
@@ -231,7 +239,7 @@ def bnb_adam() -> type[Any]:
             f'adam8bit:bnb needs bitsandbytes: pip install "actbench[bitsandbytes]" ({error})'
         ) from None
 
-    class BlockwiseAdamW(kind):  # type: ignore[misc]
+    class BlockwiseAdamW(_Prefetches, kind):  # type: ignore[misc]
         __doc__ = kind.__doc__
 
         def fill_qmap(self) -> None:
@@ -265,19 +273,22 @@ def bnb_adam() -> type[Any]:
 
 def _fake_moment(parameter: Tensor, dtype: torch.dtype, *, paged: bool) -> Tensor:
     """Return a moment without values; if it is paged, in host memory from the beginning, so that no meter counts it."""
-    with hostmemory.running_on_host() if paged else nullcontext():
+    if not paged:
         return torch.zeros_like(parameter, dtype=dtype)
+    made: Any = torch.zeros_like(parameter, dtype=dtype, device="cpu")
+    made.is_paged = True  # else bitsandbytes asks for it on the device
+    return made  # type: ignore[no-any-return]
 
 
 def _marked(buffer: Tensor) -> Tensor:
     """Return a moment, marked as host memory where bitsandbytes pages it."""
     if getattr(buffer, "is_paged", False):
-        hostmemory.mark(buffer.untyped_storage())
+        hostmemory.NOTED.add(buffer.untyped_storage())
     return buffer
 
 
 def _allocate_as_a_step(parameter: Tensor) -> None:
     """Make what a step on a CPU makes and frees; on CUDA it is one kernel."""
-    if not hostmemory.is_elsewhere(parameter):
+    if parameter.device.type == "cpu":
         copies = _FLOATS + (parameter.dtype != torch.float32)
         _ = [torch.empty_like(parameter, dtype=torch.float32) for _ in range(copies)]

@@ -49,8 +49,7 @@ class HostOptimizer(optim.Optimizer):
                 assert parameter.grad is not None
                 twin.grad = to_host(parameter.grad)
             _wait_for([parameter for parameter, _ in away])
-            with hostmemory.running_on_host():
-                self.inner.step()
+            self.inner.step()
         finally:
             for _, twin in away:
                 twin.grad = None
@@ -109,7 +108,7 @@ class HostOptimizer(optim.Optimizer):
             if twin is not parameter:
                 for leaf in tree_leaves(self.state.get(parameter, {})):
                     if isinstance(leaf, Tensor):
-                        hostmemory.mark(leaf.untyped_storage())
+                        hostmemory.NOTED.add(leaf.untyped_storage())
 
 
 def _wait_for(parameters: Iterable[Tensor]) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, distributed, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from actbench.errors import ConversionError
 from actbench.methods.formats.optim.shardoptimizer import ShardOptimizer, by_element
-from actbench.methods.parallel import hostshares
-from actbench.methods.parallel.hostshares import HostShardOptimizer
 from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward
 from actbench.packing.packer import own_tensors
 from actbench.scheme.wrapped import StepsInBackward
+from actbench.simulator.fake import mode_of
 
 
 class ShardedModel:
@@ -53,17 +53,17 @@ class ShardedModel:
         refuse_probing(module, "FSDP2")
         bound = HookedForward.of(module)
         policy = policy or MixedPrecisionPolicy()
-        placed = hostshares.policy(offload=cpu_offload, parameters=module.parameters())
+        pinned = any(parameter.is_cuda for parameter in module.parameters())  # copies of a card need it
+        placed = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
         units = [unit for unit in units if unit is not module]
         try:
-            for unit in units:
-                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
-            self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
+            with mode_of(module) or nullcontext():  # what it makes beside shares of fake parameters is fake, too
+                for unit in units:
+                    fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
+                self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
         except (NotImplementedError, ValueError) as error:
             raise ConversionError(f"FSDP2 cannot share out parameters of {type(module).__name__}: {error}") from error
         self._module = module
-        if cpu_offload:
-            hostshares.place(self._parts())
         if distributed.get_backend(mesh.get_group()) == "gloo":  # adds up, and averages nothing
             for part in self._parts():
                 part.set_force_sum_reduction_for_comms(True)
@@ -129,13 +129,12 @@ def on_local_shards(
     of an optimizer that needs whole matrices, or that steps when FSDP2 has averaged the gradient of a DTensor.
     ``on_host`` refuses these two, with a ConversionError: the shares are in host memory.
     """
-    kind = HostShardOptimizer if on_host else ShardOptimizer
 
     def made(module: nn.Module) -> optim.Optimizer:
         shared = any(isinstance(parameter, DTensor) for parameter in module.parameters())
         if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
             return make(module)
-        optimizer = kind(make, module, _LocalShards())
+        optimizer = ShardOptimizer(make, module, _LocalShards())
         if by_element(optimizer) and not isinstance(optimizer.inner, StepsInBackward):
             return optimizer
         if on_host:

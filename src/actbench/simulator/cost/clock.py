@@ -92,8 +92,8 @@ class _Clock:
             seconds = computing(work, self.rates, self.efficiencies)
             self.exchanges.run(seconds, self.host, done.phase)
             _add(self.beside[work.name], seconds, work)
-        elif done.on_host and self.asynchronous:
-            self._compute_on_host(work)
+        elif done.on_host and self.asynchronous and work.kind is not None:
+            self._compute_on_host(work, waits=done.phase == "optimizer")
         elif work.kind == "host copy" and self.asynchronous:
             self._copy(work)
         elif work.kind is not None:
@@ -126,9 +126,12 @@ class _Clock:
         share = self.efficiencies.kinds["host copy"]
         self.copies = max(self.copies, self.device) + share.ramp + work.moved / 2 / (self.rates.link * share.memory)
 
-    def _compute_on_host(self, work: OperatorWork) -> None:
-        """Let the host compute once the copies and the device are done, and the device wait for it."""
+    def _compute_on_host(self, work: OperatorWork, *, waits: bool) -> None:
+        """Let the host compute; an optimizer does once the copies and the device are done, and the device waits."""
         seconds = work.moved / self.efficiencies.host.bandwidth
+        if not waits:
+            self.host += seconds
+            return
         self.host = max(self.host, self.device, self.copies) + seconds
         self.device = self.host
         self._add(work.name, seconds, work)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from actbench.model.records import Phase
-from actbench.ops import hostmemory
 from actbench.simulator.cost.collectives import collective_of, is_collective
 from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
 from actbench.simulator.cost.work import OperatorWork, exchange, idle, idle_work, work_of, written
+from actbench.simulator.places import is_on_card
 from actbench.simulator.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
@@ -21,7 +21,7 @@ _WAITS = ("wait_tensor", "wait_tensors")
 
 
 class Done(NamedTuple):
-    """An operator of a step: the part of the step that ran it, whether the host computed it, and when it may run."""
+    """An operator of a step: the part of the step that ran it, whether the host computes it, and when it may run."""
 
     phase: Phase
     work: OperatorWork
@@ -67,7 +67,7 @@ class Recorder:
             work = self._work(func, args, kwargs, result)
             if work is not None:
                 turn = self._turn(phase, work, func, args, kwargs, result)
-                self.done.append(Done(phase, work, hostmemory.is_running(), turn))
+                self.done.append(Done(phase, work, _is_on_host(args, kwargs, result), turn))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -93,6 +93,8 @@ class Recorder:
         if func not in self._idle:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
+        if func in _COPIES:
+            key += tuple(map(is_on_card, (*args[:2], result)))
         if key not in self._known:
             self._known[key] = idle_work(func) if key is func else work_of(func, args, kwargs, result)
         return self._known[key]
@@ -107,7 +109,17 @@ class Recorder:
         return self._queues.other(work.name, tensors_of((args, tuple(kwargs.values()))), made, phase)
 
 
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+"""Operators that may be a copy between host memory and a card."""
+
 _NAMESPACES = ("c10d", "_c10d_functional")
+
+
+def _is_on_host(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Return whether no tensor of an operator is on a card."""
+    if is_on_card(result):  # as mostly
+        return False
+    return not any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
 
 
 def _key(value: Any) -> Any:

@@ -16,6 +16,7 @@ from actbench.simulator import recurrent
 from actbench.simulator.cost.collectives import Collective
 from actbench.simulator.cost.kinds import IGNORED, NOTHING, Kind, has_channels_last, kind_of
 from actbench.simulator.cost.rates import Precision
+from actbench.simulator.places import is_on_card
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LISTED_AT_ONCE = 48
@@ -40,6 +41,7 @@ _READ_AGAIN: dict[str, int] = {
 to its place among the arguments."""
 
 
+_COPIES = ("copy_", "_to_copy")
 _RECURRENT = (recurrent.FORWARD, recurrent.BACKWARD)
 _CONVERTING = {"_to_copy": 0, "copy_": 1}
 """Operators that convert an argument, by its place."""
@@ -119,7 +121,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
     listed = sum(len(value) for value in args if isinstance(value, list | tuple) and _is_list_of_tensors(value))
     if _is_host_scalar(name, tensors):
         return OperatorWork(name, listed=listed)
-    kind = kind_of(func, name, args)
+    kind = "host copy" if name in _COPIES and _crosses(tensors, result) else kind_of(func, name, args)
     launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
     launches = recurrent.kernels(func, args) if func._overloadpacket in _RECURRENT else launches
     precision = _precision(kind, tensors)
@@ -146,6 +148,11 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
 def exchange(collective: Collective) -> OperatorWork:
     """Return what a collective does."""
     return OperatorWork(collective.kind, "communication", launches=1, collective=collective)
+
+
+def _crosses(given: list[Tensor], made: Tensor) -> bool:
+    """Return whether a copy is between host memory and a card."""
+    return len({is_on_card(tensor) for tensor in (*given, made)}) > 1
 
 
 def _is_list_of_tensors(value: Any) -> bool:

@@ -15,7 +15,7 @@ from actbench.model.records import Case
 from actbench.paths import file_name
 from actbench.scheme.microbatches import Batch
 from actbench.simulator import profiles
-from actbench.simulator.operators import device_operators
+from actbench.simulator.card import operators_of
 from actbench.tools.convert.changes import noting
 from actbench.tools.convert.folders import is_replaceable, refuse_other_parameters, save_converted
 from actbench.tools.convert.gradienterrors import probed
@@ -48,7 +48,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False, pr
     def make_batch() -> Batch:
         return workload.batch(case.batch_size, seed=case.seed)
 
-    with device_operators(profiles.get(case.device_profile or profiles.DEFAULT)):
+    with operators_of(profiles.get(case.device_profile or profiles.DEFAULT)):
         with boundary(f"a training step of {case.model!r} fails"):
             before = trace(setup, make_batch)
         with boundary(f"{case.scheme} cannot be applied to {case.model!r}"), noting(setup.module) as changes:

@@ -49,12 +49,12 @@ class Session(bench.Session):
     def memory(self) -> Measurement:
         """Read the step; an error if the scheme turns out to change nothing while the step runs."""
         try:
-            return self._memory()
+            return self._seen()
         finally:
             if self._recipes is not None:
                 self._recipes.give()
 
-    def _memory(self) -> Measurement:
+    def _seen(self) -> Measurement:
         if not self.scheme.changes or self._inspects:
             return self._with_trace(super().memory())
         paths = {site.path for site in self.setup.sites}

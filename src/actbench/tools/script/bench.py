@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -158,8 +157,6 @@ class Session:
             return CudaRun(**_without_schemes(options))
         if self.case.meter == "cpu":
             return RealRun(**options)
-        if torch.cuda.device_count():  # this process, which is forked for the run, has the simulated card alone
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
         return Simulation(self._profile, **options)
 

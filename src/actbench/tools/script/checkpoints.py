@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from actbench.simulator import known
+from actbench.simulator.places import is_made_of_others, is_on_card
 from actbench.tools.script.arrivals import rebound
-from actbench.tools.script.places import is_made_of_others, is_on_card
 from actbench.tools.script.saving import holds_fake
 
 Note = Callable[[str], None]

@@ -20,8 +20,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from actbench.device.patches import Patches, replaced
+from actbench.simulator.places import is_card
 from actbench.tools.script.autocast import believe_in_autocast
-from actbench.tools.script.places import is_card
 
 _HOST = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.device.patches import replaced
 from actbench.errors import UntraceableError
 from actbench.ops.simulation import one_kernel, plain_tensors
+from actbench.simulator.places import is_on_card
 from actbench.tools.script.arrivals import Change, changed, rebound
-from actbench.tools.script.places import is_on_card
 
 Note = Callable[[str], None]
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from actbench.errors import MeasurementError, ModelError
+from actbench.simulator.places import is_card
 from actbench.tools.script import shapes
 from actbench.tools.script.arrivals import Change, changed, rebound
-from actbench.tools.script.places import is_card
 from actbench.workload.names import find_preset
 
 Note = Callable[[str], None]

@@ -13,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import Pools
-from actbench.simulator.tracker import StorageTracker
-from actbench.tools.script.places import CheckedTracker
+from actbench.simulator.tracker import CheckedTracker, StorageTracker
 from actbench.units import format_bytes
 
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from actbench.device.card import believed
 from actbench.device.patches import replaced
 from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
@@ -21,7 +22,6 @@ from actbench.scheme import Scheme
 from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
 from actbench.tools.script.batches import Batches
-from actbench.tools.script.card import believed
 from actbench.tools.script.counting import Step
 from actbench.tools.script.draws import Draws
 from actbench.tools.script.events import Bytes

@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pynvml
 import torch
 
 from actbench.device.patches import Patches, replaced
+from actbench.device.properties import LOAD, Counters, DeviceProperties
 from actbench.leftovers import temporary_folder
 from actbench.tools.script import nvidiasmi
-from actbench.tools.script.properties import Counters, DeviceProperties
 from actbench.units import MIB
-
-LOAD: Final = {"utilization": 100, "memory_usage": 100, "temperature": 70, "power_draw": 300_000, "clock_rate": 1500}
-"""What a card under full load is plausible to say: %, %, degrees Celsius, mW and MHz."""
 
 _DRIVER = "580.65.06"
 """The version of the driver: of those that run the CUDA of current builds of torch."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.device.hooks import answered
+from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
@@ -23,16 +23,17 @@ from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
 from actbench.scheme import Scheme
 from actbench.simulator import known, profiles
+from actbench.simulator.card import simulated
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
-from actbench.simulator.operators import card_operators, device_operators
+from actbench.simulator.places import is_on_card
+from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import compiled, groups, kernels, reading, sensors, sharing
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
-from actbench.tools.script.card import believed, refuse_nested
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.customops import RealForms
 from actbench.tools.script.draws import Draws
@@ -44,14 +45,13 @@ from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
-from actbench.tools.script.places import CheckedTracker, Loading, PlacedTracker, is_on_card
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
 from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Ended, Steps
 from actbench.tools.script.subclasses import subclasses_made
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
-from actbench.tools.script.threads import OnCard, threads_followed
+from actbench.tools.script.threads import threads_followed
 from actbench.tools.script.values import ScriptMode
 from actbench.tools.script.whole import Whole
 from actbench.units import MIB
@@ -122,7 +122,7 @@ class Simulation:
         self.ending = Ending(lambda: ended(self.measurement))
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
-        self.tracker: PlacedTracker = (CheckedTracker if raise_oom else PlacedTracker)(
+        self.tracker: StorageTracker = (CheckedTracker if raise_oom else StorageTracker)(
             rounding=profile.rounding_bytes,
             host_is_free=profile.is_cuda,
             temporaries=self._unmodelled.temporaries,
@@ -167,18 +167,15 @@ class Simulation:
         with ExitStack() as stack:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
-            if self.profile.is_cuda:
-                stack.enter_context(answered(self.memory.devices))
-                stack.enter_context(card_operators(self.profile))
-            else:
-                stack.enter_context(device_operators(self.profile))
+            stack.enter_context(simulated(self.profile, self.memory, self.note))
             stack.enter_context(self._draws.seeded())
             if self._inductor is not None:
                 self._inductor.see_into(self._modes[1], self.tracker)
             for mode in self._modes:
                 stack.enter_context(mode)
             stack.enter_context(self.tracker)
-            stack.enter_context(believed(self.memory, self.note))
+            if not self.profile.is_cuda:
+                stack.enter_context(believed(self.memory, self.note))
             stack.enter_context(threads_followed(self.tracker, self._modes))
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
@@ -226,7 +223,7 @@ class Simulation:
     def real(self) -> Iterator[None]:
         """Inside the block, as while data is loaded, what is made is real; what follows from fakes is counted."""
         # what a collator moves to the card is on it
-        seen = OnCard(self.tracker, self._modes) if self.profile.is_cuda else Loading(self.tracker)
+        seen = OnCard(self.tracker, self._modes if self.profile.is_cuda else ())
         with _disable_current_modes(), self._draws.own(), seen:
             yield
 

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from actbench.device.patches import attribute
-from actbench.ops import hostmemory
 from actbench.tools.script.arrivals import changed
 
 
@@ -31,7 +30,6 @@ def subclasses_made() -> Iterator[None]:
             mode = _running_mode() if cls.__module__.startswith("bitsandbytes.") else None
             if mode is not None and not isinstance(data, FakeTensor):
                 data = mode.from_tensor(data)  # a small one, which is real, and is in host memory
-                hostmemory.mark(data.untyped_storage())
             if not isinstance(data, FakeTensor) or _dispatches(cls):
                 return own(cls, data, requires_grad, **options)
             made = both.classed(FakeTensor.detach(data), cls)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.device.patches import attribute, replaced
 from actbench.simulator import known
-from actbench.tools.script.places import address
+from actbench.simulator.places import address
 from actbench.tools.script.values import READERS
 
 

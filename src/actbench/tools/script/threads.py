@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, suppress
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.device.patches import replaced
-from actbench.simulator.fake import asks_for_device
-from actbench.simulator.recalled import tensors_of
-from actbench.simulator.tracker import StorageTracker
+from actbench.simulator.tracker import OnCard, StorageTracker
 from actbench.tools.script.steps import Ended
 
 
@@ -42,27 +38,3 @@ def threads_followed(tracker: StorageTracker, modes: Sequence[TorchDispatchMode]
 
     with replaced(threading.Thread, "start", starting):
         yield
-
-
-class OnCard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets a tracker and modes see operators on tensors of the card, and those that make such; others run for real."""
-
-    def __init__(self, tracker: StorageTracker, modes: Sequence[TorchDispatchMode]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tracker, self._modes = tracker, modes
-        self.ignore_compile_internals = tracker.ignore_compile_internals  # type: ignore[method-assign]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare each operator the guard against compilation."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors_of((args, kwargs)))
-        if not (is_fake or asks_for_device((*args, *kwargs.values()))):
-            return func(*args, **kwargs)
-        with ExitStack() as stack:
-            for mode in self._modes:
-                stack.enter_context(mode)
-            return self._tracker.__torch_dispatch__(func, types, args, kwargs)

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from actbench.errors import UntraceableError
 from actbench.simulator import known
 from actbench.simulator.fake import LARGEST_REAL_BYTES
+from actbench.simulator.places import is_card
 from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
 from actbench.tools.script import bounds, masks, plausible
 from actbench.tools.script.ones import forget as forget_ones, ones
-from actbench.tools.script.places import is_card
 
 aten = torch.ops.aten
 
@@ -31,7 +31,6 @@ _FACTORIZE = frozenset(
 """Operators whose last result tells of each matrix whether it could be factorized: 0 if so."""
 
 _HOST = torch.device("cpu")
-_PINS = (aten._pin_memory.default, aten.is_pinned.default)
 _COPIES = aten._to_copy.default
 _CHECKS_FINITE = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -57,8 +56,6 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what the values in its result are taken for, and below what number they are."""
-        if func in _PINS:  # no driver locks pages here, and the bytes are the same
-            return args[0] if func is aten._pin_memory.default else False
         if kwargs and kwargs.get("device") is not None:
             kwargs = _placed(func, kwargs)
         if func is _CHECKS_FINITE:

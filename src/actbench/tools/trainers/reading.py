@@ -17,11 +17,10 @@ from torch.utils._pytree import tree_leaves
 from actbench.errors import ActbenchError, UntraceableError
 from actbench.measuring.inspection.itemized import tensors_in
 from actbench.measuring.inspection.recorder import StorageRecorder, traced
-from actbench.ops.hostmemory import is_host
 from actbench.scheme.conditions import Precision
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import profiles
-from actbench.simulator.operators import device_operators
+from actbench.simulator.card import operators_of
 from actbench.tools.convert.model import shaped_like
 from actbench.tools.trainers.probe import Probe
 
@@ -119,7 +118,7 @@ def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: An
     """Return the bytes that a forward pass of an exact model saves; None, with a warning, if fake tensors fail."""
     setup = TrainingSetup(module, loss=_forward_only, precision=Precision(autocast=dtype))
     device_type = _device_of(module).type
-    operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
+    operators = operators_of(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:
         if device_type != "cuda" and any(isinstance(part, nn.RNNBase) for part in module.modules()):
             raise UntraceableError("fake tensors do not show what a CPU saves for recurrent layers")
@@ -152,7 +151,7 @@ def _graph_of(output: Any) -> tuple[list[Node], list[UntypedStorage]]:
 
 def _bytes_of(recorder: StorageRecorder, device_type: str | None = None) -> int:
     """Return the bytes of the noted storages that are alive, on one type of device if given."""
-    alive = [storage for storage, _ in recorder.made() if not is_host(storage)]
+    alive = [storage for storage, _ in recorder.made() if not recorder.is_on_host(storage)]
     return sum(storage.nbytes() for storage in alive if device_type in (None, storage.device.type))
 
 

@@ -6,10 +6,9 @@ from torch.nn import functional as F
 
 from actbench.methods.actnn.layers import dropout as coded, savedinput
 from actbench.methods.actnn.layers.dropout import FusedDropout
-from actbench.ops import hostmemory
 from actbench.simulator import profiles
+from actbench.simulator.card import place, simulated
 from actbench.simulator.fake import fake_mode
-from actbench.simulator.operators import device_operators
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 KINDS = {"dropout": (3, 5, 7), "dropout1d": (3, 5, 7), "dropout2d": (3, 5, 4, 3), "dropout3d": (3, 5, 4, 3, 2)}
@@ -120,13 +119,12 @@ class Seen(torch.utils._python_dispatch.TorchDispatchMode):
 def test_a_simulated_device_runs_its_own_operators(device, inplace):
     profile = profiles.get(device)
     names = {}
-    for place in (coded, F):
-        with fake_mode(), device_operators(profile), Seen() as seen:
-            x = torch.empty(8, 8, requires_grad=True) * 1
-            place.dropout(x, 0.5, True, inplace).sum().backward()
-        names[place] = {name for name in seen.names if name in ("native_dropout", "bernoulli_")}
+    for functions in (coded, F):
+        with simulated(profile), fake_mode(), Seen() as seen:
+            x = torch.empty(8, 8, requires_grad=True, device=place()) * 1
+            functions.dropout(x, 0.5, True, inplace).sum().backward()
+        names[functions] = {name for name in seen.names if name in ("native_dropout", "bernoulli_")}
     assert names[coded] == names[F] == {"native_dropout" if device == "t4" and not inplace else "bernoulli_"}
-    assert not hostmemory.is_the_device()
 
 
 @pytest.mark.gpu

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from actbench.methods.actnn.layers.savedinput import needs_codes, packed, pieces, unpacked
-from actbench.ops import hostmemory
 from actbench.packing import savedtensors
 from actbench.packing.layout import as_it_lay, in_order, memory_order
 from actbench.packing.refusals import first_order
@@ -117,8 +115,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     if not _drops(input, p, training, inplace):
         return F.dropout(input, p, training, inplace)
     output: Tensor
-    # on CUDA torch drops with one operator; fake cpu tensors stand for CUDA tensors
-    fused = not inplace and (input.is_cuda or (isinstance(input, FakeTensor) and not hostmemory.is_the_device()))
+    fused = not inplace and input.is_cuda  # there torch drops with one operator
     output = FusedDropout.apply(input, p) if fused else NoisyDropout.apply(input, p, False, inplace)
     return output
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from actbench.device.generators import CardGenerator
+from actbench.device.properties import Counters, DeviceProperties, memory_stats
+from actbench.device.streams import Selected, Stream, checked
 from actbench.errors import MeasurementError
-from actbench.tools.script.generators import CardGenerator
-from actbench.tools.script.properties import Counters, DeviceProperties, memory_stats
-from actbench.tools.script.streams import Selected, Stream, checked
 
 _HALVES = (torch.float16, torch.bfloat16)
 _NCCL = 2 << 32 | 27 << 16 | 3

@@ -13,6 +13,6 @@ def forget() -> None:
     """Clear the caches of functions of libraries that are imported."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _ASK_ONCE:
-            for value in list(vars(module).values()):
+            for value in list(getattr(module, "__dict__", {}).values()):
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.tools.script.streams import checked
+from actbench.device.streams import checked
 
 _HostGenerator: Any = torch._C.Generator  # of C, whose attributes a subclass may well define anew
 

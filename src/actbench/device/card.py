@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from actbench.device import answers, driver, streams
+from actbench.device.generators import CardGenerator, Generator, card_generator
 from actbench.device.patches import Patches
+from actbench.device.properties import LOAD, Counters, DeviceProperties
 from actbench.errors import MeasurementError, UsageError
-from actbench.tools.script import answers, driver, streams
-from actbench.tools.script.generators import CardGenerator, Generator, card_generator
-from actbench.tools.script.properties import Counters, DeviceProperties
-from actbench.tools.script.sensors import LOAD
 
 __all__ = ["Counters", "believed"]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+LOAD: Final = {"utilization": 100, "memory_usage": 100, "temperature": 70, "power_draw": 300_000, "clock_rate": 1500}
+"""What a card under full load is plausible to say: %, %, degrees Celsius, mW and MHz."""
 
 
 class Counters(Protocol):
