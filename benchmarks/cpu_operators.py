@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.simulator import profiles
-from actbench.simulator.operators import device_operators
+from actbench.simulator.operators import cpu_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script.values import ScriptMode
@@ -220,7 +220,7 @@ def simulated(op: Any, sample: Sample, loss: Callable[[Tensor], Tensor]) -> tupl
     bounds: list[str] = []
     mode, unmodelled = ScriptMode(bounds.append, bounds.append), Unmodelled(profile)
     tracker = StorageTracker(temporaries=unmodelled.temporaries)
-    with device_operators(profile), mode:
+    with cpu_operators(), mode:
         given = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, copied(sample))
         with tracker:
             tracker.add(tensors(given))

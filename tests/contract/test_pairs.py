@@ -18,6 +18,7 @@ from actbench.methods.compile.forward import CompiledForward
 from actbench.scheme.base import OF_PARTS
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
+from actbench.simulator.card import simulated
 from actbench.simulator.simulated import SimulatedMeter
 from actbench.testing import PARTS, check_scheme
 
@@ -124,8 +125,9 @@ def read(spec: str, activation: type[nn.Module]) -> tuple[int, int, float]:
 
 @functools.cache
 def kept(spec: str, activations: Activations) -> int:
-    """Return the bytes that wait for the backward pass."""
-    return inspection.trace(setup_of(spec, activations), rows).total_bytes
+    """Return the bytes that wait for the backward pass on a card."""
+    with simulated(profiles.get("rtx-4090")):
+        return inspection.trace(setup_of(spec, activations), rows).total_bytes
 
 
 def exclude_each_other(first: str, second: str) -> bool:

@@ -159,7 +159,8 @@ def test_trials_of_the_largest_batch_run_on_the_gpu_of_their_case(log: Path) -> 
     ended = [record for record in rows.records if not record.awaits_search]
     assert [getattr(record.outcome, "largest_batch", None) for record in ended] == [10, 10]
     for size in (1, 2):
-        assert len({event[3] for event in found if event[2] == "gpu" and f"name:{size}" in event[0]} - {"as-here"}) == 1
+        asked = {tuple(event[3:]) for event in found if event[2] == "gpu" and f"name:{size}" in event[0]}
+        assert len(asked - {()}) == 1  # what is simulated beforehand hides all GPUs
 
 
 def test_ctrl_c_ends_all_that_measures(log: Path, ends: Any, assert_no_process_is_left: Any) -> None:

@@ -16,7 +16,7 @@ PANELS = {
     "How it is measured": (
         "--meter --device-profile --torch-era --no-workspaces --memory-limit --gpus --max-batch --longest-sequence "
         "--largest-batch --which-card "
-        "--processes --require-fit --measure --device --steps --seconds --raise-oom --time-by --timeline "
+        "--processes --require-fit --measure --device --steps --seconds --whole --raise-oom --time-by --timeline "
         "--ledger --top --all"
     ),
     "How it is run": (

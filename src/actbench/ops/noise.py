@@ -407,6 +407,18 @@ def restore_seeds(state: dict[str, Tensor]) -> None:
     _seeds.restore(state)
 
 
+@contextmanager
+def seeds_apart() -> Iterator[None]:
+    """Inside the block, draw seeds that begin anew; after it go on with those of before, as if none had been drawn."""
+    global _seeds
+    own, _seeds = _seeds, _Seeds()
+    _seeds.rank = own.rank
+    try:
+        yield
+    finally:
+        _seeds = own
+
+
 def diverge(generator: torch.Generator, branch: int) -> None:
     """Make later draws give other seeds on each branch, without a change of the generator's numbers.
 

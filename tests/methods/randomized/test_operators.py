@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import actbench
+from actbench.simulator import profiles
+from actbench.simulator.card import place, simulated
 from actbench.simulator.fake import fake_mode
 
 ROWS = 4096
@@ -31,7 +33,11 @@ class Counting(TorchDispatchMode):
 @pytest.mark.parametrize(("on_card", "width"), [(False, 8), (True, 8), (True, 768)])
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian"])
 def test_a_layer_runs_20_operators_forward_and_backward(kind, on_card, width):
-    with fake_mode() if on_card else nullcontext():
+    with ExitStack() as stack:
+        if on_card:
+            stack.enter_context(simulated(profiles.get("h100-80gb")))
+            stack.enter_context(fake_mode())
+            stack.enter_context(place())
         model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
         model = actbench.convert(model, f"randomized:0.2,sketch={kind}")
         x = torch.ones(ROWS, width, requires_grad=True)

@@ -109,6 +109,7 @@ def test_an_export_to_standard_output_has_it_alone(cli: Any) -> None:
         "steps": None,
         "processes": 8,
         "raise_oom": False,
+        "whole": False,
     }
     assert list(record["files"]) == ["train.py"]
 

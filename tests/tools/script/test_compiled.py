@@ -307,9 +307,8 @@ def test_what_needs_a_card_to_compile_is_left_out_and_named(
     assert any("Compiled with" in note for note in notes)
 
 
-def test_tuning_that_a_script_switches_on_for_all_is_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.max_autotune", True)
-    with actbench.simulate(CARD) as card:
+def test_tuning_that_a_script_switches_on_for_all_is_left_out_too() -> None:
+    with torch._inductor.config.patch(max_autotune=True), actbench.simulate(CARD) as card:
         model = torch.compile(nn.Linear(512, 512).cuda())
         train(lambda: model(torch.zeros(512, 512, device="cuda")).sum(), next(model.parameters()))
     assert any("compile with max_autotune is compiled here without measuring" in x for x in card.measurement.warnings)
