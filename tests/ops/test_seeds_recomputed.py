@@ -10,7 +10,8 @@ from actbench import scheme as schemes
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.methods.checkpointing.recomputed import RecomputedForward
-from actbench.ops import noise
+from actbench.ops import noise as seeds_under_test
+from actbench.ops.noise import fresh_seed
 from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward, Hooks
 from actbench.scheme.setup import TrainingSetup
@@ -23,20 +24,19 @@ class Drawn:
 
     def __init__(self):
         self.seeds = []
-        self._take, self._at_once = noise._seeds.take, noise._AT_ONCE
+        self._draw = seeds_under_test._draws.seed
 
     def __enter__(self):
-        noise._seeds.take, noise._AT_ONCE = self._noted, 1  # what is taken is used
+        seeds_under_test._draws.seed = self._noted
         return self
 
-    def _noted(self, device, count):
-        seeds = self._take(device, count)
-        self.seeds += seeds.tolist()
-        return seeds
+    def _noted(self):
+        seed = self._draw()
+        self.seeds.append(int(seed))
+        return seed
 
     def __exit__(self, *error):
-        del noise._seeds.take
-        noise._AT_ONCE = self._at_once
+        del seeds_under_test._draws.seed
 
 
 class Block(nn.Module):
@@ -179,7 +179,7 @@ class DrawingInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        noise.fresh_seed(torch.empty(0))
+        fresh_seed()
         return 1 / 0 if ctx.fails else gradient, None
 
 
@@ -188,7 +188,7 @@ def test_seeds_of_backward_passes_follow_manual_seed_after_one_that_failed():
         torch.manual_seed(0)
         x = torch.ones(2, requires_grad=True)
         with Drawn() as drawn:
-            noise.fresh_seed(torch.empty(0))
+            fresh_seed()
             try:
                 for _ in range(3):
                     DrawingInBackward.apply(x, fails).sum().backward()

@@ -23,18 +23,9 @@ from actbench.packing.wrapped import Inner, WrappedForward, Wrapper, bind_entrie
 
 COMPRESSED = (
     "a model whose layers pack their inputs",
-    "their number format was not tried in a graph",
+    "they know tensors by their memory, and a compiled graph has none",
 )
 """What cannot be compiled, and why."""
-
-ALLOCATED = (
-    "a model whose layers or samples have bits of their own",
-    "bits follow from what the layers note in a step, and a compiled graph notes nothing",
-)
-SWAPPED = (
-    "a model whose codes wait in host memory",
-    "their copies run beside the computation, which a compiled graph does not order",
-)
 
 
 @dataclass(eq=False)
@@ -49,15 +40,15 @@ class PackingInputs(Wrapper):
         hooked: Whether parts of the model have hooks of their own. Recomputed blocks around these then pack what the
             second run saves, and nothing of the first.
         whole_model: Whether the module is the whole model: its inputs then belong to the caller, and are not packed.
-        uncompilable: What of it cannot be compiled, and why; None if all can.
     """
+
+    uncompilable = COMPRESSED
 
     packer: SavedTensors
     allocation: BitAllocation | None = None
     empty_cache_threshold: float | None = None
     hooked: bool = False
     whole_model: bool = True
-    uncompilable: tuple[str, str] | None = COMPRESSED
     _first_entry: str | None = field(default=None, init=False)
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
@@ -95,10 +86,9 @@ class CompressedForward(WrappedForward):
         empty_cache_threshold: float | None = None,
         hooked: bool = False,
         whole_model: bool = True,
-        uncompilable: tuple[str, str] | None = COMPRESSED,
     ) -> None:
         super().__init__(module)
-        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked, whole_model, uncompilable)
+        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked, whole_model)
 
     @classmethod
     def bind_on(

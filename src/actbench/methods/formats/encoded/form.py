@@ -18,7 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from actbench.errors import ConversionError
 from actbench.methods.actnn.groups import NOT_FINITE
 from actbench.methods.formats.encodings import Encoding
-from actbench.ops import noise
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import SMALLEST, Codec, Packed, Parts
@@ -46,7 +45,7 @@ class Encoded(Codec):
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the format's parts, with fresh noise."""
-        return self.encoding.encode(flat, fresh_seed(flat))
+        return self.encoding.encode(flat, fresh_seed())
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the decoded tensor."""
@@ -78,7 +77,7 @@ def encoded(x: Tensor, encoding: Encoding) -> Packed:
         x: float32, float16, bfloat16 or float64, of any shape and strides.
         encoding: The format.
     """
-    return Packed(Encoded(encoding), Layout.of(x), encoding.encode(flat_of(x), fresh_seed(x)))
+    return Packed(Encoded(encoding), Layout.of(x), encoding.encode(flat_of(x), fresh_seed()))
 
 
 def through(x: Tensor, encoding: Encoding) -> Tensor:
@@ -130,8 +129,7 @@ class PackedGradients:
             yield from packed.parts
 
     def clear(self) -> None:
-        """Forget all gradients, as a step begins."""
-        noise.begin()
+        """Forget all gradients."""
         self._packed.clear()
 
     @torch.no_grad()
