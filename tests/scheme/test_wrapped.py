@@ -22,6 +22,8 @@ from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked import HookedForward
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
+from actbench.simulator import profiles
+from actbench.simulator.card import simulated
 
 WORDS, WIDTH, ROWS, LENGTH, CHUNKS = 50, 64, 8, 16, 4
 
@@ -82,7 +84,8 @@ def with_checkpoints(model: Decoder, batch: Batch, reentrant: bool) -> Tensor:
 
 def packed(loss: Callable[..., Tensor], text: str = "exact") -> int:
     setup = schemes.build(text).apply(TrainingSetup(decoder(), loss=loss))
-    return inspection.trace(setup, batch).total_bytes
+    with simulated(profiles.get("t4")):
+        return inspection.trace(setup, batch).total_bytes
 
 
 def gradients(model: nn.Module, loss: Callable[..., Tensor]) -> list[Tensor]:

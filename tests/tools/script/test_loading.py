@@ -16,6 +16,7 @@ from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.simulation import Simulation
+from actbench.tools.script.subclasses import subclasses_made
 
 LLAMA = {
     "model_type": "llama",
@@ -34,7 +35,7 @@ LLAMA = {
 def notes() -> Iterator[list[str]]:
     """Enter a run whose tensors are fake; yields what it notes."""
     found: list[str] = []
-    with warnings.catch_warnings(), without_memory(fake_mode()), prepared(found.append):
+    with warnings.catch_warnings(), without_memory(fake_mode()), prepared(found.append), subclasses_made():
         warnings.simplefilter("ignore")  # of libraries, which name what they will rename
         yield found
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 
@@ -68,7 +70,7 @@ class Adapter:
 
     def _inject(self, peft: Any, model: nn.Module, config: Any, *, meta: bool) -> None:
         if self.kind == "vera":  # inject_adapter_in_model refuses what layers share; the layers hold it themselves
-            peft.VeraModel(model, config, "default", low_cpu_mem_usage=meta)
+            (_vera_on_card(peft) if meta else peft.VeraModel)(model, config, "default", low_cpu_mem_usage=meta)
             return
         try:
             peft.inject_adapter_in_model(config, model, low_cpu_mem_usage=meta)
@@ -90,6 +92,22 @@ class Adapter:
             return peft.LoKrConfig(r=self.r, alpha=self.alpha, **common)
         dora = self.kind == "dora"
         return peft.LoraConfig(r=self.r, lora_alpha=self.alpha, lora_dropout=self.dropout, use_dora=dora, **common)
+
+
+def _vera_on_card(peft: Any) -> Any:
+    """Return peft's model whose shared matrices, which it draws for real, are fake where the layers are on a card."""
+
+    class Shared(peft.VeraModel):  # type: ignore[misc, name-defined]
+        def _init_vera_A_vera_B(self, config: Any, adapter_name: str) -> None:  # noqa: N802 - peft's name
+            super()._init_vera_A_vera_B(config, adapter_name)
+            layer = next((each for each in self.model.parameters() if isinstance(each, FakeTensor)), None)
+            if layer is None or layer.device.type == "cpu":
+                return
+            for shared in (self.vera_A, self.vera_B):
+                with layer.fake_mode:
+                    shared[adapter_name] = torch.empty(shared[adapter_name].shape, device=layer.device)
+
+    return Shared
 
 
 def _leave_out_module_dropout(peft: Any, model: nn.Module) -> None:
