@@ -87,7 +87,7 @@ def test_readings_make_up_the_step_and_change_nothing_else(model: str, scheme: s
     session.memory()  # until then offload may fetch what the look at the modules before has left behind
     without = session.memory()
     assert without.blocks is None
-    looked_into = {name: getattr(without, name) for name in ("sites", "blocks")}
+    looked_into = {name: getattr(without, name) for name in ("sites", "blocks", "trace")}
     assert found.model_copy(update=looked_into).model_dump_json() == without.model_dump_json()
     assert Measurement.model_validate_json(found.model_dump_json()) == found
     all_of_them, peaks = found.blocks, found.phase_peaks
