@@ -97,7 +97,7 @@ class Adapter:
 def _vera_on_card(peft: Any) -> Any:
     """Return peft's model whose shared matrices, which it draws for real, are fake where the layers are on a card."""
 
-    class Shared(peft.VeraModel):  # type: ignore[misc, name-defined]
+    class Shared(peft.VeraModel):  # type: ignore[misc]
         def _init_vera_A_vera_B(self, config: Any, adapter_name: str) -> None:  # noqa: N802 - peft's name
             super()._init_vera_A_vera_B(config, adapter_name)
             layer = next((each for each in self.model.parameters() if isinstance(each, FakeTensor)), None)
