@@ -77,7 +77,6 @@ class RealRun(TimedRun):
         self.steps = Steps(self._allocations, self._ended)
         self.lines.fed = self._batches.fed
         self._whole = Whole(self.steps, self.lines.line, is_cut=False, note=self._note) if whole else None
-        self._rest: Step | None = None
         self._held: Held | None = None
         self._begun_at: float | None = None
         self._seconds: list[float] = []
@@ -132,15 +131,14 @@ class RealRun(TimedRun):
             found = grown(self.steps.steady(self._began))
         else:
             seen = Bytes(made.events, (), self.memory_bytes)
-            found = self._whole.told(grown, self._began, self._rest, seen)
+            found = self._whole.told(grown, self._began, seen)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
     def _finish(self) -> None:
         super()._finish()
-        if self._whole is not None and self._rest is None and self._held is not None:
+        if self._whole is not None and self._held is not None:
             self._whole.finish()
-            self._rest = self.steps.end_rest()
 
     def _note(self, text: str) -> None:
         self.notes[text] = None

@@ -132,7 +132,7 @@ def changes(note: Note) -> dict[str, Change]:
     for module, functions in _FUNCTIONS.items():
         found[module] = _functions(note, functions)
     for module, methods in METHODS.items():
-        found[module] = _methods(note, methods)
+        found[module] = methods_changed(methods, lambda name: left_out(note, f"{name} writes nothing"))
     found["huggingface_hub.hf_api"] = _hub(note)
     return found
 
@@ -147,13 +147,14 @@ def _functions(note: Note, functions: Mapping[str, tuple[str, Callable[[], Any]]
     return change
 
 
-def _methods(note: Note, methods: tuple[tuple[str, str], ...]) -> Change:
+def methods_changed(methods: tuple[tuple[str, str], ...], made: Callable[[str], Callable[[Any], Any]]) -> Change:
+    """Return the change of methods of a module's classes; ``made`` returns that of a method, such as "Trainer.save"."""
+
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
             for owner, name in methods:
-                what = f"{owner}.{name.lstrip('_')} writes nothing"
                 if owner in vars(module):
-                    stack.enter_context(changed(vars(module)[owner], name, left_out(note, what)))
+                    stack.enter_context(changed(vars(module)[owner], name, made(f"{owner}.{name.lstrip('_')}")))
             return stack.pop_all()
 
     return change

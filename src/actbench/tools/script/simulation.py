@@ -140,7 +140,6 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
-        self._rest: Step | None = None
         self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
         self._modes = self._mode, LargeAreFake(KNOWN_BYTES)
         self._has_state = self._applied is not None and self._applied.keeps_state
@@ -233,7 +232,8 @@ class Simulation:
         if self._measured is None:
             if self._held is None:
                 raise MeasurementError("no training step ended: is the training loop in the block, and is it reached?")
-            self._end_whole()
+            if self._whole is not None:
+                self._whole.finish()
             self._measured = self._read(self._held)
         return self._measured
 
@@ -300,7 +300,7 @@ class Simulation:
         if self._whole is None or seen is None:
             found = grown(self.steps.steady(self._began))
         else:
-            found = self._whole.told(grown, self._began, self._rest, seen)
+            found = self._whole.told(grown, self._began, seen)
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         if self._applied is None:
             found = found.model_copy(update={"script_peak_bytes": most_bytes})
@@ -347,12 +347,6 @@ class Simulation:
         if self._whole.is_over:
             self.note("the run was ended by its time; --steps N runs N steps, however long they take")
         return self._whole.is_over
-
-    def _end_whole(self) -> None:
-        """Count what ran after the last step."""
-        if self._whole is not None and self._rest is None and self._held is not None:
-            self._whole.finish()
-            self._rest = self.steps.end_rest()
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.recorder.note(func, args, kwargs, result)

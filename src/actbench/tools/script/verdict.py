@@ -73,9 +73,7 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     peak = _peak(record, measured)
     if limit is None:
         return f"{what}: {peak}; how much memory {device_of(record)} has is not known."
-    room = f"the {format_bytes(limit)} that {device_of(record)} has for it"
-    if record.case.memory_limit_bytes is not None:
-        room = f"the limit of {format_bytes(limit)}"
+    room = _room(record, limit)
     if over is None:
         left = format_bytes(max(0, limit - needed_bytes(measured)))
         return f"{what} fits into {room}, with {left} to spare: {peak}."
@@ -87,6 +85,12 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     return f"{what} {does_not} {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
 
 
+def _room(record: MeasuredRecord, limit: int) -> str:
+    if record.case.memory_limit_bytes is not None:
+        return f"the limit of {format_bytes(limit)}"
+    return f"the {format_bytes(limit)} that {device_of(record)} has for it"
+
+
 def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     """Return whether the whole run fits, and which of its parts needs most."""
     limit = measured.memory_limit_bytes
@@ -95,9 +99,7 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     needed = f"its {_named(worst)} needs {bound}{format_bytes(_needed(worst))}"
     if limit is None:
         return f"{_what(record)}: {needed}; how much memory {device_of(record)} has is not known."
-    room = f"the {format_bytes(limit)} that {device_of(record)} has for it"
-    if record.case.memory_limit_bytes is not None:
-        room = f"the limit of {format_bytes(limit)}"
+    room = _room(record, limit)
     failing = [each for each in measured.events if each.over_limit_bytes]
     if not failing:
         left = format_bytes(max(0, limit - _needed(worst)))

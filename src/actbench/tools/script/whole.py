@@ -28,7 +28,7 @@ from actbench.model.measured import Measurement, RunPart
 from actbench.tools.script.arrivals import Change, changed, on_arrival
 from actbench.tools.script.counting import Span, Step
 from actbench.tools.script.events import Bytes, run_events
-from actbench.tools.script.saving import METHODS
+from actbench.tools.script.saving import METHODS, methods_changed
 from actbench.tools.script.steps import Steps
 
 FEWEST, FEWEST_SLOW = 6, 4
@@ -80,6 +80,7 @@ class Whole:
         self._depth = 0
         self._begun_at = time.monotonic()
         self._settled_at: float | None = None
+        self._rest: Step | None = None
         self._seen: WeakSet[DataLoader[Any]] = WeakSet()
         self.first_epoch: int | None = None
         self.epoch_steps: int | None = None
@@ -102,8 +103,10 @@ class Whole:
             yield
 
     def finish(self) -> None:
-        """End what is still open, at the end of the script or of its run."""
-        self._close()
+        """End what is still open, at the end of the script or of its run, and count what ran after the last step."""
+        if self._rest is None:
+            self._close()
+            self._rest = self._steps.end_rest()
 
     def step_ended(self) -> None:
         """Note that a step has ended."""
@@ -250,8 +253,11 @@ class Whole:
         return change
 
     def _changes(self) -> dict[str, Change]:
-        found: dict[str, Change] = {name: _methods(methods, self._within("save")) for name, methods in METHODS.items()}
-        found["safetensors.torch"] = lambda module: changed(module, "save_file", self._within("save"))
+        within = self._within("save")
+        found: dict[str, Change] = {
+            name: methods_changed(methods, lambda method: within) for name, methods in METHODS.items()
+        }
+        found["safetensors.torch"] = lambda module: changed(module, "save_file", within)
         found["transformers.generation.utils"] = lambda module: changed(
             module.GenerationMixin, "generate", self._within("generation")
         )
@@ -290,22 +296,19 @@ class Whole:
 
         return changed(module.Trainer, "__init__", init)
 
-    def told(
-        self, grown: Callable[[Sequence[Step]], Measurement], began: int, rest: Step | None, found: Bytes
-    ) -> Measurement:
+    def told(self, grown: Callable[[Sequence[Step]], Measurement], began: int, found: Bytes) -> Measurement:
         """Return a measurement with what each part of the run needs.
 
         Args:
             grown: Returns the measurement with what each of some steps leaves.
             began: The number of the step that makes optimizer state.
-            rest: What ran after the last step.
             found: The bytes at each event.
         """
         done, epoch = self._steps.done, self.first_epoch
         # a script may drop at the end of an epoch what its steps have kept
         measured = grown(done[began:epoch] if epoch is not None and epoch < len(done) else self._steps.steady(began))
         growth = measured.growth
-        events = run_events(done, rest, found, growth, epoch, self.epoch_steps)
+        events = run_events(done, self._rest, found, growth, epoch, self.epoch_steps)
         is_dropped = (
             growth is not None
             and epoch is not None
@@ -347,17 +350,6 @@ def _both(one: Change, other: Change) -> Change:
             yield
 
     return change
-
-
-def _methods(methods: tuple[tuple[str, str], ...], change: Callable[[Any], Any]) -> Change:
-    def change_all(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            for owner, name in methods:
-                if owner in vars(module):
-                    stack.enter_context(changed(vars(module)[owner], name, change))
-            return stack.pop_all()
-
-    return change_all
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
