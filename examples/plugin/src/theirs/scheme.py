@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from actbench.methods.actnn.layers import small_codes
+from actbench.methods.actnn.layers.layers import small_codes
 from actbench.packing import SavedTensors
 from actbench.scheme import SAVED_RESULTS, SAVED_TENSORS, Card, Scheme, TrainingSetup, with_packed_saved_tensors
 from theirs.codec import Integers
