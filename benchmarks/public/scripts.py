@@ -14,9 +14,13 @@ then again.
 
 Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
 ``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
-which begins with the script. Of a script it has ``name``, ``path``, ``options`` (more of ``actbench``), ``arguments``,
-``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures
-differ) or ``left_out`` (why it is not run).
+which begins with the script. ``program`` names a file beside the table which is run in place of a script that needs
+the network; the script's path is its first argument. Of a script a table has ``name``, ``path``, ``options`` (more of
+``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks),
+``reason`` (why the figures differ) or ``left_out`` (why it is not run).
+
+``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
+are reported apart, and nothing is changed after a look at them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -91,7 +97,7 @@ def clone(clones: Path, table: Table) -> Path:
 
 
 def unpacked(git: Path, table: Table, script: Table, folder: Path) -> str:
-    """Put a script, and what it reads, into a folder; return what of it is run."""
+    """Put a script, and what it reads, into a folder; return the words that run it."""
     told = ["git", "--git-dir", str(git)]
     if table.get("script_in_log"):
         log = subprocess.run([*told, "show", f"{table['commit']}:{script['path']}"], capture_output=True, check=True)
@@ -101,6 +107,9 @@ def unpacked(git: Path, table: Table, script: Table, folder: Path) -> str:
         archive = subprocess.run([*told, "archive", table["commit"]], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
         target = script["path"]
+    if "program" in table:
+        shutil.copy(HERE / table["program"], folder)
+        target = f"{table['program']} {target}"
     for name in table.get("folders", ()):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if "tokens" in table:
@@ -116,7 +125,7 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     options = ["--timeout", str(_LONGEST_SECONDS), "--output", str(folder / "results"), "--force"]
     told_to = [*shlex.split(table["command"]), *shlex.split(script.get("options", ""))]
     words = [*told_to, *options, "--export-json", str(exported), "--quiet"]
-    command = [sys.executable, "-m", "actbench", *words, target, *shlex.split(script.get("arguments", ""))]
+    command = [sys.executable, "-m", "actbench", *words, *shlex.split(f"{target} {script.get('arguments', '')}")]
     told = {**os.environ, **table.get("environment", {})}
     with tempfile.TemporaryDirectory() as cache:
         told |= {"XDG_CACHE_HOME": cache} if twice else {}
@@ -124,7 +133,7 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     record: Result = json.loads(exported.read_text())[-1] if exported.exists() else {}
     outcome = record.get("outcome", {"message": "ended without a result"})
     result = {
-        "command": shlex.join(["actbench", *told_to, target]),
+        "command": f"{shlex.join(['actbench', *told_to])} {target}",
         "actbench": record.get("versions", {}).get("commit"),
         "torch": record.get("versions", {}).get("torch"),
         "seconds": round(times[0][0], 1),
@@ -154,27 +163,39 @@ def error(script: Table, result: Result, kind: str) -> float | None:
     return None if not simulated or not published else simulated / MIB / published - 1
 
 
+def unseen(table: Table) -> set[str]:
+    """Return the names of the third of a source's scripts that is looked at last."""
+    names = [each["name"] for each in table["script"] if "left_out" not in each and not each.get("seen")]
+    return set(random.Random(table["seed"]).sample(names, len(table["script"]) // 3)) if "seed" in table else set()
+
+
 def page() -> Iterator[str]:
     """Yield the lines of the page of all sources."""
     yield _HEAD
     yield "| Source | Scripts | Run | Peaks compared | Median error | Worst error | Left out |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for source, table in sources().items():
-        found, scripts = results(source), table["script"]
-        errors = [each for script in scripts if (each := error(script, found.get(script["name"], {}), "allocated"))]
-        worst = f"{max(errors, key=abs):+.1%}" if errors else ""
-        cells = (
-            f"[{table['repository']}](#{source})",
-            len(scripts),
-            sum("failed" not in found.get(script["name"], {"failed": ""}) for script in scripts),
-            len(errors),
-            f"{statistics.median(map(abs, errors)):.2%}" if errors else "",
-            worst,
-            sum("left_out" in script for script in scripts),
-        )
-        yield _line(*cells)
+        yield _summary(f"[{table['repository']}](#{source})", source, table["script"])
+        if drawn := unseen(table):
+            yield _summary("of these, the unseen third", source, [e for e in table["script"] if e["name"] in drawn])
     for source, table in sources().items():
         yield from _section(source, table)
+
+
+def _summary(title: str, source: str, scripts: Sequence[Table]) -> str:
+    """Return a row: how many scripts run, and their errors; of reserved bytes where nobody published allocated ones."""
+    found = results(source)
+    kind = "allocated" if any("allocated_mib" in script for script in scripts) else "reserved"
+    errors = [each for script in scripts if (each := error(script, found.get(script["name"], {}), kind)) is not None]
+    return _line(
+        title,
+        len(scripts),
+        sum("failed" not in found.get(script["name"], {"failed": ""}) for script in scripts),
+        f"{len(errors)}{' (reserved)' if errors and kind == 'reserved' else ''}",
+        f"{statistics.median(map(abs, errors)):.2%}" if errors else "",
+        f"{max(errors, key=abs):+.1%}" if errors else "",
+        sum("left_out" in script for script in scripts),
+    )
 
 
 def _section(source: str, table: Table) -> Iterator[str]:
