@@ -117,7 +117,38 @@ def test_every_model_and_device_is_known() -> None:
         for name in (*preset.also, *preset.hub, f"{preset.name}@num_hidden_layers=2"):
             declared.check_model(name)
     for name in (*profiles.profile_names(), "mine.toml"):
-        declared.check_device_profile(name)
+        assert declared.device_named(name) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *(
+            ("h100", "h100-80gb"),
+            ("a100", "a100-80gb"),
+            ("v100", "v100-16gb"),
+            ("colab", "t4"),
+            ("T4", "t4"),
+            ("L4", "l4"),
+        ),
+        *(
+            ("4090", "rtx-4090"),
+            ("RTX 4090", "rtx-4090"),
+            ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+            ("rtx4090", "rtx-4090"),
+        ),
+        *(("Tesla V100", "v100-16gb"), ("3060", "rtx-3060-12gb"), ("RTX 4070 Ti SUPER", "rtx-4070-ti-super")),
+    ],
+)
+def test_devices_are_named_as_they_are_spoken_of(text: str, name: str) -> None:
+    assert declared.device_named(text) == name
+    assert profiles.get(text).name == name
+
+
+def test_no_two_devices_have_one_name() -> None:
+    names = [each for name in profiles.shipped() for each in (name, *profiles.shipped()[name].also)]
+    assert [declared.device_named(each) for each in names if each in profiles.shipped()] == list(profiles.shipped())
+    assert len({declared.device_named(each) for each in names}) == len(profiles.shipped())
 
 
 @pytest.mark.parametrize("name", ["resnet19", "roberta-bas", "gpt", "keypointrcnn_resnet50_fpn", "gcm@hidden_size=4"])
@@ -172,9 +203,9 @@ def test_an_absolute_path_may_be_one_of_another_machine() -> None:
         declared.check_model("nothere/own.py:build", elsewhere=True)
 
 
-def test_a_wrong_device_has_the_message_of_reading_it() -> None:
-    checked = message(UsageError, declared.check_device_profile, "rtx4090")
-    assert checked == message(UsageError, profiles.get, "rtx4090")
+def test_a_wrong_device_is_refused_with_near_names() -> None:
+    assert "rtx-4090" in message(UsageError, declared.device_named, "rtx-4900")
+    assert "known: cpu, " in message(UsageError, profiles.get, "z")
 
 
 COMMANDS: dict[str, Any] = {

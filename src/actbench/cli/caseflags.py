@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench.cli.app import count_option, option, seconds_option
 from actbench.cli.flags import DeviceFlags, ModelFlags
 from actbench.errors import UsageError
-from actbench.model.declared import check_device_profile
 from actbench.model.records import Optimizer, TorchEra
 
 if TYPE_CHECKING:
@@ -122,8 +121,6 @@ class CaseFlags(ModelFlags, DeviceFlags):
     def measure(self) -> dict[str, Any]:
         """The given flags, by field of a recipe's ``[measure]``."""
         meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
-        if self.device_profile is not None:
-            check_device_profile(self.device_profile)
         flags = {
             "meters": meters,
             "device_profile": self.device_profile,

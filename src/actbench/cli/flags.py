@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.panels import place_of
 from actbench.cli.printing import check_exports
 from actbench.errors import UsageError
+from actbench.model.declared import device_named
 from actbench.model.declared.schemes import shorthands
 from actbench.model.imagesizes import image_size
 from actbench.model.packedrows import packed_row
@@ -224,6 +226,20 @@ class ModelFlags(StepFlags, SchemeFlags):
     """Flags: which schemes are applied to what."""
 
 
+def device_option(text: str, **details: Any) -> Any:
+    """Return the option ``--device-profile``."""
+    names = {"metavar": "NAME|FILE", "autocompletion": completions.device_profiles, "parser": _device}
+    return option("--device-profile", text, **names, **details)
+
+
+def _device(text: str) -> str:
+    """Return the name of a device profile; say on standard error which one another name stands for."""
+    name = device_named(text)
+    if name != text:
+        print(f"--device-profile {text}: {name} is simulated", file=sys.stderr)
+    return name
+
+
 @dataclass(frozen=True)
 class DeviceFlags:
     """Flags for the device and its memory limit."""
@@ -242,12 +258,9 @@ class DeviceFlags:
     ] = None
     device_profile: Annotated[
         str | None,
-        option(
-            "--device-profile",
+        device_option(
             "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
-            "file that describes one.",
-            metavar="NAME|FILE",
-            autocompletion=completions.device_profiles,
+            "file that describes one."
         ),
     ] = None
 

@@ -91,7 +91,7 @@ def devices(
 
     Memory is the number in torch's out-of-memory messages for such a card: less than the nominal size. The driver takes
     its share from that number. `--memory-limit 8GiB` sets another limit. For devices marked est. the time of a step is
-    estimated too.
+    estimated too. Names may be written as they are spoken: RTX 4090, h100, colab.
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """

@@ -17,7 +17,7 @@ from actbench.errors import UsageError
 from actbench.machine import memory_bytes
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.data import Data
-from actbench.model.declared import DEFAULT_DEVICE, unknown_device_profile
+from actbench.model.declared import DEFAULT_DEVICE, device_named
 from actbench.model.records import Case
 from actbench.paths import read_toml
 from actbench.simulator.cost.rates import Efficiencies, Rates, efficiencies, published, rates
@@ -88,6 +88,7 @@ class HostTable(Data):
 class DeviceTable(Data):
     """A device; see ``simulator/devices.toml``. A file of one device may have its own efficiencies."""
 
+    also: tuple[str, ...] = ()
     gib: Gib
     compute_capability: tuple[Version, Version] | None = None
     processors: Annotated[int, Field(strict=True, gt=0, le=2**20)] | None = None
@@ -276,11 +277,9 @@ def profile_names() -> list[str]:
 
 def get(name: str) -> DeviceProfile:
     """Return the profile of a name, or of a ``.toml`` file; a UsageError if there is none, or it cannot be used."""
-    if name in _PROFILES:
-        return _PROFILES[name]
     if name.endswith(".toml"):
         return _profile(name, read_device_table(Path(name)))
-    raise unknown_device_profile(name, profile_names())
+    return _PROFILES[device_named(name)]
 
 
 def of_case(case: Case) -> DeviceProfile:

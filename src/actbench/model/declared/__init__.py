@@ -2,23 +2,21 @@
 
 from actbench.model.declared.names import (
     DEFAULT_DEVICE,
-    check_device_profile,
+    device_named,
     check_model,
     device_names,
     model_names,
-    unknown_device_profile,
     unknown_model,
 )
 from actbench.model.declared.schemes import check_scheme, spelled
 
 __all__ = [
     "DEFAULT_DEVICE",
-    "check_device_profile",
+    "device_named",
     "check_model",
     "check_scheme",
     "device_names",
     "model_names",
     "spelled",
-    "unknown_device_profile",
     "unknown_model",
 ]

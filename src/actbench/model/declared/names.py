@@ -22,6 +22,7 @@ DEFAULT_DEVICE: Final = "cuda-16gib"
 
 _PACKAGE = Path(__file__).parents[2]
 _CHANGES = re.compile(r"\w+=[^,]+(,\w+=[^,]+)*")
+_NOT_SPELLED = re.compile(r"nvidia|geforce|tesla|amd|instinct|rtx|[\W_]")
 _REGISTERED = re.compile(r"^@register_model\(\)\n(?:[@ )].*\n)*def (\w+)", re.MULTILINE)
 
 
@@ -53,15 +54,23 @@ def unknown_model(name: str, known: Sequence[str]) -> ModelError:
     )
 
 
-def check_device_profile(name: str) -> None:
-    """Check the name of a device profile; a file is not looked at.
+def device_named(text: str) -> str:
+    """Return the name of the device profile that a text names, or that of a file, which is not looked at.
+
+    ``RTX 4090``, ``4090`` and ``NVIDIA GeForce RTX 4090`` are rtx-4090; ``h100`` is the usual one of its kind.
 
     Raises:
         UsageError: There is no such profile; the message has the closest names.
     """
-    known = device_names()
-    if not name.endswith(".toml") and name not in known:
-        raise unknown_device_profile(name, known)
+    if text.endswith(".toml"):
+        return text
+    found = _devices().get(_spelled(text))
+    if found is None:
+        known = device_names()
+        close = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+        raise UsageError(f"--device-profile {text!r}: there is no such device profile; {hint}")
+    return found
 
 
 def device_names() -> list[str]:
@@ -74,11 +83,16 @@ def model_names() -> list[str]:
     return _models()[0]
 
 
-def unknown_device_profile(name: str, known: Sequence[str]) -> UsageError:
-    """Return the error about a device profile that is not among the known ones."""
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-    return UsageError(f"--device-profile {name!r}: there is no such device profile; {hint}")
+@functools.cache
+def _devices() -> dict[str, str]:
+    """Return the names of device profiles by each of their names, as :func:`_spelled` writes them."""
+    also = {name: table.get("also", ()) for name, table in _table("simulator/devices.toml").items()}
+    return {_spelled(each): name for name, others in {"cpu": (), **also}.items() for each in (name, *others)}
+
+
+def _spelled(text: str) -> str:
+    """Return a device's name without blanks, dashes, capitals and the words that makers put before it."""
+    return _NOT_SPELLED.sub("", text.lower())
 
 
 def _table(file: str) -> dict[str, dict[str, list[str]]]:

@@ -16,6 +16,7 @@ from actbench import plugins
 from actbench.errors import SpecError, UsageError
 from actbench.model import spec
 from actbench.model.data import Data
+from actbench.model.declared import device_named
 from actbench.model.meters import MeterName
 from actbench.model.provenance import Published
 from actbench.model.records import CaseT, Optimizer, TorchEra, WeightsChoice, WorkloadSettings, whole_name
@@ -201,7 +202,7 @@ class Measure(Data):
         """Return the fields of a case that follow from these settings."""
         given: dict[str, Any] = {"memory_limit_bytes": self.memory_limit, "gradient_quality": self.gradient_quality}
         if meter == "simulated":
-            given["device_profile"] = self.device_profile
+            given["device_profile"] = self.device_profile and device_named(self.device_profile)
         else:
             given |= {name: getattr(self, name) for name in ("warmup_steps", "min_steps", "min_seconds")}
         return {name: value for name, value in given.items() if value is not None}

@@ -13,7 +13,7 @@ from torch import nn
 
 from actbench.errors import UsageError, check_argument
 from actbench.keywords import check_keywords
-from actbench.model.declared import check_device_profile, check_model
+from actbench.model.declared import check_model, device_named
 from actbench.model.gradient import Gradient
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
@@ -176,7 +176,7 @@ def fit(
     check_keywords("actbench.fit", case, [*own, *Case.model_fields])
     check_argument(device_profile, str, "fit: device_profile", "the name of a device, or a .toml file")
     check_argument(model, str, "fit", "the specification of a model, such as 'gpt2'")
-    check_device_profile(device_profile)
+    device_profile = device_named(device_profile)
     check_model(model)
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     said = {"sequence_length": sequence_length, "memory_limit_bytes": limit, "optimizer": optimizer, **case}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from actbench.cli import completions
 from actbench.cli.app import count_option, named, one_of, option
-from actbench.cli.flags import StepFlags
+from actbench.cli.flags import StepFlags, device_option
 from actbench.errors import UsageError
-from actbench.model.declared import check_device_profile, check_model
+from actbench.model.declared import check_model
 from actbench.model.records import Case, Optimizer
 from actbench.model.scripts import Script
 from actbench.units import parse_bytes
@@ -32,11 +32,8 @@ class FitFlags(StepFlags):
 
     device_profile: Annotated[
         str | None,
-        option(
-            "--device-profile",
+        device_option(
             "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
-            metavar="NAME|FILE",
-            autocompletion=completions.device_profiles,
             show_default=False,
         ),
     ] = None
@@ -90,8 +87,6 @@ class FitFlags(StepFlags):
             UsageError: A flag is wrong, or none says what has to fit.
             ModelError: There is no such model.
         """
-        if self.device_profile is not None:
-            check_device_profile(self.device_profile)
         limit = {} if self.memory_limit is None else {"memory_limit_bytes": parse_bytes(self.memory_limit)}
         if self.script is not None:
             return self._of_script(self.script, limit)

@@ -26,7 +26,6 @@ from actbench.cli.printing import (
 )
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError, encodable
-from actbench.model.declared import check_device_profile
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
@@ -208,8 +207,6 @@ def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: De
         raise UsageError("--whole: a run on a GPU is measured step by step; simulate it, or measure it by --meter cpu")
     if script.whole and device.max_batch:
         raise UsageError("--whole and --max-batch: the largest batch is searched in steps; leave one out")
-    if device.device_profile is not None:
-        check_device_profile(device.device_profile)
     try:
         limit = None if device.memory_limit is None else parse_bytes(device.memory_limit)
     except UsageError as error:
