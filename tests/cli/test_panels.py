@@ -9,16 +9,17 @@ import pytest
 from typer.main import get_command
 
 from actbench.cli.app import app
-from actbench.cli.panels import PANELS, WITHOUT_PANEL
+from actbench.cli.panels import PANELS, USUAL, WITHOUT_PANEL
 from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
+LINES_OF_A_SCREEN = 60
 
 
 def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Return the flags of each panel of a verb's help page, in their order."""
     monkeypatch.setenv("COLUMNS", "160")
-    ended = cli(verb, "--help")
+    ended = cli(verb, "--help-all" if verb in USUAL else "--help")
     assert ended.status == 0
     found: dict[str, list[str]] = {}
     for line in ended.out.splitlines():
@@ -33,11 +34,25 @@ def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 def test_every_flag_stands_in_its_panel_in_its_order(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = panels_of(cli, verb, monkeypatch)
 
-    assert found.pop("Options") == ["--help"]
+    assert found.pop("Options") == ["--help", *(["--help-all"] if verb in USUAL else [])]
     assert found.pop("Arguments") == []
     assert list(found) == [title for title in PANELS if title in found]
     for title, flags in found.items():
         assert flags == [name for name in PANELS[title].split() if name in flags]
+
+
+@pytest.mark.parametrize("verb", USUAL)
+def test_help_is_a_screen_of_the_usual_options_and_says_where_the_others_are(
+    cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {flag for flags in panels_of(cli, verb, monkeypatch).values() for flag in flags}
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli(verb, "--help").out.splitlines()
+    shown = {found[1] for line in lines if (found := re.match(r"│[ *]{1,6}(--[a-z-]+)", line))}
+
+    assert shown == {*USUAL[verb].split(), "--help", "--help-all"} < whole
+    assert len(lines) <= LINES_OF_A_SCREEN
+    assert f"{len(whole - shown)} more options: actbench {verb} --help-all" in " ".join(lines)
 
 
 def test_no_panel_names_a_flag_that_no_verb_has(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

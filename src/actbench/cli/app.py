@@ -5,6 +5,7 @@ No other file imports typer.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -19,7 +20,7 @@ import typer.core
 from typer.main import get_command_from_info, get_group
 
 from actbench import plugins
-from actbench.cli.panels import panel_of
+from actbench.cli.panels import USUAL, panel_of
 from actbench.errors import encodable, shortened, told
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
@@ -111,6 +112,49 @@ def _built(verb: typer.Typer, name: str) -> Any:
     return found
 
 
+class _Verb(typer.core.TyperCommand):
+    """A verb whose ``--help`` fits a screen: a sentence of it, of a few examples, and of the options most used."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found, option = super().get_params(ctx), self.get_help_option(ctx)
+        if self.name not in USUAL or option is None:
+            return found
+        whole = copy.copy(option)  # of the kind that this version of typer makes
+        vars(whole).update(name="help_all", opts=["--help-all"], callback=_show_all, help=_ALL_OPTIONS)
+        return [*found, whole]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        usual = USUAL.get(self.name or "")
+        if usual is None or ctx.meta.get(_ALL):
+            super().format_help(ctx, formatter)
+            return
+        page = copy.copy(self)
+        options = {each.opts[0]: each for each in self.params if each.param_type_name == "option"}
+        shown = [copy.copy(options[name]) for name in usual.split()]
+        for each in shown:
+            sentence, period, _ = each.help.partition(". ")
+            value = each.metavar or (None if each.is_flag else "VALUE")  # what typer writes of a type is wide
+            vars(each).update(rich_help_panel=None, help=sentence + period.rstrip(), metavar=value)
+        page.params = [*(each for each in self.params if each.param_type_name == "argument"), *shown]
+        first, *others = (self.help or "").split("\n\n")
+        start = next((place + 1 for place, text in enumerate(others) if text.startswith("Examples:")), len(others))
+        page.help = "\n\n".join((first, *others[start - 1 : start + _EXAMPLES]))
+        page.epilog = f"{len(options) - len(shown)} more options: **actbench {self.name} --help-all**"
+        super(_Verb, page).format_help(ctx, formatter)
+
+
+def _show_all(ctx: Any, _: Any, value: bool) -> None:
+    if value:
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_ALL = "actbench.help_all"
+_ALL_OPTIONS = "Show all options and exit."
+_EXAMPLES = 2
+
+
 def command(
     *, rank: float = math.inf, extras: Mapping[str, str] | None = None, **details: Any
 ) -> Callable[[Callable[..., None]], typer.Typer]:
@@ -124,7 +168,7 @@ def command(
 
     def made(function: Callable[..., None]) -> typer.Typer:
         verb = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        verb.command(**details)(function)
+        verb.command(cls=_Verb, **details)(function)
         vars(verb).update(rank=rank, extras=extras or {})
         return verb
 

@@ -30,8 +30,22 @@ PANELS = {
 }
 """The names of flags by the title of their panel, in the order of the help page."""
 
+USUAL = {
+    "run": "--device-profile --scheme --batch-size --module --gpus --max-batch --whole --require-fit --meter "
+    "--export-json",
+    "measure": "--scheme --batch-size --sequence-length --image-size --optimizer --dtype --meter --device-profile "
+    "--max-batch --output",
+    "sweep": "--scheme --batch-size --meter --device-profile --max-batch --jobs --timeout --output --export-markdown "
+    "--export-csv",
+    "fit": "--device-profile --batch-size --sequence-length --scheme --max-slowdown --script "
+    "--longest-sequence --which-card --budget",
+    "convert": "--scheme --gelu-bits --linear --batch-size --sequence-length --task --weights --dry-run --output "
+    "--export-json",
+}
+"""The options of a verb that ``--help`` shows; ``--help-all`` shows all."""
+
 WITHOUT_PANEL = (
-    "--help --version --debug --title --fail-on --format --export-junit --encoding --distribution --elements"
+    "--help --help-all --version --debug --title --fail-on --format --export-junit --encoding --distribution --elements"
 )
 """The other flags, of verbs with few, which write tables: no plug-in's export can have their names."""
 

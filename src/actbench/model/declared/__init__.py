@@ -2,8 +2,8 @@
 
 from actbench.model.declared.names import (
     DEFAULT_DEVICE,
-    device_named,
     check_model,
+    device_named,
     device_names,
     model_names,
     unknown_model,
@@ -12,9 +12,9 @@ from actbench.model.declared.schemes import check_scheme, spelled
 
 __all__ = [
     "DEFAULT_DEVICE",
-    "device_named",
     "check_model",
     "check_scheme",
+    "device_named",
     "device_names",
     "model_names",
     "spelled",
