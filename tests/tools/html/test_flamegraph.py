@@ -79,7 +79,7 @@ def test_bytes_of_stacks_add_up_to_the_peak() -> None:
 
 
 def test_a_stack_goes_from_the_line_by_the_module_to_the_operator() -> None:
-    found = stacks(TIMELINE)[0].frames
+    found = next(each.frames for each in stacks(TIMELINE) if "small" not in each.frames[-1])
 
     assert re.fullmatch(r"train.py:\d x = model\(x\)", found[0])
     assert found[1:3] == ("blocks", "*")
