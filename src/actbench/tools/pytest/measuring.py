@@ -10,6 +10,7 @@ import pytest
 from actbench.errors import ActbenchError
 from actbench.model.advice import PHASES
 from actbench.model.measured import Measurement
+from actbench.model.timeline import Kind
 from actbench.report.advice import needed_bytes
 from actbench.report.render import markdown
 from actbench.tools.pytest.baseline import Reading
@@ -67,7 +68,7 @@ def _reading(asked: Asked, measured: Measurement) -> Reading:
     timeline, limit = measured.timeline, measured.memory_limit_bytes
     assert timeline is not None
     assert limit is not None
-    held: dict[str, int] = {}
+    held: dict[Kind, int] = {}
     for holder in timeline.holders:
         if holder.kind != "host":
             held[holder.kind] = held.get(holder.kind, 0) + holder.held_bytes
@@ -77,7 +78,7 @@ def _reading(asked: Asked, measured: Measurement) -> Reading:
         needed_bytes=needed_bytes(measured),
         limit_bytes=limit,
         mark="at most " if measured.at_most else "~" if measured.approximate else "",
-        held_bytes=held,  # type: ignore[arg-type]
+        held_bytes=held,
     )
 
 
