@@ -66,6 +66,7 @@ NEEDS = {
     "methods.weightcopies": "methods.precision",
     "tools.fit": "tools.convert",
     "tools.html": "tools.train",
+    "tools.pytest": "tools.script",
     "tools.script": "tools.fit",
     "tools.train": "methods.parallel",
     "tools.trainers": "tools.convert",

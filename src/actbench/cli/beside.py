@@ -43,7 +43,8 @@ RULES: Final = (
         "ledger",
         (
             *("output", "max_batch", "columns", "require_fit", "time_by", "force", "retry_failed"),
-            *("timeline", "export_timeline", "export_snapshot", "export_trace"),
+            *("timeline", "export_timeline", "export_flamegraph", "export_speedscope", "export_perfetto"),
+            *("export_snapshot", "export_trace"),
         ),
         "which lists what is saved, and runs no step; --export-csv and the other exports work",
     ),

@@ -25,7 +25,8 @@ PANELS = {
     ),
     "What is written": (
         "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-latex "
-        "--export-curves --export-timeline --export-snapshot --export-trace"
+        "--export-curves --export-timeline --export-flamegraph --export-speedscope --export-perfetto --export-snapshot "
+        "--export-trace"
     ),
 }
 """The names of flags by the title of their panel, in the order of the help page."""

@@ -19,7 +19,19 @@ from actbench.report.exporting import Exported, ExportFormat
 if TYPE_CHECKING:
     from actbench.report.render.exports import Text
 
-_TAKEN = ("markdown", "csv", "json", "junit", "curves", "timeline", "snapshot")
+_TAKEN = (
+    "markdown",
+    "csv",
+    "json",
+    "junit",
+    "curves",
+    "timeline",
+    "snapshot",
+    "trace",
+    "flamegraph",
+    "speedscope",
+    "perfetto",
+)
 _NAME, _ALSO = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"(--[a-z][a-z0-9-]+)?")
 
 

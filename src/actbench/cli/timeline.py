@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from actbench.report.render.exports import Text
 
 _TITLE = "Memory over a step"
-_JSON = ".json"
+_PEAK = "Who holds the peak"
+_JSON, _HTML = ".json", ".html"
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,48 @@ class CurveFlags:
             parser=path_named,
         ),
     ] = None
+    export_flamegraph: Annotated[
+        Path | None,
+        option(
+            "--export-flamegraph",
+            "Write one HTML page of who holds the peak: stacks of line, module and operator, as wide as their bytes.",
+            only_typed=True,
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
+    export_speedscope: Annotated[
+        Path | None,
+        option(
+            "--export-speedscope",
+            "Write who holds the peak as .json for speedscope.",
+            only_typed=True,
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
+    export_perfetto: Annotated[
+        Path | None,
+        option(
+            "--export-perfetto",
+            "Write the memory over the step as counters, .json for Perfetto and chrome://tracing.",
+            only_typed=True,
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that are requested, by the names of their flags."""
+        named = ("timeline", "flamegraph", "speedscope", "perfetto")
+        asked = {f"--export-{name}": getattr(self, f"export_{name}") for name in named}
+        return {flag: file for flag, file in asked.items() if file is not None}
 
     @property
     def wanted(self) -> bool:
         """Whether to record timelines."""
-        return self.timeline or self.export_timeline is not None
+        return self.timeline or bool(self.files)
 
     def check(self) -> None:
         """Check the files before anything runs.
@@ -65,16 +103,16 @@ class CurveFlags:
         """
         from actbench.report.render import exports
 
-        file = self.export_timeline
-        if file is None:
-            return
         formats = _formats()
-        if file.suffix not in (*formats, _JSON):
-            names = ", ".join((*formats, _JSON))
-            raise UsageError(f"--export-timeline {file}: name a file that ends in {names}")
-        if file.suffix in formats:
-            formats[file.suffix].check(file.suffix)
-        exports.check_writable(file)
+        suffixes = {"--export-timeline": (*formats, _JSON), "--export-flamegraph": (_HTML,)}
+        for flag, file in self.files.items():
+            known = suffixes.get(flag, (_JSON,))
+            if file.suffix not in known:
+                raise UsageError(f"{flag} {file}: name a file that ends in {', '.join(known)}")
+            if flag == "--export-timeline" and file.suffix in formats:
+                formats[file.suffix].check(file.suffix)
+            exports.check_writable(file)
+        exports.check_apart(self.files.values())
 
 
 @dataclass(frozen=True)
@@ -149,12 +187,11 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
     """Write the timelines of measured cases, if requested."""
     from actbench.report.tables.step import with_timelines
 
-    if flags.export_timeline is None:
-        return
     if not list(with_timelines(records)):
-        remark(f"{flags.export_timeline} is not written: no case was measured")
+        for file in flags.files.values():
+            remark(f"{file} is not written: no case was measured")
         return
-    write_files((flags.export_timeline, _writer(records, flags.export_timeline)))
+    write_files(*((file, _writer(records, flag, file)) for flag, file in flags.files.items()))
 
 
 def _formats() -> dict[str, Curves]:
@@ -163,8 +200,9 @@ def _formats() -> dict[str, Curves]:
     return {suffix: curves for curves in found if curves is not None for suffix in curves.suffixes}
 
 
-def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]:
-    from actbench.report.tables.step import with_timelines
+def _writer(records: Sequence[MeasuredRecord], flag: str, file: Path) -> Callable[[], Text]:
+    from actbench.report.render.stacks import perfetto, speedscope
+    from actbench.report.tables.step import titled_timelines, with_timelines
 
     def as_json() -> Text:
         found = [
@@ -174,9 +212,14 @@ def _writer(records: Sequence[MeasuredRecord], file: Path) -> Callable[[], Text]
         return json.dumps(found, indent=2) + "\n"
 
     def drawn() -> Text:
-        shown = Exported(tables_of(records), _TITLE, records, lambda text: remark(f"{file}: {text}"))
+        title = _PEAK if flag == "--export-flamegraph" else _TITLE
+        shown = Exported(tables_of(records), title, records, lambda text: remark(f"{file}: {text}"))
+        if flag == "--export-flamegraph":
+            return next(each.peak for _, each in formats_plugged().values() if each.peak is not None)(shown)
         return _formats()[file.suffix].text(file.suffix, shown)
 
+    if flag in (texts := {"--export-speedscope": speedscope, "--export-perfetto": perfetto}):
+        return lambda: texts[flag](list(titled_timelines(records)))
     return as_json if file.suffix == _JSON else drawn
 
 

@@ -55,6 +55,8 @@ class ExportFormat:
         text: From what is written to the text of the file, or its bytes.
         also: Another name of the flag, such as ``--pdf``.
         curves: How it draws the memory over a step; None if it does not.
+        peak: How it draws who holds the peaks of records with timelines, for ``--export-flamegraph``; None if it does
+            not.
         extras: Extras of its package that some of it needs, each with what it is for.
     """
 
@@ -62,4 +64,5 @@ class ExportFormat:
     text: Callable[[Exported], Text]
     also: str = ""
     curves: Curves | None = None
+    peak: Callable[[Exported], Text] | None = None
     extras: Mapping[str, str] = field(default_factory=dict)

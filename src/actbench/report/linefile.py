@@ -98,11 +98,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait_seconds: float = 0) -> Iterator[None]:
     """Hold the lock beside the file; missing folders are made.
 
     Raises:
-        StoreError: Another process holds the lock, or the folder cannot be written.
+        StoreError: Another process holds the lock until ``wait_seconds`` have passed, or the folder cannot be written.
     """
     if os.path.isdir(path):
         raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
@@ -114,7 +114,7 @@ def locked(path: Path) -> Iterator[None]:
         if path.is_file():
             os.close(os.open(path, os.O_RDWR))
         holder = _holder(lock_path)  # read first: some versions of filelock empty the file when they try to lock it
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait_seconds)
         lock_path.write_text(f"{os.getpid()}\n")
     except Timeout:
         raise StoreError(

@@ -29,6 +29,13 @@ def _text(what: Exported) -> Text:
     return html_lines(what.tables, what.title, beside)
 
 
+def _peak(what: Exported) -> Text:
+    """Return a page with a flame graph of each peak."""
+    from actbench.tools.html.flamegraph import drawn
+
+    return drawn(what)
+
+
 _PICTURES: Final = (".png", ".svg")
 
 
@@ -63,5 +70,6 @@ HTML: Final = ExportFormat(
     _text,
     also="--html",
     curves=Curves((*_PICTURES, ".html"), _check, _curves),
+    peak=_peak,
     extras={"html": "charts of pages, and files of --export-timeline"},
 )

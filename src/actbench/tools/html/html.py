@@ -10,7 +10,7 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -35,9 +35,13 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     still be read.
     """
     beside = beside or Beside()
-    details = beside.details
     groups = beside.groups if library.is_installed() else ()
-    scripts = [_resource("page.js"), *([library.script(), _resource("charts.js")] if groups else [])]
+    scripts = [resource("page.js"), *([library.script(), resource("charts.js")] if groups else [])]
+    yield from page(title, _body(tables, title, beside, groups), _data(groups, beside.details), scripts)
+
+
+def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str], style: str = "") -> Iterator[str]:
+    """Yield the lines of a page: ``body`` between its heading and ``data``, which the scripts read."""
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     # a browser runs these scripts and no others, and loads nothing
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -45,8 +49,15 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-    yield f"<title>{html.escape(plain(title))}</title>\n<style>{_resource('page.css')}</style>\n</head>\n<body>\n"
+    yield f"<title>{html.escape(plain(title))}</title>\n<style>{resource('page.css')}{style}</style>\n</head>\n<body>\n"
     yield f"<h1>{html.escape(plain(title))}</h1>\n"
+    yield from body
+    yield f'<script type="application/json" id="data">{_json(data)}</script>\n'
+    yield from (f"<script>{script}</script>\n" for script in scripts)
+    yield "</body>\n</html>\n"
+
+
+def _body(tables: Sequence[Table], title: str, beside: Beside, groups: Sequence[Group]) -> Iterator[str]:
     yield from (line for table in tables[:1] if table.title == title for line in _lead(table))
     if groups:
         yield _CHARTS
@@ -55,10 +66,7 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     if beside.lacks_details:
         yield f"<p class=missing>Rows of tables with more than {MOST_DETAILED:,} have no settings to open here.</p>\n"
     for place, table in enumerate(tables):
-        yield from section(table, details if place == 0 else (), heading=table.title != title)
-    yield f'<script type="application/json" id="data">{_json(_data(groups, details))}</script>\n'
-    yield from (f"<script>{script}</script>\n" for script in scripts)
-    yield "</body>\n</html>\n"
+        yield from section(table, beside.details if place == 0 else (), heading=table.title != title)
 
 
 _INSTALL = f"Install it: <code>{html.escape(library.EXTRA)}</code>"
@@ -94,7 +102,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """Return the text of a file beside this one."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8").strip()
 
 
