@@ -48,8 +48,8 @@ _BLOCK = 60 * 60
 
 
 def _turned(x: Tensor) -> int:
-    """Return the bytes of the block by which a transposed matrix is copied into a contiguous one."""
-    is_transposed = x.dim() == 2 and x.mT.is_contiguous() and not x.is_contiguous() and x.numel() >= _BLOCK
+    """Return the bytes of the block by which a transposed matrix is copied, or a column that its strides call one."""
+    is_transposed = x.dim() == 2 and x.stride() == (1, x.shape[0]) and x.numel() >= _BLOCK
     return _BLOCK * x.element_size() if is_transposed else 0
 
 
@@ -72,7 +72,7 @@ def _copied(*places: int) -> Formula:
 
     def formula(args: Any, result: Any) -> int:
         read = [args[at] for at in places if isinstance(args[at], Tensor)]
-        return uncontiguous(*read) + sum(map(_turned, read))
+        return uncontiguous(*read) + sum(_turned(each) for each in read if not each.is_contiguous())
 
     return formula
 
@@ -114,6 +114,14 @@ def _kth(args: Any, result: Any) -> int:
 
 def _whole(args: Any, result: Any) -> int:
     return bytes_of(args[0])
+
+
+def _median(args: Any, result: Any) -> int:
+    """Rows that are not dense are copied beside each other."""
+    x: Tensor = args[0]
+    if not x.dim() or x.stride(args[1]) <= 1:
+        return 0
+    return bytes_of(x) + (_turned(x.movedim(args[1], -1)) if x.dim() == 2 else 0)
 
 
 def _index_widened(args: Any, result: Any) -> int:
@@ -211,12 +219,14 @@ ON_CPU: Mapping[Any, Formula] = {
     **dict.fromkeys(_PROMOTED, _promoted),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _sorted),
     **dict.fromkeys((aten.median.default, aten.nanmedian.default), _whole),
+    **dict.fromkeys((aten.median.dim, aten.nanmedian.dim), _median),
     **dict.fromkeys(_INDEXED, _index_widened),
     aten.clone.default: _cloned,
     aten.copy_.default: _written,
     aten.native_group_norm.default: _grouped,
     aten.kthvalue.default: _kth,
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _copied(0)),
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), _copied(0, 1)),
     aten.native_layer_norm.default: _copied(0),
     aten.native_layer_norm_backward.default: _copied(0, 1),
     aten.log_sigmoid_forward.default: _copied(0),
