@@ -199,7 +199,7 @@ def test_a_quantile_has_the_layout_of_a_real_one() -> None:
 
 def test_a_wrong_quantile_is_refused_as_in_torch() -> None:
     with cpu_operators(), FakeTensorMode():
-        with pytest.raises(RuntimeError, match="between 0 and 1|range"):
+        with pytest.raises(RuntimeError, match=r"between 0 and 1|range"):
             torch.rand(100).quantile(1.5)
         with pytest.raises(IndexError):
             torch.rand(100).quantile(0.5, 3)

@@ -268,7 +268,7 @@ _CUDA: Mapping[Any, Formula] = {
 
 
 def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
-    formula = table.get(func)
+    formula = table.get(func) or ownkernels.of_own(func)
     return 0 if formula is None else formula(args, result)
 
 
