@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+
+from actbench.simulator.operators import cpu_operators
 
 TABLE = Path(__file__).parents[2] / "results" / "cpu-operators" / "cpu-operators.json"
 STORED: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -60,17 +63,12 @@ def test_an_operator_takes_what_is_simulated(script: Any, described: dict[str, A
     assert {run.operands: run.off_by for run in row.runs if abs(run.off_by) > script.TOLERANCE} == {}
 
 
-_EXACT_TO_A_BLOCK = ("_softmax_backward_data", "masked_median", "median", "nanmedian", "t_copy")
-_UNMARKED = ("fft_hfft2", "nanquantile", "quantile", *_EXACT_TO_A_BLOCK)
-"""Operators that no argument of theirs tells apart when they run, and those off by one block of 14,400 bytes."""
-
-
 def test_what_is_off_is_marked_when_it_runs(script: Any) -> None:
     rows = [row for row in script.read(TABLE).values() if script.is_off(row)]
     large = [(row.operator, run) for row in rows for run in row.runs if run.real_bytes >= script.SMALL_BYTES]
     off = {name for name, run in large if abs(run.off_by) > script.TOLERANCE and not (run.at_most or run.approximate)}
 
-    assert off <= set(_UNMARKED)
+    assert off == set()
 
 
 MARKED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
@@ -168,6 +166,62 @@ def test_fold(script: Any, size: tuple[int, int]) -> None:
         true = script.real(F.fold, sample, loss)
 
         assert script.simulated(F.fold, sample, loss)[0] == pytest.approx(true, rel=script.TOLERANCE)
+
+
+RANKED = ((131072,), None), ((282, 470), 0), ((20, 30, 200), 1), ((20, 30, 200), -1)
+
+
+@pytest.mark.parametrize(("shape", "dim"), RANKED, ids=str)
+@pytest.mark.parametrize("interpolation", ["linear", "midpoint", "nearest"])
+@pytest.mark.parametrize("name", ["quantile", "nanquantile"])
+def test_quantiles(script: Any, name: str, interpolation: str, shape: tuple[int, ...], dim: int | None) -> None:
+    """torch 2.15 selects up to 100 ranks, if they are no more than the root of a row, and sorts for more."""
+    for asked in (0.5, torch.tensor([0.1, 0.9]), torch.linspace(0, 1, 101)):
+        for keepdim in (False, True):
+            sample = (_of(shape, "contiguous"), (asked, dim, keepdim), {"interpolation": interpolation})
+            operator, loss = getattr(torch, name), script.LOSSES["mean"]
+            script.real(operator, sample, loss)
+            true = script.real(operator, sample, loss)
+
+            assert script.simulated(operator, sample, loss)[0] == pytest.approx(true, rel=script.TOLERANCE)
+
+
+def test_a_quantile_has_the_layout_of_a_real_one() -> None:
+    for shape, dim in RANKED:
+        for asked in (0.5, torch.tensor(0.5), torch.tensor([0.1, 0.9])):
+            for keepdim in (False, True):
+                x = torch.rand(shape)
+                true = x.quantile(asked, dim, keepdim)
+                with cpu_operators(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                    found = mode.from_tensor(x).quantile(asked, dim, keepdim)
+                    assert (found.shape, found.stride(), found.dtype) == (true.shape, true.stride(), true.dtype)
+
+
+def test_a_wrong_quantile_is_refused_as_in_torch() -> None:
+    with cpu_operators(), FakeTensorMode():
+        with pytest.raises(RuntimeError, match=r"between 0 and 1|range"):
+            torch.rand(100).quantile(1.5)
+        with pytest.raises(IndexError):
+            torch.rand(100).quantile(0.5, 3)
+
+
+TRANSFORMS = ("fft2", "rfft2", "irfft2", "hfft2", "ihfft2", "fftn", "irfftn", "hfftn")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("dims", [(0, 1), (2, 0), (-2, -1)], ids=str)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_over_several_dimensions(script: Any, name: str, dims: tuple[int, ...], layout: str) -> None:
+    def operator(x: Tensor) -> Tensor:
+        made: Tensor = getattr(torch.fft, name)(x, dim=dims)
+        return torch.view_as_real(made) if made.is_complex() else made
+
+    sample = (_of((32, 45, 54), layout), (), {})
+    for loss in script.LOSSES.values():
+        script.real(operator, sample, loss)
+        true = script.real(operator, sample, loss)
+
+        assert script.simulated(operator, sample, loss)[0] == pytest.approx(true, rel=script.TOLERANCE)
 
 
 SINGLE: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

@@ -167,3 +167,12 @@ def test_buckets_of_distributed_data_parallel() -> None:
 
     assert model.bucket_bytes_cap == replicated._BYTES
     assert distributed._DEFAULT_FIRST_BUCKET_BYTES == replicated._FIRST_BYTES  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(INSTALLED_TORCH < (2, 15), reason="torch 2.11 sorts")
+@pytest.mark.parametrize(("ranks", "sorts"), [(1, False), (50, False), (51, True)])
+def test_quantiles_of_few_ranks_are_selected(ranks: int, sorts: bool) -> None:
+    with torch.profiler.profile() as profile:
+        torch.rand(20_000).quantile(torch.linspace(0, 1, ranks))
+
+    assert ("aten::sort" in {event.name for event in profile.events()}) is sorts

@@ -23,20 +23,26 @@ class Branch:
 
     Attributes:
         own: torch's kernel.
+        applies: Whether ``kernel`` runs on arguments.
     """
 
     kernel: Callable[..., Any]
     own: Any
+    applies: Callable[..., bool]
 
     @classmethod
-    def of(cls, operator: str, kernel: Callable[..., Any]) -> Branch:
+    def of(
+        cls, operator: str, kernel: Callable[..., Any], applies: Callable[..., bool] = lambda *args, **kwargs: True
+    ) -> Branch:
         """Return the branch of an operator of torch, by its name."""
-        return cls(kernel, torch.library.get_kernel(f"aten::{operator}", "AutogradCPU"))
+        return cls(kernel, torch.library.get_kernel(f"aten::{operator}", "AutogradCPU"), applies)
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments; ``keys`` are those by which torch came here."""
         transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
-        return self.own.call_boxed(keys, *args, **kwargs) if transformed else self.kernel(*args, **kwargs)
+        if transformed or not self.applies(*args, **kwargs):
+            return self.own.call_boxed(keys, *args, **kwargs)
+        return self.kernel(*args, **kwargs)
 
 
 def composites() -> dict[str, Callable[..., Any]]:

@@ -7,9 +7,10 @@ tensors, and no number of bytes depends on their values.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -157,11 +158,19 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     An operator with a fake argument runs on fake tensors. Any other operator runs on fake tensors first, to learn the
     size of its result, and then on the real ones if the result is small.
+
+    Args:
+        integers_bytes: Bytes of the largest real tensor of integers or truth values.
+        draw: Told of each operator that would have drawn random numbers in host memory, its arguments and its result.
     """
 
-    def __init__(self, integers_bytes: int = LARGEST_REAL_BYTES) -> None:
+    def __init__(
+        self,
+        integers_bytes: int = LARGEST_REAL_BYTES,
+        draw: Callable[[Any, Any, Any, Tensor], object] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._integers_bytes = integers_bytes
+        self._integers_bytes, self._draw = integers_bytes, draw
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -171,7 +180,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _holds_fake(args) or _holds_fake(kwargs.values()):
-            return func(*args, **kwargs)
+            return self._drawn(func, args, kwargs, func(*args, **kwargs))
         leaves, tree = tree_flatten((args, kwargs))
         if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
             return self._made_elsewhere(func, args, kwargs, mode)
@@ -186,7 +195,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             found, stays_fake = None, False
         if stays_fake:
-            return found
+            return self._drawn(func, args, kwargs, found)
         value = known.value_of(found) if isinstance(found, FakeTensor) else None
         if value is not None:  # computed already: an operator that draws numbers would draw others now
             return value
@@ -199,9 +208,18 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*fake_args, **fake_kwargs)
         is_small = isinstance(found, FakeTensor) and found.is_floating_point() and found.nbytes <= LARGEST_REAL_BYTES
         if is_small and func._schema.name not in known.EMPTY and known.value_of(found) is None:
-            value = known.computed(func, args, kwargs)
+            with _host_generator_kept() if _is_seeded(func) else nullcontext():
+                value = known.computed(func, args, kwargs)
             if isinstance(value, Tensor):
                 known.keep(found, value)
+        return found
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any, found: Any) -> Any:
+        """Return a result after the numbers of it are drawn that have no place: known ones have been."""
+        if self._draw is None or not _is_seeded(func) or not isinstance(found, FakeTensor):
+            return found
+        if found.device.type == "cpu" and known.value_of(found) is None:
+            self._draw(func, args, kwargs, found)
         return found
 
     def _has_no_place(self, tensor: Tensor) -> bool:
@@ -250,6 +268,22 @@ def fakes_accepted() -> Iterator[None]:
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         yield
+
+
+@functools.cache
+def _is_seeded(func: Any) -> bool:
+    return func.namespace == "aten" and torch.Tag.nondeterministic_seeded in func.tags
+
+
+@contextmanager
+def _host_generator_kept() -> Iterator[None]:
+    """Inside the block, let what the card draws be drawn on the CPU, whose generator then has its state again."""
+    with torch._C._DisableTorchDispatch():
+        before = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
 
 
 def _holds_fake(values: Iterable[Any]) -> bool:
@@ -311,10 +345,13 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let ``trunc_normal_``, which draws until all values fit, leave fake tensors alone."""
+    """Let ``trunc_normal_``, which draws until all values fit, draw once for fake tensors."""
 
-    def filled(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else fill(tensor, *args, **kwargs)
+    def filled(tensor: Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return fill(tensor, mean, std, *args, **kwargs)
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=kwargs.get("generator"))
 
     return filled
 

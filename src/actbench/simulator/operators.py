@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.simulator import branches, ctc, oldsoftmax, recurrent
+from actbench.simulator import branches, ctc, oldsoftmax, quantiles, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -119,7 +119,7 @@ def _first(outputs: tuple[Tensor, ...]) -> Tensor:
 
 def cpu_operators() -> AbstractContextManager[None]:
     """Let fake CPU tensors run the operators of a CPU, of which fake tensors have no form, or a wrong one."""
-    composites: dict[str, Callable[..., Any]] = {**_OF_ALL, **branches.branches_on_cpu()}
+    composites: dict[str, Callable[..., Any]] = {**_OF_ALL, **branches.branches_on_cpu(), **quantiles.branches()}
     return _replaced({(name, "AutogradCPU"): kernel for name, kernel in composites.items()})
 
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.ops import noise  # noqa: F401  (defines an operator that is named here)
-
 aten = torch.ops.aten
 
 Formula = Callable[[Any, Any], int]
@@ -48,8 +46,8 @@ _BLOCK = 60 * 60
 
 
 def _turned(x: Tensor) -> int:
-    """Return the bytes of the block by which a transposed matrix is copied into a contiguous one."""
-    is_transposed = x.dim() == 2 and x.mT.is_contiguous() and not x.is_contiguous() and x.numel() >= _BLOCK
+    """Return the bytes of the block by which a transposed matrix is copied, or a column that its strides call one."""
+    is_transposed = x.dim() == 2 and x.stride() == (1, x.shape[0]) and x.numel() >= _BLOCK
     return _BLOCK * x.element_size() if is_transposed else 0
 
 
@@ -72,7 +70,7 @@ def _copied(*places: int) -> Formula:
 
     def formula(args: Any, result: Any) -> int:
         read = [args[at] for at in places if isinstance(args[at], Tensor)]
-        return uncontiguous(*read) + sum(map(_turned, read))
+        return uncontiguous(*read) + sum(_turned(each) for each in read if not each.is_contiguous())
 
     return formula
 
@@ -114,6 +112,14 @@ def _kth(args: Any, result: Any) -> int:
 
 def _whole(args: Any, result: Any) -> int:
     return bytes_of(args[0])
+
+
+def _median(args: Any, result: Any) -> int:
+    """Rows that are not dense are copied beside each other."""
+    x: Tensor = args[0]
+    if not x.dim() or x.stride(args[1]) <= 1:
+        return 0
+    return bytes_of(x) + (_turned(x.movedim(args[1], -1)) if x.dim() == 2 else 0)
 
 
 def _index_widened(args: Any, result: Any) -> int:
@@ -196,9 +202,38 @@ def _random_words(args: Any, result: Tensor) -> int:
     return 2 * bytes_of(result)
 
 
+_PIECE = 2**18
+"""Elements that torch's operators encode at once where a whole tensor is one group."""
+
+
+def _encoded_in_one(args: Any, result: Any) -> int:
+    """Integers of 64 bits, and the numbers of stochastic rounding; the piece before keeps its codes meanwhile."""
+    x, bits, _, stochastic = args
+    each = (48 if stochastic else 32) + (8 if x.dtype == torch.float64 else 0)
+    first, second = min(x.numel(), _PIECE), min(max(0, x.numel() - _PIECE), _PIECE)
+    return max(first * each, second * each + first * (8 + bits) // 8 if second else 0)
+
+
+def _decoded_in_one(args: Any, result: Tensor) -> int:
+    """Codes of a byte, and two forms of the numbers that they mean."""
+    return min(result.numel(), _PIECE) * (17 if result.dtype == torch.float64 else 9)
+
+
+_OWN: Mapping[str, Formula] = {
+    "actbench::random_words": _random_words,
+    "actbench::onegroup_encode": _encoded_in_one,
+    "actbench::onegroup_decode": _decoded_in_one,
+}
+"""Formulas of operators of actbench that run torch's operators on every device, by name."""
+
+
+def of_own(func: Any) -> Formula | None:
+    """Return the formula of an operator of actbench, which its plug-in defines, or None."""
+    return _OWN.get(func._schema.name) if func.namespace == "actbench" else None
+
+
 EVERYWHERE: Mapping[Any, Formula] = {
     aten._linalg_svd.default: _decomposed,
-    torch.ops.actbench.random_words.default: _random_words,
     **dict.fromkeys((aten.im2col.default, aten.col2im.default), _unfolded),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,
@@ -211,12 +246,17 @@ ON_CPU: Mapping[Any, Formula] = {
     **dict.fromkeys(_PROMOTED, _promoted),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _sorted),
     **dict.fromkeys((aten.median.default, aten.nanmedian.default), _whole),
+    **dict.fromkeys((aten.median.dim, aten.nanmedian.dim), _median),
     **dict.fromkeys(_INDEXED, _index_widened),
     aten.clone.default: _cloned,
+    aten.t_copy.default: lambda args, result: _turned(args[0].t()),
+    aten.transpose_copy.int: lambda args, result: _turned(args[0].transpose(*args[1:])),
+    aten.permute_copy.default: lambda args, result: _turned(args[0].permute(args[1])),
     aten.copy_.default: _written,
     aten.native_group_norm.default: _grouped,
     aten.kthvalue.default: _kth,
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _copied(0)),
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), _copied(0, 1)),
     aten.native_layer_norm.default: _copied(0),
     aten.native_layer_norm_backward.default: _copied(0, 1),
     aten.log_sigmoid_forward.default: _copied(0),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from actbench.simulator import ctc, cudnn, onednn, ownkernels, recurrent
+from actbench.simulator import ctc, cudnn, fourier, onednn, ownkernels, recurrent
 from actbench.simulator.caching import round_up
 from actbench.simulator.ownkernels import Formula, bytes_of, uncontiguous
 from actbench.simulator.products import copied_bytes
@@ -252,6 +252,8 @@ _CPU: Mapping[Any, Formula] = {
     aten.upsample_bilinear2d.default: _upsample,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
+    **dict.fromkeys((aten._fft_c2c.default, aten._fft_r2c.default), fourier.transform),
+    aten._fft_c2r.default: fourier.to_real,
 }
 
 _CUDA: Mapping[Any, Formula] = {
@@ -266,7 +268,7 @@ _CUDA: Mapping[Any, Formula] = {
 
 
 def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
-    formula = table.get(func)
+    formula = table.get(func) or ownkernels.of_own(func)
     return 0 if formula is None else formula(args, result)
 
 

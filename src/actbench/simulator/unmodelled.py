@@ -51,11 +51,11 @@ _IN_DOUBLE = (
 _UNKNOWN = frozenset(
     (
         *(aten.linalg_matrix_exp, aten._linalg_det, aten._linalg_slogdet, aten.linalg_householder_product),
-        *(aten._fft_c2r, aten.masked_scatter_backward, aten.nonzero_static, aten._unsafe_masked_index),
+        *(aten.masked_scatter_backward, aten.nonzero_static, aten._unsafe_masked_index),
         *(aten._unsafe_masked_index_put_accumulate, aten._embedding_bag_per_sample_weights_backward),
     )
 )
-"""Operators whose buffers on a CPU depend on values, or are not modelled; transforms over several dimensions."""
+"""Operators whose buffers on a CPU depend on values, or are not modelled."""
 
 _LOSSES = (aten.mse_loss, aten.smooth_l1_loss)
 
@@ -69,7 +69,7 @@ def _is_unknown(packet: Any, args: tuple[Any, ...]) -> bool:
         return isinstance(other, Tensor) and other.requires_grad
     if packet is aten.linalg_lu_solve:  # copies matrices of one element each
         return bool(args[0].shape[-1] == 1)
-    return packet in _UNKNOWN and (packet is not aten._fft_c2r or len(args[1]) > 1)
+    return packet in _UNKNOWN
 
 
 _MODELLED = ("AVX512", "AVX2")

@@ -4,10 +4,13 @@ import pickle
 import pytest
 import torch
 
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.groups import OneGroup
+from actbench.methods.actnn.ops import groupquant
 from actbench.ops import bitpack
 from actbench.packing import SavedTensors, SiteState
+from actbench.simulator import temporaries
 
 LAYOUTS = {
     "contiguous": lambda: torch.randn(6, 4, 5, 7),
@@ -71,3 +74,27 @@ def test_a_copy_of_a_packer_has_its_settings(copied):
 )
 def test_how_far_a_backward_pass_is_cut(settings, size, pieces):
     assert SiteState("", 2, **settings).pieces(size) == pieces
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [100_000, 2**18 + 8, 3 * 2**18 + 100])
+def test_what_one_group_takes_while_it_is_coded_is_simulated(count, dtype, stochastic):
+    x, seed = torch.rand(count).to(dtype), torch.tensor(5)
+    coded = groupquant.encode_in_one(x, 3, seed, stochastic)
+    decoded = groupquant.decode_in_one(*coded, 3, 0, count, dtype)
+
+    def scratch(run, *results):
+        with AllocationTrace() as trace:
+            trace.mark("begin")
+            run()
+            trace.mark("end")
+        return trace.peak_bytes("begin", "end") - sum(each.nbytes for each in results)
+
+    ops = torch.ops.actbench
+    given = (x, 3, seed, stochastic)
+    encoding = scratch(lambda: groupquant.encode_in_one(*given), *coded)
+    decoding = scratch(lambda: groupquant.decode_in_one(*coded, 3, 0, count, dtype), decoded)
+
+    assert temporaries.cpu(ops.onegroup_encode.default, given, coded) == pytest.approx(encoding, rel=0.01)
+    assert temporaries.cpu(ops.onegroup_decode.default, (), decoded) == pytest.approx(decoding, rel=0.01)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler, random_split
 
 import actbench
+from actbench.tools.script import draws
+from actbench.tools.script.draws import HostDraws
 from actbench.tools.script.real import RealRun
 
 ROWS = 12
@@ -80,12 +82,69 @@ def test_seeds_set_the_order_of_rows_in_a_run_on_this_machine_too() -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("make", [lambda: torch.rand(300, 300), lambda: nn.Linear(300, 300)], ids=["rand", "layer"])
-@pytest.mark.xfail(strict=True, reason="large tensors have no values, so they draw no numbers of the host's generator")
-def test_numbers_after_large_tensors_are_those_of_torch(make: Callable[[], Any]) -> None:
-    expected = drawn(lambda: (make(), torch.rand(2).tolist(), order(shuffle=True))[1:])
+LARGE = 2**20
+MADE: dict[str, Callable[[], Any]] = {
+    "rand": lambda: torch.rand(300, 300),
+    "rand of two pieces and some": lambda: torch.rand(2 * LARGE + 5),
+    "randn": lambda: torch.randn(257, 129),
+    "randn of two pieces and some": lambda: torch.randn(2 * LARGE + 21),
+    "randn of doubles": lambda: torch.randn(20_001, dtype=torch.float64),
+    "randn of a generator": lambda: torch.randn(300, 301, generator=torch.default_generator),
+    "a half type": lambda: torch.randn(333, 333, dtype=torch.bfloat16),
+    "randn_like": lambda: torch.randn_like(torch.zeros(300, 300)),
+    "normal": lambda: torch.normal(0.0, 2.0, (300, 303)),
+    "normal of means": lambda: torch.normal(torch.zeros(300, 303), 2.0),
+    "columns": lambda: torch.empty(300, 301).t().normal_(),
+    "bernoulli": lambda: torch.bernoulli(torch.full((300, 300), 0.5)),
+    "bernoulli_": lambda: torch.empty(300, 300).bernoulli_(0.3),
+    "bernoulli_ of a tensor": lambda: torch.empty(300, 300).bernoulli_(torch.full((300, 300), 0.3)),
+    "exponential_": lambda: torch.empty(100_003).exponential_(),
+    "cauchy_": lambda: torch.empty(100_003).cauchy_(),
+    "randint": lambda: torch.randint(100, (9 * LARGE,)),
+    "randint of 64 bits": lambda: torch.randint(2**40, (9 * LARGE,)),
+    "randperm": lambda: torch.randperm(9 * LARGE),
+    "dropout": lambda: nn.functional.dropout(torch.ones(300, 300)),
+    "layer": lambda: nn.Linear(300, 301),
+    "trunc_normal_": lambda: nn.init.trunc_normal_(torch.empty(300, 300), std=0.02),
+    "attention": lambda: nn.TransformerEncoderLayer(256, 4),
+}
 
-    with actbench.simulate("rtx-4090"):
-        found = drawn(lambda: (make(), torch.rand(2).tolist(), order(shuffle=True))[1:])
+
+ON_CPU = ("dropout", "layer", "randn of two pieces and some")
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [*((name, "rtx-4090") for name in MADE), *((name, "cpu") for name in ON_CPU)]
+)
+def test_numbers_after_large_tensors_are_those_of_torch(name: str, device: str) -> None:
+    def numbers() -> Any:
+        MADE[name]()
+        return torch.rand(2).tolist(), torch.randn(3).tolist(), order(shuffle=True)
+
+    expected = drawn(numbers)
+
+    with actbench.simulate(device):
+        found = drawn(numbers)
 
     assert found == expected
+
+
+def test_what_the_card_draws_leaves_the_generator_of_the_host_as_it_is() -> None:
+    expected = drawn(lambda: order(shuffle=True))
+
+    with actbench.simulate("rtx-4090"):
+        found = drawn(lambda: (torch.randn(3, device="cuda"), torch.rand(300, 300, device="cuda"), order(shuffle=True)))
+
+    assert found[2] == expected
+
+
+def test_more_numbers_than_are_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(draws, "MOST", 100_000)
+    draw = HostDraws(notes.append).draw
+    x = torch.empty(300, 200)
+    for _ in range(2):
+        draw(torch.ops.aten.normal_.default, (x, 0.0, 1.0), {}, x)
+
+    assert len(notes) == 1
+    assert "order of rows" in notes[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ContextDecorator, ExitStack
+from contextlib import ContextDecorator, ExitStack, nullcontext
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,6 @@ from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.counting import Step
-from actbench.tools.script.draws import Draws
 from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
@@ -88,9 +87,10 @@ class RealRun(TimedRun):
             stack.enter_context(believed(counters, self._note))
             stack.enter_context(card_is_the_cpu())
             stack.enter_context(storages_addressed())  # a simulation before this run may have left some
-            draws, ordered = Draws(), None if self._whole is None else self._whole.ordered
-            stack.enter_context(draws.seeded())
-            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, real=draws.own, ordered=ordered))
+            ordered = None if self._whole is None else self._whole.ordered
+            stack.enter_context(
+                prepared_for_real(self._note, **self._batches.loading, real=nullcontext, ordered=ordered)
+            )
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())

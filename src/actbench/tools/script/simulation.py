@@ -36,7 +36,7 @@ from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.customops import RealForms
-from actbench.tools.script.draws import Draws
+from actbench.tools.script.draws import HostDraws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
@@ -140,8 +140,8 @@ class Simulation:
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
-        self._mode, self._draws = ScriptMode(self.bounds.at_most, self.bounds.share), Draws()
-        self._modes = self._mode, LargeAreFake(KNOWN_BYTES)
+        self._mode = ScriptMode(self.bounds.at_most, self.bounds.share)
+        self._modes = self._mode, LargeAreFake(KNOWN_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
@@ -167,7 +167,6 @@ class Simulation:
             stack.enter_context(known.floats_up_to(KNOWN_FLOAT_BYTES))
             stack.enter_context(fakes_accepted())
             stack.enter_context(simulated(self.profile, self.memory, self.note))
-            stack.enter_context(self._draws.seeded())
             if self._inductor is not None:
                 self._inductor.see_into(self._modes[1], self.tracker)
             for mode in self._modes:
@@ -223,7 +222,7 @@ class Simulation:
         """Inside the block, as while data is loaded, what is made is real; what follows from fakes is counted."""
         # what a collator moves to the card is on it
         seen = OnCard(self.tracker, self._modes if self.profile.is_cuda else ())
-        with _disable_current_modes(), self._draws.own(), seen:
+        with _disable_current_modes(), seen:
             yield
 
     @property
