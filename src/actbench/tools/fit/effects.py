@@ -158,7 +158,8 @@ def matters(choice: Choice, exact: Measurement) -> bool:
     """Whether what a choice changes is large enough a part of a step: optimizer state and gradients may not be."""
     if not {"optimizer", "gradients"}.issuperset(choice.changes):
         return True
-    state = (exact.optimizer_bytes or 0) + (exact.gradients_bytes or 0)
+    state = (exact.optimizer_bytes or 0) * (choice.optimizer is None)  # another one has the same state
+    state += (exact.gradients_bytes or 0) * ("gradients" in choice.changes)
     seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
     return max(state / exact.peak_bytes, seconds) >= LEAST_SHARE
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from actbench.tools.fit import actions
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.plan import Around, training_of
 
+_ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
+
 
 def is_beaten(around: Around, needs: Mapping[Around, tuple[float, int]]) -> bool:
-    """Whether another way that trains as near is as fast and as small; of equal ways the first is kept."""
-    places = list(needs)
+    """Whether another way that trains as near is about as fast and as small; of equal ways the first is kept."""
+    places, mine = list(needs), needs[around]
     return any(
         training_of(other).is_as_near(training_of(around))
-        and all(one <= two for one, two in zip(needs[other], needs[around], strict=True))
-        and (needs[other] != needs[around] or places.index(other) < places.index(around))
-        for other in needs
+        and all(one <= _ALIKE * two for one, two in zip(its, mine, strict=True))
+        and (math.prod(its), places.index(other)) < (math.prod(mine), places.index(around))
+        for other, its in needs.items()
         if other != around
     )
 
