@@ -112,7 +112,7 @@ def test_on_a_slow_machine_the_first_answer_is_of_the_usual_stacks(cli, log, tmp
     assert first.startswith("The search stopped after 120 s (--budget), before it had tried all usual stacks")
     assert second.startswith("Plan 1 needs ")
     assert "trains adapters" in second.partition("What fits")[0]
-    table = ended.out.partition("Usual stacks: ")[2].partition("Frontier")[0]
+    table = ended.out.partition("What fits: ")[2].partition("Frontier")[0]
     assert all(name in table for name in ("exact", "lora:16, checkpoint", "chunked_loss:8"))
 
 
