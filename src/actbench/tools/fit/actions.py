@@ -1,15 +1,16 @@
-"""Which actions on a block are worth a simulation, and which of them plans are made of."""
+"""Which actions on a block and which ways of computing are worth a simulation, and which plans are made of."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from actbench.scheme.base import SAVED_TENSORS
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.effects import Effects
 from actbench.tools.fit.hull import Point, near_hull
-from actbench.tools.fit.plan import AS_IT_IS, Action, training_of
+from actbench.tools.fit.plan import AS_IT_IS, Action, Around, training_of
 
 _MOST_ACTIONS = 10  # that a plan is made of
 _MOST_COMPOUNDS = 10  # that are simulated
@@ -17,6 +18,7 @@ _MOST_TOGETHER = 4  # single actions in a compound one
 _MOST_SINGLES = 12  # near the hull, of which compounds are made
 _SLACK = 0.02  # share of the hull's seconds that a compound may be above it, to be simulated
 _MOST_EXACT, _MOST_OTHERS = 3, 5  # that another way of computing looks at
+_ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
 
 
 def near(way: Effects) -> list[Action]:
@@ -69,6 +71,28 @@ def recomputes(action: Action) -> bool:
 def stand_together(choices: Iterable[Choice]) -> bool:
     """Whether choices can be made together, as far as their schemes say."""
     return all(one.stands_with(two) for one, two in itertools.combinations(choices, 2))
+
+
+def is_beaten(around: Around, needs: Mapping[Around, tuple[float, int]]) -> bool:
+    """Whether another way that trains as near is about as fast and as small; of equal ways the first is kept."""
+    places, mine = list(needs), needs[around]
+    return any(
+        training_of(other).is_as_near(training_of(around))
+        and all(one <= _ALIKE * two for one, two in zip(its, mine, strict=True))
+        and (math.prod(its), places.index(other)) < (math.prod(mine), places.index(around))
+        for other, its in needs.items()
+        if other != around
+    )
+
+
+def other_ways(computing: Sequence[Choice]) -> list[Around]:
+    """Return the ways of computing that choices make, each alone and those that stand together."""
+    kinds: dict[object, list[Choice]] = {}
+    for choice in computing:
+        kinds.setdefault(choice.changes, []).append(choice)
+    several = itertools.product(*([None, *each] for each in kinds.values()))
+    found = [frozenset(choice for choice in each if choice is not None) for each in several]
+    return sorted((each for each in found if each and stand_together(each)), key=len)
 
 
 def _packs(action: Action) -> bool:

@@ -20,7 +20,6 @@ from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
-from actbench.tools.fit.ways import is_beaten, other_ways
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
@@ -289,7 +288,7 @@ class Survey:
 
     def _worth_a_look(self, first: Effects) -> list[Around]:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
-        others = other_ways(self.choices.computing)
+        others = actions.other_ways(self.choices.computing)
         alone = [around for around in others if len(around) == 1]
         self.measured(self._around_cases(alone))
         for around in alone:
@@ -302,4 +301,4 @@ class Survey:
             if (measured := found.get(self._around_case(around))) is not None
             and (seconds := step_seconds_of(measured)) is not None
         }
-        return [each for each in needs if each != first.around and not is_beaten(each, needs)][:_MOST_WAYS]
+        return [each for each in needs if each != first.around and not actions.is_beaten(each, needs)][:_MOST_WAYS]
