@@ -60,6 +60,8 @@ def test_a_joined_step_is_the_simulated_one(model: str) -> None:
         joined = measured(exact, joiner.join(plan), profile, profile.step_bytes(None), ())
 
         assert joined.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.003), plan
+        forward, simulated_forward = (each.phase_peaks.forward_bytes for each in (joined, whole))
+        assert forward == pytest.approx(simulated_forward, rel=0.003)
         assert joined.host_bytes == whole.host_bytes
         assert joined.reserved_bytes == pytest.approx(whole.reserved_bytes, rel=0.02)
         assert joined.estimated is not None
