@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,16 @@ from actbench.tools.fit.join import measured
 CARD = "a100-80gb"
 ACTIONS = {"c": "checkpoint", "g": "gact:L2.2", "o": "offload", "e": "exact"}
 TEXT = {"batch_size": 16, "sequence_length": 64}
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "tiny-llama@num_hidden_layers=6": TEXT,
     "tiny-bert@num_hidden_layers=6": TEXT,
     "tiny-t5@num_layers=3": TEXT,
+    "tiny-roberta@num_hidden_layers=6": {"batch_size": 2, "sequence_length": 32, "autocast": "bfloat16"},
     "resnet18": {"batch_size": 16, "image_size": 64},
 }
 
 
-def simulated(scheme: str, model: str, **settings: int) -> tuple[Measurement, Trace]:
+def simulated(scheme: str, model: str, **settings: Any) -> tuple[Measurement, Trace]:
     case = Case(model=model, scheme=scheme, meter="simulated", device_profile=CARD, gradient_quality=False, **settings)
     found = Session(case).memory()
     assert found.trace is not None
@@ -41,7 +43,7 @@ def spec(plan: str, paths: tuple[str, ...]) -> str:
     return "+".join(f"{ACTIONS[each]},only={'/'.join(found)}" for each, found in places.items()) or "exact"
 
 
-def traces(model: str, blocks: tuple[str, ...], **settings: int) -> Mapping[Hashable, Trace]:
+def traces(model: str, blocks: tuple[str, ...], **settings: Any) -> Mapping[Hashable, Trace]:
     return {each: simulated(spec(each * len(blocks), blocks), model, **settings)[1] for each in "cgo"}
 
 
@@ -58,6 +60,8 @@ def test_a_joined_step_is_the_simulated_one(model: str) -> None:
         joined = measured(exact, joiner.join(plan), profile, profile.step_bytes(None), ())
 
         assert joined.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.003), plan
+        forward, simulated_forward = (each.phase_peaks.forward_bytes for each in (joined, whole))
+        assert forward == pytest.approx(simulated_forward, rel=0.003)
         assert joined.host_bytes == whole.host_bytes
         assert joined.reserved_bytes == pytest.approx(whole.reserved_bytes, rel=0.02)
         assert joined.estimated is not None

@@ -131,6 +131,7 @@ class Division(Scheme):
     card: ClassVar[Card] = Card(
         summary="layers save the means of blocks of their input, and the differences from these in 2 bits",
         paper="Wang et al. 2022, arXiv 2208.04187",
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"  # but for the small bias of norms

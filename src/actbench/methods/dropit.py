@@ -65,6 +65,7 @@ class DropIT(Scheme):
         summary="linear layers and convolutions save their input without its small elements",
         paper="Chen et al. 2022, arXiv 2202.13808",
         variants=(":0.25", ":0.1"),
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 
@@ -100,6 +101,7 @@ class BackRazor(Scheme):
         paper="Jiang et al., NeurIPS 2022",
         rank=20,
         variants=(":0.25", ":0.1"),
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
 

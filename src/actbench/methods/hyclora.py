@@ -88,6 +88,7 @@ class HycLora(Scheme):
         summary="linear layers and adapters save inputs in few bits, and outlier channels exactly",
         paper="HyC-LoRA, MLSys 2025",
         variants=(":8", ":4", ":2"),
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 

@@ -191,6 +191,7 @@ class Mesa(Scheme):
     card: ClassVar[Card] = Card(
         summary="all saved tensors in 8 bits, with ranges per head averaged over steps, by hooks",
         paper="Pan et al. 2021, arXiv 2111.11124",
+        leading=(),
         published=(
             Published(
                 quantity="peak_saving",

@@ -124,6 +124,7 @@ class Prac(Scheme):
         summary="linear layers save inputs in a principal and a random subspace; only the weight gradient is estimated",
         paper="arXiv 2602.23111",
         variants=(":0.5", ":0.25"),
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
     gradient: ClassVar[Gradient] = "unbiased"

@@ -184,7 +184,8 @@ class LiveTable(Progress):
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
             shown_cells = (*case.cells.values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in shown_cells), style=row.style)
-        is_idle = not any(row.started is not None and row.ended is None for _, row in rows)
+        is_search = self._bar.tasks[0].total is None  # whose cases say little of what it is after
+        is_idle = is_search or not any(row.started is not None and row.ended is None for _, row in rows)
         return Group(table, self._bar, *([Text(plain(f"{self._doing} …"), style="dim")] if is_idle else []))
 
 

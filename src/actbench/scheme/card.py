@@ -21,6 +21,8 @@ class Card:
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first; a function
             of the batch size if they depend on it. A scheme without variants is not tried.
+        leading: Variants that a fit looks at without a limit of the gradient's error; None for all. The others are
+            in no plan of ``results/plans`` or ``results/fit``: one of another scheme is as small and faster.
         libraries: Modules that a sweep may import once, and not in the process of each case.
         keeps_updates: Whether the same gradients give bit for bit the same updates as without the scheme; None if this
             follows from whether it changes the optimizer.
@@ -39,6 +41,7 @@ class Card:
     published: tuple[Published, ...] = ()
     rank: int = 10
     variants: tuple[str, ...] | Callable[[int], tuple[str, ...]] = ("",)
+    leading: tuple[str, ...] | None = None
     libraries: tuple[str, ...] = ()
     keeps_updates: bool | None = None
     draws_alike: bool = True
@@ -52,3 +55,7 @@ class Card:
     def variants_for(self, batch_size: int) -> tuple[str, ...]:
         """Return what follows the name in each specification that is worth trying for so many rows."""
         return self.variants(batch_size) if callable(self.variants) else self.variants
+
+    def leading_for(self, batch_size: int) -> tuple[str, ...]:
+        """Return those of them that are worth trying if the gradient's error has no limit."""
+        return self.variants_for(batch_size) if self.leading is None else self.leading

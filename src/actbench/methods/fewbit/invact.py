@@ -39,6 +39,7 @@ class InvAct(Scheme):
     card: ClassVar[Card] = Card(
         summary="GELU and SiLU save their output, which the next layer saves too, and one bit per element",
         paper="arXiv 2407.15545",
+        leading=(),
         published=(
             Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
             Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),

@@ -73,6 +73,7 @@ class FewBit(Scheme):
             Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
         ),
         variants=(":4", ":2"),  # four bits are nearly exact
+        leading=(":4",),
         compiles=True,
         shorthands=(
             Shorthand(

@@ -58,6 +58,7 @@ class Coat(Scheme):
     card: ClassVar[Card] = Card(
         summary="all saved tensors in 8-bit floats, by hooks",
         paper="Xi et al. 2024, arXiv 2410.19313",
+        leading=(),
         published=(
             Published(
                 quantity="peak_saving",

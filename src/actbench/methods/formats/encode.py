@@ -38,6 +38,7 @@ class Encode(EncodedStructures):
             ":int:6,on=state",
             ":int:6",
         ),
+        leading=(),
     )
 
     encoding: str

@@ -67,6 +67,7 @@ class Float8(Scheme):
         summary="linear layers save their input in 8-bit floats, with one scale per tensor or per row",
         paper="Micikevicius et al. 2022, arXiv 2209.05433",
         variants=(":rowwise",),
+        leading=(),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS,)
 

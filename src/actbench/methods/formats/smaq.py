@@ -40,6 +40,7 @@ class Smaq(SmaqParameters, EncodedStructures):
         published=(Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),),
         rank=20,
         variants=(",on=activations", ",on=state", ""),
+        leading=(),
     )
 
     @property

@@ -88,6 +88,7 @@ class Gact(Scheme):
         paper="Liu et al. 2022, arXiv 2206.11357",
         rank=20,
         variants=(":L1.1", ":L2", ":L2.2", ":L3"),  # 8 bits, 4, 2, and 4 in host memory
+        leading=(":L2.2",),
     )
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
 

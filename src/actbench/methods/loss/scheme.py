@@ -52,6 +52,7 @@ class ChunkedLoss(Scheme):
         paper="Hsu et al. 2024, arXiv 2410.10989",
         rank=5,
         variants=(":8", ":32"),
+        leading=(":8",),
         extras={"liger": "kernels of Liger on a GPU, for chunked_loss:liger"},
     )
     changes: ClassVar[tuple[Change, ...]] = ("loss",)

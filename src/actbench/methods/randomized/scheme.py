@@ -66,6 +66,7 @@ class Randomized(Scheme):
             ),
         ),
         variants=(":0.5", ":0.2"),
+        leading=(),
         compiles=True,
         shorthands=(Shorthand("--linear", "{}", "SPEC", "Scheme for linear layers, such as randomized:0.2."),),
     )

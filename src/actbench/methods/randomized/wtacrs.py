@@ -55,6 +55,7 @@ class WtaCrs(Scheme):
             ),
         ),
         variants=(":0.5", ":0.3"),
+        leading=(":0.3",),
     )
     claims: ClassVar[tuple[str, ...]] = (LINEAR_LAYERS, SAVED_RESULTS)
     gradient: ClassVar[Gradient] = "unbiased"

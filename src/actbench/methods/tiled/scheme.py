@@ -50,6 +50,7 @@ class TiledMlp(Scheme):
         paper="Bekman et al. 2025, arXiv 2506.13996",
         rank=9,  # after adapters and shared layers, whose operators are seen; before layers have operators of their own
         variants=(":4", ":16"),
+        leading=(":4",),
         draws_alike=False,  # each piece draws its own
     )
     claims: ClassVar[tuple[str, ...]] = ("run MLPs in pieces",)

@@ -24,7 +24,7 @@ def answer_first(found: Fitted) -> list[Tried]:
 
 def numbered(found: Fitted) -> list[Tried]:
     """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
-    shown = _each_once([*(answer_first(found) or _fitting(found)), *found.listed(), *found.listed(adapters=True)])
+    shown = _each_once([*(answer_first(found) or _fitting(found)), *found.listed()])
     return [each for each in shown if not each.is_unchanged]
 
 

@@ -10,6 +10,7 @@ from actbench.errors import UsageError
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
 from actbench.scheme.base import Change, Scheme
+from actbench.scheme.card import Card
 from actbench.scheme.facets import InParts, Periodic
 from actbench.tools.fit.choice import ADAPTS, Choice
 from actbench.tools.fit.given import refuse_several, refuse_untimed
@@ -79,13 +80,15 @@ def choices_for(
     *,
     only_exact: bool = False,
     names: Sequence[str] | None = None,
+    limits_error: bool = False,
     has_bfloat16: bool = True,
     changes: Set[Change] | None = None,
 ) -> Choices:
     """Return the choices for the case of an exact step.
 
     ``optimizers`` may replace the case's, and say whether their updates are the same. With ``only_exact`` training must
-    equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose.
+    equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose,
+    more of it with ``limits_error``: where the error of the gradient is limited, one of small error may be wanted.
     ``changes`` is what schemes may change; None for all.
 
     Raises:
@@ -95,7 +98,8 @@ def choices_for(
     specs = names
     if specs is None:
         cards = {name: scheme.card for name, scheme in schemes.find_schemes().items()}
-        specs = [name + value for name, card in cards.items() for value in card.variants_for(exact.batch_size)]
+        proposed = Card.variants_for if limits_error else Card.leading_for
+        specs = [name + value for name, card in cards.items() for value in proposed(card, exact.batch_size)]
     built = [schemes.build(spec) for spec in specs]
     found = [Choice(scheme.spec, scheme) for scheme in built]
     if names is not None:

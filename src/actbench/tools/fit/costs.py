@@ -142,6 +142,19 @@ class Costs:
             seconds=slower * self.seconds,
         )
 
+    def in_more_parts(self, parts: int, count: int, there: Costs) -> Costs:
+        """Return the costs of the step in so many micro-batches, from those of the whole and those in ``count`` of it.
+
+        Bytes of samples shrink with the micro-batch, and each one more takes the same time more.
+        """
+        whole, share = self.cut(1, 1.0), (1 / parts - 1 / count) / (1 - 1 / count)
+        longer = (parts - count) / (count - 1)
+        bytes_of = (*_OF_SAMPLES, "update")
+        told = {name: getattr(there, name) + share * (getattr(whole, name) - getattr(there, name)) for name in bytes_of}
+        for name in ("around_seconds", "seconds"):
+            told[name] = getattr(there, name) + longer * (getattr(there, name) - getattr(self, name))
+        return replace(there, **told)
+
     def of_blocks(self) -> Costs:
         """Return the costs of the blocks alone."""
         return replace(self, base=0.0, stem=0.0, top=0.0, end=0.0, update=0.0, top_gradients=0.0, around_seconds=0.0)

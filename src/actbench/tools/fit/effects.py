@@ -21,6 +21,7 @@ COPIED = 4
 LEAST_SHARE = 0.02
 """The smallest share of a step's bytes or seconds that is worth a change."""
 
+_LEAST_SECONDS = 0.005  # share of a step's time that its optimizer takes, from which on a faster one is tried
 _LONG = 8  # blocks; fewer of them take hardly longer than a copy
 
 
@@ -158,9 +159,11 @@ def matters(choice: Choice, exact: Measurement) -> bool:
     """Whether what a choice changes is large enough a part of a step: optimizer state and gradients may not be."""
     if not {"optimizer", "gradients"}.issuperset(choice.changes):
         return True
-    state = (exact.optimizer_bytes or 0) + (exact.gradients_bytes or 0)
+    state = (exact.optimizer_bytes or 0) * (choice.optimizer is None)  # another one has the same state
+    state += (exact.gradients_bytes or 0) * ("gradients" in choice.changes)
     seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
-    return max(state / exact.peak_bytes, seconds) >= LEAST_SHARE
+    is_faster = choice.optimizer is not None and seconds >= _LEAST_SECONDS
+    return is_faster or state / exact.peak_bytes >= LEAST_SHARE
 
 
 def change_in_parts(costs: Costs, parts: int, cut: tuple[int, Costs] | None = None) -> Costs:

@@ -106,30 +106,13 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
     meter = ondevice.meter_of(profile) if measure else None
     progress = means.progress
     choices = choices_of(case, asked, profile, means.schemes)
-    levels = (EXACT,) if asked.exact else LEVELS
     with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
         planner = made.planner(case, asked, choices, is_joining=True)
         with made.searching("usual stacks", _OF_USUAL):
             planner.start()
-            planner.try_usual()
-        with made.searching("single changes", _OF_SINGLE_CHANGES):
-            planner.begin()
-        if asked.max_gradient_error is None:
-            with made.searching("plans"):
-                planner.answer(limit, levels)  # before the time may end
-        with made.searching("other ways of computing"):
-            planner.look_further()
-        if asked.max_gradient_error is not None:
-            progress.doing("measuring errors of gradients on a small copy of the model")
-            planner.limit_error(asked.max_gradient_error)
-        with made.searching("plans"):
-            planner.answer(limit, levels)
-        with made.searching("proofs"):
-            _prove(planner, made, limit, levels)
-        with made.searching("frontiers of memory and time"):
-            planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
-        with made.searching("proofs"):
-            _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
+        made.best = lambda: planner.best(limit)
+        with made.budget.stoppable():
+            _search(planner, made, asked, limit)
         if asked.max_gradient_error is not None:
             _note_errors(planner, made.store)
         whole = [tried for tried in planner.outcomes if tried.model == case.model]
@@ -147,6 +130,32 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
             records = made.records([*whole, *measured])
             result = replace(result, records=records, found=_found(records))
     return result
+
+
+def _search(planner: Planner, made: Fitting, asked: Asked, limit: int) -> None:
+    """Make plans, and prove the first."""
+    levels = (EXACT,) if asked.exact else LEVELS
+    with made.searching("usual stacks", _OF_USUAL):
+        planner.try_usual()
+    with made.searching("single changes", _OF_SINGLE_CHANGES):
+        planner.begin()
+    if asked.max_gradient_error is None:
+        with made.searching("plans"):
+            planner.answer(limit, levels)  # before the time may end
+    with made.searching("other ways of computing"):
+        planner.look_further()
+    if asked.max_gradient_error is not None:
+        made.means.progress.doing("measuring errors of gradients on a small copy of the model")
+        planner.limit_error(asked.max_gradient_error)
+    with made.searching("plans"):
+        planner.answer(limit, levels)
+    with made.searching("proofs"):
+        _prove(planner, made, limit, levels)
+    if not made.budget.is_stopped:
+        with made.searching("frontiers of memory and time"):
+            planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
+        with made.searching("proofs"):
+            _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
 
 
 def _prove(planner: Planner, made: Fitting, limit: int, levels: Sequence[Level]) -> None:

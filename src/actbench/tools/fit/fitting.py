@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,6 @@ from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord
 from actbench.tools.fit.simulations import Origin, Simulations, Simulator, simulator
 from actbench.tools.fit.tables import FIT_TITLE, FITTED
-from actbench.units import format_seconds
 from actbench.workload.names import parse_model_name
 from actbench.workload.optimizers import same_updates
 
@@ -79,6 +77,7 @@ class Fitting:
         stored: Cases that the results file had when it was opened.
         runs: What the planners have simulated.
         budget: The time that the planners share.
+        best: Tells the best plan so far; empty if there is none.
     """
 
     means: Means
@@ -89,6 +88,8 @@ class Fitting:
     stored: frozenset[Case] = frozenset()
     runs: list[Simulations] = field(default_factory=list)
     budget: Budget = field(init=False)
+    best: Callable[[], str] = field(default=lambda: "", repr=False)
+    _search: str = field(default="plans", repr=False)
     _planned: list[Case] = field(default_factory=list, repr=False)  # progress counts them, whoever planned them
 
     def __post_init__(self) -> None:
@@ -97,12 +98,16 @@ class Fitting:
 
     @contextmanager
     def searching(self, what: str, share: float = 1.0) -> Iterator[None]:
-        """Give a search a share of the time that is left, and tell its name, in the plural, and its seconds."""
+        """Give a search, named in the plural, a share of the time that is left, and tell how far it is."""
         with self.budget.share(what, share):
-            left = self.budget.left_seconds
-            until = f", for at most {format_seconds(left)}" if math.isfinite(left) else ""
-            self.means.progress.doing(f"trying {what}{until}")
+            self._search = what
+            self._tell()
             yield
+
+    def _tell(self) -> None:
+        """Tell how much of the time has passed, and the best plan so far, which Ctrl-C takes."""
+        best = f"; best {best}; Ctrl-C takes it" if (best := self.best()) else ""
+        self.means.progress.doing(f"trying {self._search}: {self.budget.passed}{best}")
 
     def planner(self, case: Case, asked: Asked, choices: Choices | None = None, *, is_joining: bool = False) -> Planner:
         """Return a planner of the case of an exact step, which has simulated nothing yet.
@@ -137,6 +142,7 @@ class Fitting:
                 jobs=self.means.jobs_here,
                 budget=self.budget,
                 planned=self._planned,
+                told=self._tell,
                 command=self.means.command,
             )
         )
@@ -249,5 +255,11 @@ def choices_of(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence
     has_bfloat16 = profile.has_tensor_float or not profile.is_cuda
     changes = scripts.changed_in(case)
     return choices_for(
-        case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16, changes=changes
+        case,
+        optimizers,
+        only_exact=asked.exact,
+        names=names,
+        limits_error=asked.max_gradient_error is not None,
+        has_bfloat16=has_bfloat16,
+        changes=changes,
     )

@@ -28,8 +28,8 @@ def _is_above(first: Point, middle: Point, last: Point) -> bool:
     return (middle[1] - first[1]) * (last[0] - first[0]) >= (last[1] - first[1]) * (middle[0] - first[0])
 
 
-def near_hull(points: Mapping[Item, Point], most: int) -> list[Item]:
-    """Return the items on the lower hull, and the next nearest to it, ``most`` in all or those on the hull.
+def near_hull(points: Mapping[Item, Point], most: int, slack: float = 0.0) -> list[Item]:
+    """Return the items on the lower hull, and the next nearest to it, ``most`` in all or those within ``slack`` of it.
 
     Nearness is the share of the hull's seconds, above the fastest point, that an item takes more for its bytes.
     """
@@ -39,7 +39,7 @@ def near_hull(points: Mapping[Item, Point], most: int) -> list[Item]:
     span = max(corners[0][1] - corners[-1][1], 1e-12)
     gaps = {item: (seconds - _on_hull(corners, held)) / span for item, (held, seconds) in points.items()}
     nearest = sorted(points, key=lambda item: gaps[item])
-    on_hull = [item for item in nearest if gaps[item] <= 0]
+    on_hull = [item for item in nearest if gaps[item] <= slack]
     return nearest[: max(most, len(on_hull))]
 
 

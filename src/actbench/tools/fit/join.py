@@ -26,6 +26,9 @@ class Traced(Protocol):
     def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
         """Simulate what was not simulated yet; return the measurements."""
 
+    def known(self, cases: Iterable[Case]) -> dict[Case, Measurement]:
+        """Return the measurements of those cases that were simulated."""
+
     def action_case(self, around: Around, action: Action) -> tuple[Case, Plan]:
         """Return the case of an action on all blocks, of a copy of the model with few of them if there is one."""
 
@@ -43,10 +46,12 @@ class Joins:
     Attributes:
         of: What simulates the cases whose traces are joined.
         device_profile: The simulated device.
+        is_simulating: Whether cases whose traces are missing are simulated; otherwise their plans are not joined.
     """
 
     of: Traced
     device_profile: str
+    is_simulating: bool = True
     _traces: dict[Case, Trace] = field(default_factory=dict, repr=False)
     _joiners: dict[tuple[Setting, frozenset[Action]], tuple[Joiner, Sequence[str]]] = field(
         default_factory=dict, repr=False
@@ -58,10 +63,10 @@ class Joins:
         Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
         """
         setting, actions = (plan.around, plan.rest), frozenset(plan.actions) - {AS_IT_IS}
-        if not actions or self._whole(Plan()) is None:
-            return None  # a script has no traces
+        if not actions or not self.has_traces:
+            return None
         case = self.of.whole_case(Plan(plan.around, (), plan.rest))
-        found = self.of.measured({case: Plan(plan.around, (), plan.rest)}).get(case)
+        found = self._outcomes({case: Plan(plan.around, (), plan.rest)}).get(case)
         if found is None:
             return None
         known = self._joiners.get((setting, actions)) or self._joiner(setting, actions)
@@ -78,7 +83,7 @@ class Joins:
             return None
         around = self._alike(base, setting)
         cases = {action: self.of.action_case(around, action) for action in actions}
-        outcomes = self.of.measured(dict(cases.values()))
+        outcomes = self._outcomes(dict(cases.values()))
         traces = {action: self._trace(of_action, outcomes.get(of_action)) for action, (of_action, _) in cases.items()}
         known = {action: trace for action, trace in traces.items() if trace is not None}
         if len(known) < len(actions):
@@ -103,7 +108,15 @@ class Joins:
     def _whole(self, plan: Plan) -> Trace | None:
         """Return the trace of the whole model."""
         case = self.of.whole_case(plan)
-        return self._trace(case, self.of.measured({case: plan}).get(case))
+        return self._trace(case, self._outcomes({case: plan}).get(case))
+
+    def _outcomes(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+        return self.of.measured(cases) if self.is_simulating else self.of.known(cases)
+
+    @property
+    def has_traces(self) -> bool:
+        """Whether steps have traces; those of a script have none."""
+        return self._whole(Plan()) is not None
 
     def _trace(self, case: Case, found: Measurement | None) -> Trace | None:
         if case not in self._traces and found is not None and found.trace is not None:

@@ -14,6 +14,7 @@ from actbench.report.advice import needed_bytes
 from actbench.simulator import profiles
 from actbench.tools.fit.choice import Choice
 from actbench.tools.fit.counts import is_refusal
+from actbench.tools.fit.effects import matters
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.join import Joins
 from actbench.tools.fit.levels import ANY, EXACT, Level
@@ -22,12 +23,14 @@ from actbench.tools.fit.records import MARGIN, step_seconds_of, to_nine_digits
 from actbench.tools.fit.setting import Solved
 from actbench.tools.fit.survey import Survey
 from actbench.tools.fit.usual import USUAL
+from actbench.units import format_bytes
 
 _ROUNDS = 4  # a plan is corrected by its whole simulation so often, and the last correction is simulated, too
 BUDGETS = 20
 """How many limits of memory a frontier has a plan for."""
 
 _ROOM = 0.01  # share of the least peak that the smallest budget of a frontier has more: the allocator loses some
+_MORE_TRACES = 4  # that the plans of frontiers may need beyond those of the answer
 _MOST_SIMPLE = 2  # plans that do one thing with some blocks, simulated for a goal
 _WRONG_SECONDS = 0.0005  # share of a step's time that the sum of its parts is off
 _ENOUGH = 0.002  # share of a limit that may be left unused before a plan is corrected
@@ -96,6 +99,7 @@ class Planner(Survey):
     note: Callable[[Case, Plan, Measurement], object] = lambda case, plan, measured: None
     errors: list[float] = field(default_factory=list)
     _joins: Joins = field(init=False, repr=False)
+    _traces_left: float = field(default=math.inf, repr=False)  # that may be simulated to join plans
     _predicted: dict[Case, Solved] = field(default_factory=dict, repr=False)
     _impossible: set[Plan] = field(default_factory=set, repr=False)
 
@@ -116,7 +120,9 @@ class Planner(Survey):
 
     def try_usual(self) -> None:
         """Simulate the usual stacks of which all schemes may be chosen."""
-        known = {choice.name: choice for choice in self.choices.all}
+        exact = self.outcomes[self.exact]
+        assert isinstance(exact, Measurement)
+        known = {choice.name: choice for choice in self.choices.all if matters(choice, exact)}
         plans = [
             self._same_for_all_blocks(known[name] for name in stack) for stack in USUAL if known.keys() >= set(stack)
         ]
@@ -141,6 +147,12 @@ class Planner(Survey):
         """Return the fastest simulated plan that reaches a goal."""
         return next(iter(self.reaching(goal)), None)
 
+    def best(self, limit: int) -> str:
+        """Return the need and the time of the fastest plan within a limit; empty if none but the exact step is."""
+        fitting = [each for each in self.found if each.need <= limit and each.case != self.exact]
+        found = min(fitting, key=lambda each: each.seconds, default=None)
+        return "" if found is None else f"{format_bytes(found.need)}, {found.seconds / self.exact_step.seconds:.2f}x"
+
     def answer(self, limit: int, levels: Sequence[Level]) -> None:
         """Simulate the fastest plans within a limit, and what does the same with all blocks; or what needs least."""
         goals = [Goal(level, limit) for level in levels]
@@ -159,7 +171,9 @@ class Planner(Survey):
         return least if least.peak <= limit or not any(map(self.fastest, goals)) else None
 
     def frontiers(self, levels: Sequence[Level], max_slowdown: float = math.inf) -> None:
-        """Simulate the fastest plans at budgets between the least that is possible and what the exact step needs.
+        """Join the fastest plans at budgets between the least that is possible and what the exact step needs.
+
+        They are made of what was simulated for the answer, and of a few more traces.
 
         A plan for a smaller budget that turns out to be faster is that of the larger one, too: no curve can rise. What
         takes more than ``max_slowdown`` times as long as the exact step is left out.
@@ -171,7 +185,9 @@ class Planner(Survey):
             if least is not None and least.peak < exact.need:
                 steps = np.linspace(least.peak * (1 + _ROOM), exact.need, BUDGETS)
                 goals += [Goal(level, round(float(budget)), slowest=max_slowdown * exact.seconds) for budget in steps]
+        self._traces_left = _MORE_TRACES
         self.pursue(goals, rounds=2, fills=False)
+        self._traces_left, self._joins.is_simulating = math.inf, True
 
     def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS, *, fills: bool = True) -> None:
         """Simulate the plans that reach goals, until what they need is what their parts add up to.
@@ -199,10 +215,12 @@ class Planner(Survey):
 
     def _correct(self, goals: Sequence[Goal], rounds: int, *, fills: bool) -> None:
         aims = {goal: float(goal.limit) for goal in goals}
-        for _ in range(rounds):
+        while aims and rounds:
             asked = {goal: solved for goal, aim in aims.items() if (solved := self._solved(goal, aim))}
             self._simulate_plans((solved, goal.limit) for goal, solved in asked.items())
             next_aims: dict[Goal, float] = {}
+            if self._impossible.isdisjoint(solved.plan for solved in asked.values()):  # else nothing was corrected
+                rounds -= 1
             for goal, solved in asked.items():
                 aim = self._next_aim(goal, solved, fills=fills)
                 if solved.plan in self._impossible:
@@ -211,8 +229,6 @@ class Planner(Survey):
                 elif aim is not None:
                     next_aims[goal] = aim
             aims = next_aims
-            if not aims:
-                return
 
     def simulated(self, plans: Iterable[Solved], limit: int) -> Found | None:
         """Simulate plans whole within a limit, and return the fastest that fits."""
@@ -269,7 +285,9 @@ class Planner(Survey):
             cases = {self._case_of(plan, limit): solved for plan, (solved, limit) in now.items()}
             self._predicted.update(cases)
             left = {case: solved.plan for case, solved in cases.items() if not self._joined(case, solved)}
-            self.measured(left)
+            if self._traces_left > 0 or not self._joins.has_traces:
+                self.measured(left)
+                self._traces_left -= len(left)
             if not self.outcomes.keys() & cases.keys():
                 return  # the time is over
 
@@ -277,8 +295,11 @@ class Planner(Survey):
         """Join a plan; return whether it can be."""
         if case in self.outcomes:
             return True
-        limit = case.memory_limit_bytes or 0
-        measured = self._joins.step(solved.plan, limit) if self.is_joining else None
+        limit, before = case.memory_limit_bytes or 0, len(self.outcomes)
+        self._joins.is_simulating = self._traces_left > 0
+        is_joining = self.is_joining and not self.space.blocks.are_changed_with(solved.plan.rest)
+        measured = self._joins.step(solved.plan, limit) if is_joining else None
+        self._traces_left -= len(self.outcomes) - before
         if measured is None or case in self.outcomes:  # a trace that it needs may be its own
             return measured is not None
         self.outcomes[case] = measured

@@ -84,9 +84,15 @@ class Fitted:
                 kept.append(each)
         return [each for each in fitting if each in kept]
 
-    def listed(self, *, adapters: bool = False) -> list[Tried]:
-        """Return the rows of a table: a shortlist, or else what is nearest to one."""
-        return self.shortlist(adapters=adapters) or self.nearest(adapters=adapters)
+    @property
+    def has_shortlist(self) -> bool:
+        """Whether some plan fits and is fast enough, with adapters or without."""
+        return bool(self.shortlist() or self.shortlist(adapters=True))
+
+    def listed(self) -> list[Tried]:
+        """Return the rows of a table: both shortlists, or else what is nearest to them."""
+        rows = self.shortlist if self.has_shortlist else self.nearest
+        return [*rows(), *rows(adapters=True)]
 
     def usual(self) -> list[Tried]:
         """Return the usual stacks that were simulated, and the exact step, the fastest first."""

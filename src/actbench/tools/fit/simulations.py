@@ -52,11 +52,12 @@ class Simulations:
         jobs: int,
         budget: Budget,
         planned: list[Case],
+        told: Callable[[], None],
         command: str,
     ) -> None:
         self._simulator, self._store, self._make_record = simulator, store, make_record
         self._progress, self._jobs, self._budget = progress, jobs, budget
-        self._planned, self._command = planned, command
+        self._planned, self._told, self._command = planned, told, command
         self.simulated = self.copies = 0
         self.taken: set[Case] = set()
         self.crashed: dict[Case, Failure] = {}
@@ -85,11 +86,13 @@ class Simulations:
                     record = self._make_record(case, plans[case], outcome, origin).after(self._store.find(case))
                     self._store.append(record)
                     self._progress.finished(case, _told(record))
-                    self.simulated += not record.of_copy
-                    self.copies += record.of_copy
+                    if not (isinstance(outcome, Failure) and outcome.reason in _REFUSALS):  # before its step
+                        self.simulated += not record.of_copy
+                        self.copies += record.of_copy
                     if is_crash(outcome):
                         self.crashed[case] = outcome
                     yield case, outcome
+                    self._told()
 
     def note(self, case: Case, plan: Plan, outcome: Measurement) -> None:
         """Store a step that was joined from traces, unless the results file has its simulation."""

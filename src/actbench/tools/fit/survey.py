@@ -20,7 +20,6 @@ from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.space import Space
-from actbench.tools.fit.ways import is_beaten, other_ways
 
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
@@ -76,7 +75,6 @@ class Survey:
         if first is None:
             return
         if self.space.blocks.paths:
-            self._learn(first, self._other_values(first))
             self._learn(first, actions.promising(first))
             actions.drop(first)
             self._learn_rest(first)
@@ -98,6 +96,10 @@ class Survey:
         """Simulate what was not simulated yet; return the measurements among the outcomes of all."""
         todo = {case: plan for case, plan in cases.items() if case not in self.outcomes}
         self.outcomes.update(self.simulate(todo))
+        return self.known(cases)
+
+    def known(self, cases: Iterable[Case]) -> dict[Case, Measurement]:
+        """Return the measurements of those cases that were simulated."""
         return {case: found for case in cases if isinstance(found := self.outcomes.get(case), Measurement)}
 
     def _find_copy(self) -> None:
@@ -150,10 +152,7 @@ class Survey:
         known = of_optimizers(self.space.ways, starts, start)
         wanted = [frozenset({each}) for each in possible if self._goes_with(each, around) and matters(each, start)]
         changes = [each for each in wanted if each not in known]
-        looked_at = among
-        if looked_at is None:
-            firsts = {each.kind: each for each in reversed(self.choices.of_blocks)}
-            looked_at = [AS_IT_IS, *(frozenset({each}) for each in firsts.values())]
+        looked_at = [AS_IT_IS, *(frozenset({each}) for each in self.choices.of_blocks)] if among is None else among
         looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
         # blocks first: with them plans can be made, should the time end before the rest is known
         self.measured(dict(map(partial(self.action_case, around), looked_at)) | self._change_cases(around, changes))
@@ -195,7 +194,7 @@ class Survey:
 
     def _learn_rest(self, way: Effects) -> None:
         """Learn what single actions do outside of the blocks, and in which modules."""
-        singles = [action for action in way.actions if len(action) == 1 and not actions.recomputes(action)]
+        singles = [each for each in actions.best(way) if len(each) == 1 and not actions.recomputes(each)]
         told = {action: self.action_case(way.around, action, action) for action in singles}
         found = self.measured(dict(told.values()))
         blocks = tuple(f"{path}." for path in self.space.blocks.part.blocks)
@@ -227,39 +226,37 @@ class Survey:
     def _goes_with(choice: Choice, around: Around) -> bool:
         return all(choice.stands_with(other) for other in around)
 
-    def _other_values(self, way: Effects) -> list[Action]:
-        """Return the other values of those schemes whose first is near the hull."""
-        kinds = {choice.kind for action in actions.near(way) for choice in action}
-        more = [frozenset({each}) for each in self.choices.of_blocks if each.kind in kinds]
-        return [each for each in more if each not in way.actions]
-
     # -- other ways of computing ------------------------------------------------------------------------------------
 
     def _cut(self, way: Effects) -> None:
-        """Learn of the same way of computing in micro-batches, down to those that hold next to nothing."""
+        """Learn of the same way of computing in micro-batches, down to those that hold next to nothing.
+
+        Only the fewest are simulated: what belongs to samples shrinks with the micro-batch, and each one more takes the
+        same time more.
+        """
         held = way.exact.held.sum()
         wanted = {
-            choice: (parts, self._around_case(way.around | {choice}))
+            choice: parts
             for parts, choice in self.choices.in_parts[:_MOST_PARTS]
             if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
         }
-        found = self.measured({case: Plan(way.around | {choice}) for choice, (_, case) in wanted.items()})
-        self._cut_changes(way, wanted, found)
-        for choice, (parts, case) in wanted.items():
-            self._note(frozenset({choice}), case)
-            exact = Costs.of(found.get(case), parts)
-            if exact is not None:
-                self._add_parts(way, choice, parts, exact)
-
-    def _cut_changes(
-        self, way: Effects, wanted: Mapping[Choice, tuple[int, Case]], found: Mapping[Case, Measurement]
-    ) -> None:
-        """Learn what changes that matter between the passes do in the fewest micro-batches."""
-        fewest = next((choice for choice, (_, case) in wanted.items() if case in found), None)
-        if fewest is None:
+        for fewest, count in wanted.items():
+            case = self._around_case(way.around | {fewest})
+            exact = Costs.of(self.measured({case: Plan(way.around | {fewest})}).get(case), count)
+            self._note(frozenset({fewest}), case)
+            if exact is None:
+                continue
+            self._cut_changes(way, fewest, count, exact)
+            for choice, parts in wanted.items():
+                if parts >= count:
+                    told = (text.replace(fewest.name, choice.name, 1) for text in self.space.warnings.get(fewest, ()))
+                    self.space.warnings.setdefault(choice, tuple(told))
+                    self._add_parts(way, choice, parts, way.exact.in_more_parts(parts, count, exact))
             return
-        parts, case = wanted[fewest]
-        around, exact = way.around | {fewest}, Costs.of(found[case], parts)
+
+    def _cut_changes(self, way: Effects, fewest: Choice, parts: int, exact: Costs) -> None:
+        """Learn what changes that matter between the passes do in the fewest micro-batches."""
+        around = way.around | {fewest}
         changes = [
             change
             for change, costs in way.changes.items()
@@ -268,7 +265,7 @@ class Survey:
         measured = self.measured(self._around_cases(around | change for change in changes))
         for change in changes:
             costs = Costs.of(measured.get(self._around_case(around | change)), parts)
-            if costs is not None and exact is not None:
+            if costs is not None:
                 self._in_parts[change] = parts, costs - exact
 
     def _spread(self, way: Effects, first: Effects) -> None:
@@ -291,7 +288,7 @@ class Survey:
 
     def _worth_a_look(self, first: Effects) -> list[Around]:
         """Return the other ways of computing that nothing beats that trains as near to the exact step."""
-        others = other_ways(self.choices.computing)
+        others = actions.other_ways(self.choices.computing)
         alone = [around for around in others if len(around) == 1]
         self.measured(self._around_cases(alone))
         for around in alone:
@@ -304,4 +301,4 @@ class Survey:
             if (measured := found.get(self._around_case(around))) is not None
             and (seconds := step_seconds_of(measured)) is not None
         }
-        return [each for each in needs if each != first.around and not is_beaten(each, needs)][:_MOST_WAYS]
+        return [each for each in needs if each != first.around and not actions.is_beaten(each, needs)][:_MOST_WAYS]

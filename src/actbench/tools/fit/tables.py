@@ -1,9 +1,9 @@
-"""The tables of ``actbench fit``: the shortlist, the shortlist with adapters, and the frontiers."""
+"""The tables of ``actbench fit``: usual stacks and below them the best plans, and the frontiers."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -136,7 +136,7 @@ def _notes_of_pairs(found: Fitted) -> list[str]:
 
 
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
-    """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and frontiers.
+    """Return the tables of a file of fits: for each exact step, usual stacks with a shortlist, and frontiers.
 
     An exact step that does not fit, and for which there are no plans, comes last: plans over processes ask one process
     only for the blocks of the model.
@@ -155,34 +155,22 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    # what fits comes first
-    in_order = sorted((False, True), key=lambda adapters: not found.shortlist(adapters=adapters))
-    lists = (_shortlist(found, title, about, adapters=adapters) for adapters in in_order)
-    tables = [table for table in lists if table.rows]
-    notes = (*tables[0].notes, *_notes(found))
-    tables[0] = replace(tables[0], lead=tuple(verdict) or answer(found), notes=notes)
-    if len(usual := found.usual()) > 1:
-        columns = _columns_with_fits(found)
-        tables.append(fill(f"Usual stacks: {about}", columns, usual, _warnings(usual)))
+    shown = _each_once([*found.usual(), *found.listed()])
+    if not found.has_shortlist:
+        title = "No simulated plan fits; what needs least"
+        if any(map(found.fits, found.listed())):
+            title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
+    numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
+    number = Column[Tried]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
+    adapts = found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown)
+    why = "Adapters are other parameters than those of the exact step: low-rank matrices added to frozen weights."
+    notes = [*_options(shown, numbers), *([why] if adapts else []), *_warnings(shown), *_notes(found)]
+    table = fill(f"{title}: {about}", (number, *_columns_with_fits(found)), shown, notes)
+    tables = [replace(table, lead=tuple(verdict) or answer(found))]
     pairs = _pairs(found)
     if pairs:
         tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
     return (*tables, *_frontiers(found, about))
-
-
-def _shortlist(found: Fitted, title: str, about: str, *, adapters: bool) -> Table:
-    """Return a shortlist, or else what is nearest to one under a title that says so."""
-    shown = found.listed(adapters=adapters)
-    if not found.shortlist(adapters=adapters):
-        title = "No simulated plan fits; what needs least"
-        if any(map(found.fits, shown)):
-            title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
-    why = "These plans train other parameters than the exact step: low-rank matrices added to frozen weights."
-    titled = f"{title}{', with adapters' if adapters else ''}: {about}"
-    numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
-    number = Column[Tried]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
-    notes = [*_options(shown, numbers), *([why] if adapters else []), *_warnings(shown)]
-    return fill(titled, (number, *_COLUMNS), shown, notes)
 
 
 _MOST_OPTIONS = 3
@@ -190,8 +178,12 @@ _MOST_OPTIONS = 3
 
 def _options(rows: Sequence[Tried], numbers: Mapping[int, int]) -> list[str]:
     """Return the options of the first plans whose row leaves out where schemes act."""
-    written = [each for each in rows if ",only=" in each.record.case.scheme][:_MOST_OPTIONS]
+    written = [each for each in rows if id(each) in numbers and ",only=" in each.record.case.scheme][:_MOST_OPTIONS]
     return [f"Plan {numbers[id(each)]} as options: {spec_of(each.record.case)}" for each in written]
+
+
+def _each_once(plans: Iterable[Tried]) -> list[Tried]:
+    return list({id(each): each for each in plans}.values())
 
 
 def spec_of(case: Case) -> str:

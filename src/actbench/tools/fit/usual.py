@@ -12,11 +12,7 @@ USUAL: Final = (
     ("checkpoint", "chunked_loss:8", "adam8bit:torchao"),
     ("lora:16", "checkpoint"),
     ("checkpoint", "adam8bit:torchao"),
-    ("checkpoint", "chunked_loss:8"),
     ("checkpoint",),
-    ("lora:16",),
-    ("qlora:16", "checkpoint"),
-    ("qlora:16",),
 )
 """The schemes of each, those first that need least: on a slow machine the time may end before the others."""
 

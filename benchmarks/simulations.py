@@ -1,0 +1,126 @@
+"""How many simulations `actbench fit` needs, and how long it computes: the table in results/simulations.
+
+Each fit is made anew, with both frontiers and without a budget. Limits are those of results/fit, and for the Llama 50 %
+of its exact step's peak, as in results/plans::
+
+    .venv/bin/python benchmarks/simulations.py results/simulations                    # all models
+    .venv/bin/python benchmarks/simulations.py results/simulations --model resnet50
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actbench.cli.printing import progress_shown
+from actbench.model.records import Case
+from actbench.tools.fit.answer import numbered
+from actbench.tools.fit.fit import fit
+from actbench.tools.fit.fitting import Means
+from actbench.tools.fit.records import Asked
+
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet50": {
+        "model": "resnet50",
+        "batch_size": 256,
+        "device_profile": "v100-16gb",
+        "memory_limit_bytes": 16932908564,
+    },
+    "roberta-base": {
+        "model": "roberta-base",
+        "batch_size": 128,
+        "device_profile": "rtx-4060",
+        "memory_limit_bytes": 8289286881,
+    },
+    "llama-3.1-8b, LoRA": {
+        "model": "llama-3.1-8b",
+        "scheme": "lora:16",
+        "batch_size": 1,
+        "sequence_length": 2048,
+        "dtype": "bfloat16",
+        "device_profile": "rtx-4090",
+        "memory_limit_bytes": 19550344192,
+    },
+}
+
+
+def _processor_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """Fit one model, and return its row."""
+    began = _processor_seconds()
+    case = Case(meter="simulated", gradient_quality=False, **MODELS[name])
+    with progress_shown("") as progress:
+        found = fit(case, Asked(), Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress))
+    plans = [each.record.joined for each in found.found.tried]
+    return {
+        "model": name,
+        "whole": found.counts.whole,
+        "copies": found.counts.copies,
+        "refused": len(found.refused),
+        "joined": sum(plans),
+        "frontier": [len(found.found.frontier(exact=exact)) for exact in (True, False)],
+        "error": found.counts.error,
+        "processor_seconds": round(_processor_seconds() - began, 1),
+        "plans": [
+            {
+                "plan": each.name,
+                "need_bytes": each.need_bytes,
+                "limit_bytes": found.found.limit_bytes,
+                "seconds": each.seconds,
+                "slowdown": each.slowdown,
+                "joined": each.record.joined,
+            }
+            for each in numbered(found.found)
+        ],
+    }
+
+
+_ABOUT = (
+    "Made by `benchmarks/simulations.py results/simulations`: fits with no stored results, no budget. *Whole* counts "
+    "steps of the whole model, *copies* those of copies with fewer blocks; a scheme that is refused before its step "
+    "counts as neither. Frontiers are those with exact and with any gradients. *Off* is the most that a joined peak is "
+    "off where the plan is simulated whole, too. Seconds are processor time of all processes, imports included."
+)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table."""
+    lines = [
+        *("# Simulations of fits", "", _ABOUT, ""),
+        "| Model | Whole | Copies | Plans joined | Points of frontiers | Off | Processor |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        off = "" if row["error"] is None else f"{100 * row['error']:.2f} %"
+        points = " + ".join(map(str, row["frontier"]))
+        cells = [row["model"], row["whole"], row["copies"], row["joined"], points, off]
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {row['processor_seconds']:.0f} s |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Fit the models, and write what was counted after each."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", choices=MODELS, action="append")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    path = asked.folder / "simulations.json"
+    rows = json.loads(path.read_text()) if path.exists() else []
+    for name in asked.model or MODELS:
+        rows = [row for row in rows if row["model"] != name] + [row_of(name)]
+        rows.sort(key=lambda row: list(MODELS).index(row["model"]))
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+        (asked.folder / "simulations.md").write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
