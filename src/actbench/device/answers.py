@@ -13,6 +13,8 @@ def forget() -> None:
     """Clear the caches of functions of libraries that are imported."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _ASK_ONCE:
-            for value in list(getattr(module, "__dict__", {}).values()):
-                if isinstance(value, functools._lru_cache_wrapper):
-                    value.cache_clear()
+            values = list(getattr(module, "__dict__", {}).values())
+            if functools._lru_cache_wrapper in map(type, values):  # not so in most of thousands of modules
+                for value in values:
+                    if isinstance(value, functools._lru_cache_wrapper):
+                        value.cache_clear()

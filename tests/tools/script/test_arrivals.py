@@ -3,13 +3,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from actbench.tools.script.arrivals import changed, on_arrival, rebound
+from actbench.tools.script.arrivals import changed, on_arrival, rebound, searched_once
 from actbench.tools.script.libraries import prepared
 
 
@@ -94,3 +94,32 @@ def test_a_function_and_all_its_copies_are_its_own_again(package: str) -> None:
     assert (module.load, early.taken, late.taken) == (own, own, own)
     assert vars(own) == notes
     assert kept(module.Model, "x") == "x"
+
+
+def test_one_search_finds_the_copies_of_all_functions_also_those_that_modules_gain_after_it(package: str) -> None:
+    module, early, late = importlib.import_module(package), ModuleType("early"), ModuleType("late")
+    owns = [lambda: "a", lambda: "b", module.Model.load]
+    module.a, module.b, module.load = early.a, early.b, early.load = owns  # type: ignore[attr-defined]
+    sys.modules.update(early=early)
+    try:
+        with ExitStack() as stack:
+            with searched_once():
+                stack.enter_context(rebound(module, "a", lambda own: lambda: "new " + own()))
+                sys.modules.update(late=late)
+                late.b, early.b_too = module.b, module.b  # type: ignore[attr-defined]
+                late.load = module.Model.load  # type: ignore[attr-defined]
+                stack.enter_context(rebound(module, "b", lambda own: lambda: "new " + own()))
+                stack.enter_context(rebound(module, "load", lambda own: lambda name: "new " + own(name)))
+                stack.enter_context(rebound(module, "a", lambda own: lambda: "twice " + own()))
+            assert module.a() == early.a() == "twice new a"
+            assert module.b() == early.b() == early.b_too() == late.b() == "new b"
+            assert module.load("c") == early.load("c") == late.load("c") == "new c"
+            late.a = module.a  # type: ignore[attr-defined]
+            leaving = stack.pop_all()
+        with searched_once():
+            leaving.close()
+    finally:
+        for name in ("early", "late"):
+            sys.modules.pop(name, None)
+    assert [module.a, module.b, module.load] == [early.a, early.b, early.load] == owns
+    assert [late.a, early.b_too, late.b, late.load] == [owns[0], owns[1], owns[1], owns[2]]

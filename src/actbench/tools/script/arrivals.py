@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -56,15 +57,59 @@ def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterato
         return (replacements[-1] if replacements else own)(*args, **kwargs)
 
     replacement = functools.update_wrapper(call, own)
-    is_new = getattr(owner.__spec__, "_initializing", False)  # no module could copy from one that is being imported
-    for names, key in [(vars(owner), name)] if is_new else _copies(own):
-        names[key] = replacement
+    if getattr(owner.__spec__, "_initializing", False):  # no module could copy from one that is being imported
+        vars(owner)[name] = replacement
+    else:
+        (_searched.get() or _Copies()).replace(own, replacement)
     try:
         yield
     finally:
         replacements.clear()
-        for names, key in _copies(replacement):
-            names[key] = own
+        (_searched.get() or _Copies()).replace(replacement, own)
+
+
+@contextmanager
+def searched_once() -> Iterator[None]:
+    """Inside the block, search the modules once for the copies of all functions that are rebound, and restored."""
+    token = _searched.set(_Copies())
+    try:
+        yield
+    finally:
+        _searched.reset(token)
+
+
+class _Copies:
+    """Where functions stand in modules: what modules gain after the search is searched too."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int], list[tuple[dict[str, Any], str]]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def replace(self, function: Any, replacement: Any) -> None:
+        """Replace a function, and all its copies."""
+        self._search()
+        found = self._places.get(_identity(function), [])
+        for names, key in found:
+            if _identity(names.get(key)) == _identity(function):
+                names[key] = replacement
+        self._places.setdefault(_identity(replacement), []).extend(found)
+
+    def _search(self) -> None:
+        for module in list(sys.modules.values()):
+            if isinstance(module, ModuleType) and self._sizes.get(id(names := vars(module))) != len(names):
+                self._sizes[id(names)] = len(names)
+                for key, value in list(names.items()):
+                    if callable(value) and not issubclass(type(value), type):
+                        self._places.setdefault(_identity(value), []).append((names, key))
+
+
+_searched: ContextVar[_Copies | None] = ContextVar("_searched", default=None)
+
+
+def _identity(function: Any) -> tuple[int, int]:
+    """Return what tells a function from others; each copy of a bound method may be an object of its own."""
+    is_bound = type(function) is MethodType
+    return (id(function.__self__), id(function.__func__)) if is_bound else (0, id(function))
 
 
 def _like(own: Any, make: Callable[[Any], Any]) -> Any:
@@ -85,26 +130,6 @@ def _is_passing(file: str) -> bool:
     """Return whether imports pass through a file on their way: it is Python's own, or ours."""
     of_python = file.startswith("<frozen importlib") or file == importlib.__file__
     return of_python or Path(file).is_relative_to(Path(__file__).parent)
-
-
-def _copies(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return where a function stands: the names of a module, and its name there.
-
-    A bound method is looked for in its own package: each copy of it may be an object of its own.
-    """
-    spaces = {name: vars(each) for name, each in list(sys.modules.items()) if isinstance(each, ModuleType)}
-    if isinstance(function, MethodType):
-        package = function.__module__.partition(".")[0]
-        own = [names for name, names in spaces.items() if name.partition(".")[0] == package]
-        return [
-            (names, key)
-            for names in own
-            for key, value in list(names.items())
-            if type(value) is MethodType and value == function
-        ]
-    wanted = id(function)
-    found = [names for names in spaces.values() if wanted in map(id, list(names.values()))]
-    return [(names, key) for names in found for key, value in list(names.items()) if value is function]
 
 
 @contextmanager
@@ -153,6 +178,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def stands_in(self, name: str) -> str | None:
         """Return the package among the stand-ins that a module is or belongs to, or None."""
+        if not name.startswith(tuple(self._stand_ins)):  # which is so for thousands
+            return None
         return next((each for each in self._stand_ins if name == each or name.startswith(f"{each}.")), None)
 
     def find_spec(
