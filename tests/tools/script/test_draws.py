@@ -99,6 +99,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "bernoulli_": lambda: torch.empty(300, 300).bernoulli_(0.3),
     "bernoulli_ of a tensor": lambda: torch.empty(300, 300).bernoulli_(torch.full((300, 300), 0.3)),
     "exponential_": lambda: torch.empty(100_003).exponential_(),
+    "random_": lambda: torch.empty(300, 301).random_(),
     "cauchy_": lambda: torch.empty(100_003).cauchy_(),
     "randint": lambda: torch.randint(100, (9 * LARGE,)),
     "randint of 64 bits": lambda: torch.randint(2**40, (9 * LARGE,)),

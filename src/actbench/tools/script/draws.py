@@ -57,7 +57,7 @@ class HostDraws:
             named = {"generator": kwargs.get("generator")}
         elif not func._schema.is_mutable:
             return
-        if fill is aten.random_.default:
+        if packet in (aten.randint, aten.randint_like):
             fill, others = aten.random_.to, (2**32 if _is_wide(func, args) else 2,)
         if count > self._left:
             self._left = 0
