@@ -109,7 +109,7 @@ def fit(
 ) -> None:
     """Plan how a training step fits on a card: what to do with each block, what it costs, and the code to paste.
 
-    Stacks that most people know, such as lora:16+checkpoint, are simulated first; a table has them.
+    Stacks that most people know, such as lora:16+checkpoint, are simulated first, and are the first rows of the table.
 
     Then single changes are simulated, mostly on a copy with four blocks: recomputing, packing or moving what
     blocks save, micro-batches, the loss in pieces, optimizers, precision, adapters. Their savings and costs are added
@@ -117,8 +117,8 @@ def fit(
     needs more memory than the sums said, fit computes another. The first three plans are simulated whole.
 
     First comes the answer: whether the model fits unchanged, the fastest plan with exact gradients, and the fastest of
-    all. Tables have the fastest plan for each way in which training may change, and the frontiers of memory and time.
-    Plans that train adapters instead of the model's parameters have their own table. On a machine with the card,
+    all. The table has the fastest plan for each way in which training may change, adapters among them; below are the
+    frontiers of memory and time. Ctrl-C ends the search and takes the best plan so far. On a machine with the card,
     --measure runs the first three plans and shows the errors of the estimates.
 
     Simulations are stored in the folder fit-results, or in that of --output. Run the same command again to continue a
