@@ -258,6 +258,25 @@ def test_a_run_goes_on_with_the_seeds_that_were_saved():
         assert [seed() for _ in range(3)] == expected
 
 
+def test_to_save_seeds_changes_none_of_those_that_come_outside_of_a_pass():
+    def three():
+        return [seed() for _ in range(3)]
+
+    torch.manual_seed(5)
+    whole = [three(), three(), three()]
+    torch.manual_seed(5)
+    found = [three()]
+    state, generator = noise.saved_seeds(), torch.get_rng_state()
+    found.append(three())
+    torch.manual_seed(6)
+    seed()
+    torch.set_rng_state(generator)
+    noise.restore_seeds(state)
+
+    assert found == whole[:2]
+    assert [three(), three()] == whole[1:]
+
+
 @pytest.mark.usefixtures("second_of_two")
 def test_ranks_that_are_seeded_alike_have_other_seeds_in_a_pass():
     own = of_a_pass(3)

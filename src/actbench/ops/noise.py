@@ -243,7 +243,7 @@ class _Seeds:
         self._start = 0
         self._begun: list[torch.device] = []  # the devices whose numbers follow from the start
         self._follows: tuple[int, int] | None = None  # the mark in the generator, and the rank
-        self._left: dict[torch.device, Iterator[Tensor]] = {}  # for those that draw outside of a pass
+        self._left: dict[torch.device, list[Tensor]] = {}  # for those that draw outside of a pass, the next one last
         self._place: tuple[Any, int] | None = None
 
     @property
@@ -292,17 +292,21 @@ class _Seeds:
         if device.type == "cuda" and captures():  # what was taken before the capture would come again at each replay
             return self.take(device, 1).view(())
         with self._lock:
-            if device not in self._left:
-                self._left[device] = self.several(device)
-            return next(self._left[device])
+            left = self._left.setdefault(device, [])
+            if not left:
+                left += reversed(self._batch(device))
+            return left.pop()
 
     def several(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield seeds without end; they are made many at once, as each operator takes the host's time."""
+        """Yield seeds without end."""
         while True:
-            seeds = self.take(device, _AT_ONCE)
-            with torch._C._DisableTorchDispatch():
-                each = seeds.unbind()
-            yield from each
+            yield from self._batch(device)
+
+    def _batch(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return seeds that are made many at once, as each operator takes the host's time."""
+        seeds = self.take(device, _AT_ONCE)
+        with torch._C._DisableTorchDispatch():
+            return seeds.unbind()
 
     def _following(self, device: torch.device) -> Tensor:
         """Return the next seed of a device."""
@@ -327,8 +331,8 @@ class _Seeds:
         """Return what :meth:`restore` takes, by names; this waits for the devices."""
         if self._follows is None:
             return {}
-        self._left.clear()  # a run that goes on has not got them
         names = {"follows": torch.tensor([signed(word) for word in (*self._follows, self._start)])}
+        names |= {f"left.{device}": torch.stack(left).cpu() for device, left in self._left.items() if left}
         return names | {str(device): self._next[device].cpu().clone() for device in self._begun}
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -339,8 +343,11 @@ class _Seeds:
             self._begun.clear()
             self._left.clear()
             for name in state.keys() - {"follows"}:
-                device = torch.device(name)
-                self._following(device).copy_(state[name])
+                device = torch.device(name.removeprefix("left."))
+                if name.startswith("left."):
+                    self._left[device] = list(state[name].to(device).unbind())
+                else:
+                    self._following(device).copy_(state[name])
 
 
 def mark_seeded(generator: torch.Generator) -> tuple[int, int]:

@@ -191,7 +191,8 @@ def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple
     most = torch.full((1,), 2**bits - 1, device=x.device)
     for index, (start, end) in enumerate(_pieces(0, x.numel())):
         piece = x[start:end]
-        found = codes_of(piece[None], words, most, piece.numel(), seed + index, stochastic)
+        own = seed + (index << 40)  # seeds next to it are those of other sites
+        found = codes_of(piece[None], words, most, piece.numel(), own, stochastic)
         stream = bitpack.pack_codes(found[0], bits)
         codes[start * bits // 8 :][: stream.numel()] = stream
     return codes, words[0]
