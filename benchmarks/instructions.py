@@ -180,7 +180,7 @@ def of_step(name: str) -> Callable[[Tensor], Case]:
 
 def of_sketch(kind: str) -> Callable[[Tensor], Case]:
     """Return the cases of a random matrix."""
-    given = lambda x: (torch.tensor(1), 0, 1, x.numel(), kind, x.dtype, x.device)  # noqa: E731
+    given = lambda x: (torch.tensor(1), 0, 1, x.numel(), kind, x.dtype)  # noqa: E731
     return lambda x: Case(lambda: (matrix.launch(*given(x)),), lambda: (matrix.reference(*given(x)),))
 
 

@@ -180,7 +180,7 @@ def of_codes(name: str, place: Place) -> Subject:
 
 def of_groups(name: str, place: Place) -> Subject:
     """Return coding or decoding in groups."""
-    x, seed, sizes = place.normal(1).view(-1), torch.tensor(1), (place.bits, GROUP_SIZE)
+    x, seed, sizes = place.normal(1).view(-1), torch.tensor(1, device=place.device), (place.bits, GROUP_SIZE)
     moved = place.bytes + groupquant.packed_bytes(place.count, *sizes)
     if name == "groupquant_encode":
         ours, reference = partial(groupquant.encode, x, *sizes, seed), partial(grouped.encode, x, *sizes, seed, True)
@@ -191,7 +191,7 @@ def of_groups(name: str, place: Place) -> Subject:
 
 def of_smaq(name: str, place: Place) -> Subject:
     """Return coding or decoding in SmaQ blocks."""
-    x, seed, moved = place.normal(1), torch.tensor(1), place.bytes + SMAQ.packed_bytes(place.count)
+    x, seed, moved = place.normal(1), torch.tensor(1, device=place.device), place.bytes + SMAQ.packed_bytes(place.count)
     if name == "smaq_encode":
         return Subject(lambda: smaq.encode(x, seed), moved, lambda: smaq_reference.encode(x, seed, True, *SMAQ))
     packed, count, dtype = smaq.encode(x, seed), place.count, place.dtype
@@ -222,7 +222,8 @@ def of_sketch(name: str, place: Place) -> Subject:
     if name == "sketch_halves":
         x = place.normal(1).float()
         return Subject(lambda: halves.sketch_halves(x, 0.5), 8 * place.count, lambda: halves.reference(x, 0.5))
-    given = torch.tensor(1), 0, place.rows, place.columns, name.removeprefix("sketch_"), place.dtype, place.device
+    seed = torch.tensor(1, device=place.device)
+    given = seed, 0, place.rows, place.columns, name.removeprefix("sketch_"), place.dtype
     exact = partial(torch.randn, place.rows, place.columns, dtype=place.dtype, device=place.device)
     return Subject(lambda: sketch.sketch_columns(*given), place.bytes, lambda: sketch.reference(*given), exact)
 

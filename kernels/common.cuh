@@ -265,6 +265,11 @@ __device__ __forceinline__ Word random_word(Word state, Word index) {
     return word ^ (word >> 31);
 }
 
+// The state of a seed in memory: the host, which need not know the seed, cannot make it.
+__device__ __forceinline__ Word state_of(const Word* seed) {
+    return random_word(*seed, 0);
+}
+
 // 64 bits of the endless stream of a state's words, from bit `position` on.
 __device__ __forceinline__ Word random_bits(Word state, Word position) {
     const int shift = position % 64;

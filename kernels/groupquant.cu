@@ -13,9 +13,9 @@ struct OneStream {
 };
 
 KERNEL groupquant_encode(
-    const SCALAR* x, unsigned char* codes, unsigned* meta, Index count, Index size, int group_size, Word state,
+    const SCALAR* x, unsigned char* codes, unsigned* meta, Index count, Index size, int group_size, const Word* seed,
     unsigned stochastic) {
-    encode(x, codes, meta, OneStream{size}, 1, count, group_size, state, stochastic);
+    encode(x, codes, meta, OneStream{size}, 1, count, group_size, state_of(seed), stochastic);
 }
 
 KERNEL groupquant_decode(

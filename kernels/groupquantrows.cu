@@ -21,9 +21,9 @@ struct Streams {
 
 KERNEL groupquant_encode_rows(
     const SCALAR* x, unsigned char* codes, unsigned* meta, unsigned rows, Index columns, Index size, int group_size,
-    const int* widths, const Index* sums, Word state, unsigned stochastic) {
+    const int* widths, const Index* sums, const Word* seed, unsigned stochastic) {
     const Streams streams{widths, sums, (columns + 7) / 8, size};
-    encode(x, codes, meta, streams, rows, columns, group_size, state, stochastic);
+    encode(x, codes, meta, streams, rows, columns, group_size, state_of(seed), stochastic);
 }
 
 KERNEL groupquant_decode_rows(

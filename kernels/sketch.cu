@@ -1,6 +1,6 @@
 // Entries of random matrices, and the halves of the matrix that they are multiplied with; the twin of
 // actbench/methods/randomized/ops/matrix.py and halves.py. Compiled for one -DSCALAR (Float32, Float16, BFloat16).
-// Entry i of `out` is random number `first + i % period` of the state, so any part can be made alone, and repeated.
+// Entry i of `out` is random number `first + i % period` of the seed, so any part can be made alone, and repeated.
 #include "common.cuh"
 
 // a - b, subnormal numbers too, which -ftz=true would make zero.
@@ -20,8 +20,9 @@ __device__ __forceinline__ void store_repeated(SCALAR* out, Index start, Index p
 }
 
 // One bit an entry: 0 is +1, 1 is -1.
-KERNEL sketch_rademacher(SCALAR* out, Word state, Index first, Index period, Index count) {
+KERNEL sketch_rademacher(SCALAR* out, const Word* seed, Index first, Index period, Index count) {
     const bool whole = aligned(out);
+    const Word state = state_of(seed);
     const Index made = period < count ? period : count;
     for (Index tile = first_tile(); tile * kTile < made; tile += tile_step()) {
         const Index start = tile * kTile + 8 * lane();
@@ -35,8 +36,9 @@ KERNEL sketch_rademacher(SCALAR* out, Word state, Index first, Index period, Ind
 }
 
 // 16 bits an entry: its index in a table of 65,536 values.
-KERNEL sketch_gaussian(const float* table, SCALAR* out, Word state, Index first, Index period, Index count) {
+KERNEL sketch_gaussian(const float* table, SCALAR* out, const Word* seed, Index first, Index period, Index count) {
     const bool whole = aligned(out);
+    const Word state = state_of(seed);
     const Index made = period < count ? period : count;
     for (Index tile = first_tile(); tile * kTile < made; tile += tile_step()) {
         const Index start = tile * kTile + 8 * lane();

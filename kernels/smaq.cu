@@ -9,10 +9,11 @@
 constexpr int kVector = Room<SCALAR>::size;
 
 KERNEL smaq_encode(
-    const SCALAR* x, unsigned char* packed, Index count, int outliers, int block, Word state, unsigned stochastic) {
+    const SCALAR* x, unsigned char* packed, Index count, int outliers, int block, const Word* seed, unsigned stochastic) {
     __shared__ Room<SCALAR> rooms[kWarps];
     Room<SCALAR>& room = rooms[warp()];
     const Form form(outliers, block);
+    const Word state = state_of(seed);
     room.guess(0) = -1;
     for (Index first = first_tile() * kSlots; first * block < count; first += tile_step() * kSlots) {
         const Index index = first + slot(), left = count - index * block;

@@ -59,7 +59,7 @@ def step(x: Tensor, moments: int) -> tuple[Tensor, ...]:
 
 
 EXAMPLES: dict[str, Callable[[Tensor], list[Arguments]]] = {
-    "fresh_seed": lambda x: [()],
+    "fresh_seed": lambda x: [(x,)],
     "fresh_sketch": lambda x: [(x.reshape(-1, 1), 3, "gaussian", x.dtype)],
     "from_host": lambda x: [(ops.to_host(x), CPU)],
     "groupquant_decode": lambda x: [(*groups(x), 3, 256, 0, x.numel(), x.dtype)],
@@ -77,12 +77,10 @@ EXAMPLES: dict[str, Callable[[Tensor], list[Arguments]]] = {
     ],
     "onegroup_encode": lambda x: [(x.flatten(), 3, SEED, True)],
     "pack_codes": lambda x: [(codes_of(x), 3)],
-    "random_words": lambda x: [(SEED, 1, x.numel(), CPU)],
+    "random_words": lambda x: [(SEED, 1, x.numel())],
     "relu_mask": lambda x: [(x,)],
     "relu_mask_": lambda x: [(x,)],
-    "sketch_columns": lambda x: [
-        (SEED, 1, 4, x.numel(), kind, x.dtype, CPU, copies) for kind in KINDS for copies in (1, 2)
-    ],
+    "sketch_columns": lambda x: [(SEED, 1, 4, x.numel(), kind, x.dtype, copies) for kind in KINDS for copies in (1, 2)],
     "sketch_halves": lambda x: [(x.float().reshape(1, -1), 0.3)],
     "smaq_decode": lambda x: [(ops.smaq_encode(x.flatten(), SEED, True, *FORM), 0, x.numel(), x.dtype, *FORM)],
     "smaq_encode": lambda x: [(x.flatten(), SEED, True, *FORM)],

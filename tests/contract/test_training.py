@@ -101,7 +101,7 @@ def test_a_users_own_checkpointing_changes_no_gradient(
         inputs = model.get_input_embeddings()(batch()["input_ids"])
         return inputs if inputs.requires_grad else inputs.requires_grad_()  # re-entrant checkpoints pass by it else
 
-    monkeypatch.setattr(noise._draws, "seed", lambda: torch.tensor(7))
+    monkeypatch.setattr(noise._seeds, "take", lambda device, count: torch.full((count,), 7))
 
     def loss_of(setup: TrainingSetup) -> Tensor:
         model = setup.module

@@ -65,7 +65,9 @@ def test_encode_is_the_reference(bits: int, dtype: torch.dtype, start: int, devi
         x, stochastic = values(count, dtype), count != 257
         expected = groups.encode(x, bits, group_size, torch.tensor(SEED), stochastic)
         ours = placed(expected[0], device, start).zero_(), placed(expected[1], device, start).zero_()
-        groupquant.launch_encode(*ours, placed(x, device, start), bits, group_size, SEED, stochastic)
+        groupquant.launch_encode(
+            *ours, placed(x, device, start), bits, group_size, torch.tensor(SEED, device=device), stochastic
+        )
         assert same(ours, expected), (count, group_size)
 
 
@@ -94,7 +96,9 @@ def test_rows_of_their_own_widths_are_the_reference(group_size: int, dtype: torc
         codes, meta = groups.encode_rows(x, widths, total, group_size, torch.tensor(SEED), True)
 
         ours = tuple(torch.empty_like(part, device=device) for part in (codes, meta))
-        groupquant.launch_encode_rows(*ours, placed(x, device, 1), there, total, group_size, SEED, True)
+        groupquant.launch_encode_rows(
+            *ours, placed(x, device, 1), there, total, group_size, torch.tensor(SEED, device=device), True
+        )
         words = torch.empty(shape[0], -(-shape[1] // group_size), dtype=torch.int32, device=device)
         groupquant.launch_words(words, x.to(device), group_size)
         assert same(ours, (codes, meta)), shape
@@ -121,7 +125,7 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, bits: int, group
         out = torch.full((start + count + 64,), GUARD, dtype=torch.float16)
         counts = np.int64(count), np.int64(size), np.int32(group_size)
 
-        encoding = codes[start:], meta, *counts, np.uint64(noise.mixed(SEED)), np.uint32(1)
+        encoding = codes[start:], meta, *counts, torch.tensor(SEED), np.uint32(1)
         host_launch("groupquant", "groupquant_encode", macros, 1024, x, *encoding)
         host_launch(
             "groupquant", "groupquant_decode", macros, 1024, codes[start:], meta, out[start:], *counts, np.int32(0)
@@ -148,7 +152,7 @@ def test_rows_that_do_not_fit_touch_nothing_and_are_nan(host_launch, wrong: list
     counts = np.uint32(rows), np.int64(columns), np.int64(expected.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0)
 
-    noisy = np.uint64(noise.mixed(SEED)), np.uint32(1)
+    noisy = torch.tensor(SEED), np.uint32(1)
     host_launch("groupquantrows", "groupquant_encode_rows", macros, 1024, x, codes, meta, *counts, *places, *noisy)
     host_launch("groupquantrows", "groupquant_decode_rows", macros, 1024, codes, meta, out, *counts, *places)
 
@@ -165,7 +169,7 @@ def test_rows_that_do_not_fit_touch_nothing_and_are_nan(host_launch, wrong: list
 def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
     bits, count, device = 2, 2**31 + 2**20 + 5, torch.device("cuda")
     x = torch.randn(2**20, device=device).half().repeat(count // 2**20 + 1)[:count]
-    seed = torch.tensor(SEED)
+    seed = torch.tensor(SEED, device="cuda")
 
     codes, meta = groupquant.encode(x, bits, 256, seed)
 

@@ -8,7 +8,6 @@ import torch
 from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.methods.randomized.ops.sketch import project
 
-CPU = torch.device("cpu")
 SHAPES = ((0, 0, 5), (0, 1, 1), (3, 1, 7), (1, 5, 63), (0, 1, 257), (7, 13, 331), (2**40, 2, 9))
 
 
@@ -19,8 +18,8 @@ def test_columns_are_the_reference(kind: str, dtype: torch.dtype, device: torch.
         for first, columns, size in SHAPES:
             for copies in (1, 2):
                 given = first, columns, size, kind, dtype
-                expected = sketch.reference(torch.tensor(seed), *given, CPU, copies)
-                made = sketch.launch(seed, *given, device, copies)
+                expected = sketch.reference(torch.tensor(seed), *given, copies)
+                made = sketch.launch(torch.tensor(seed, device=device), *given, copies)
 
                 assert torch.equal(made.cpu(), expected)
                 assert made.stride() == expected.stride() == (1, sketch.space(size))
@@ -28,10 +27,11 @@ def test_columns_are_the_reference(kind: str, dtype: torch.dtype, device: torch.
 
 @pytest.mark.parametrize("kind", sketch.KINDS)
 def test_a_part_is_the_part_of_the_whole(kind: str, device: torch.device) -> None:
-    whole = sketch.launch(11, 0, 9, 37, kind, torch.float32, device)
+    seed = torch.tensor(11, device=device)
+    whole = sketch.launch(seed, 0, 9, 37, kind, torch.float32)
 
     for first in range(9):
-        part = sketch.launch(11, first, 9 - first, 37, kind, torch.float32, device)
+        part = sketch.launch(seed, first, 9 - first, 37, kind, torch.float32)
         assert torch.equal(part, whole[:, first:])
 
 
@@ -52,12 +52,12 @@ def test_halves_are_the_reference(shape: tuple[int, int], scale: float, device: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", sketch.KINDS)
 def test_the_operator_reaches_the_kernel_beyond_two_to_the_31_entries(kind: sketch.Kind) -> None:
-    seed, columns, size = torch.tensor(3), 2**16 + 1, 2**15 + 3
+    seed, columns, size = torch.tensor(3, device="cuda"), 2**16 + 1, 2**15 + 3
 
-    made = sketch.sketch_columns(seed, 0, columns, size, kind, torch.float16, torch.device("cuda"))
+    made = sketch.sketch_columns(seed, 0, columns, size, kind, torch.float16)
 
     for column in (0, 2**31 // size, columns - 1):
-        expected = sketch.reference(seed, column, 1, size, kind, torch.float16, CPU)
+        expected = sketch.reference(seed.cpu(), column, 1, size, kind, torch.float16)
         assert torch.equal(made[:, column : column + 1].cpu(), expected)
 
 
@@ -66,7 +66,7 @@ def test_the_operator_reaches_the_kernel_beyond_two_to_the_31_entries(kind: sket
 @pytest.mark.parametrize(("rows", "width"), [(4096, 768), (4096, 3072), (1000, 33), (65, 1)])
 def test_a_cards_sketch_of_signs_is_the_exact_one(rows: int, width: int, dtype: torch.dtype) -> None:
     """A number is off by at most 2**-17 of it; units add 16 products at a time in float32, and may cut off the rest."""
-    x, seed, size = torch.randn(rows, width, device="cuda").to(dtype), torch.tensor(5), max(1, rows // 5)
+    x, seed, size = torch.randn(rows, width, device="cuda").to(dtype), torch.tensor(5, device="cuda"), max(1, rows // 5)
 
     found = project(x, seed, size, "rademacher")
 
@@ -77,7 +77,7 @@ def test_a_cards_sketch_of_signs_is_the_exact_one(rows: int, width: int, dtype: 
 
 @pytest.mark.gpu
 def test_a_card_has_no_more_bytes_than_a_piece_beside_the_sketch() -> None:
-    x, seed, size = torch.randn(4096, 768, device="cuda"), torch.tensor(5), 819
+    x, seed, size = torch.randn(4096, 768, device="cuda"), torch.tensor(5, device="cuda"), 819
     project(x, seed, size, "rademacher")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -9,7 +9,6 @@ import torch
 from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.ops.smaq import reference as smaqblocks
 from actbench.methods.formats.ops.smaq.format import SMAQ, Format
-from actbench.ops import noise
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)
@@ -61,7 +60,7 @@ def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.d
         x, stochastic = values(count, dtype), count != 257
         expected = smaqblocks.encode(x, SEED, stochastic, *form)
         packed = placed(torch.full_like(expected, GUARD), device, start)
-        smaq.launch_encode(packed, placed(x, device, start), SEED, stochastic, *form)
+        smaq.launch_encode(packed, placed(x, device, start), torch.tensor(SEED, device=device), stochastic, *form)
         assert torch.equal(packed.cpu(), expected), (count, form)
 
 
@@ -91,7 +90,7 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, form: Format, st
         size = expected.numel()
         packed = torch.full((start + size + 64,), GUARD, dtype=torch.uint8)
         out = torch.full((start + count + 64,), GUARD, dtype=torch.float16)
-        noisy = np.uint64(noise.mixed(SEED)), np.uint32(1)
+        noisy = torch.tensor(SEED), np.uint32(1)
         encoding = np.int64(count), *parts, *noisy
         host_launch("smaq", "smaq_encode", macros, 1024, x, packed[start:], *encoding)
         decoding = np.int64(size), np.int64(form.room(size)), np.int64(0), np.int64(count), *parts
@@ -105,7 +104,7 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, form: Format, st
 
 @pytest.mark.gpu
 def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
-    count, device, seed = 2**31 + 2**20 + 5, torch.device("cuda"), torch.tensor(SEED)
+    count, device, seed = 2**31 + 2**20 + 5, torch.device("cuda"), torch.tensor(SEED, device="cuda")
     x = torch.randn(2**20, device=device).half().repeat(count // 2**20 + 1)[:count]
 
     packed = smaq.encode(x, seed)

@@ -5,6 +5,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from actbench.errors import KernelError
 from actbench.ops import noise
 
+CPU = torch.device("cpu")
+
+
+def seed():
+    return int(noise.fresh_seed(torch.empty(0)))
+
 
 def numbers(generator):
     return [
@@ -16,14 +22,14 @@ def numbers(generator):
 
 
 @pytest.mark.parametrize("used", [0, 1, 2, 622, 623, 624, 625, 1247, 1248, 5000])
-def test_drawing_a_seed_changes_no_number_of_the_generator(used):
-    plain, drawn = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+def test_a_mark_changes_no_number_of_the_generator(used):
+    plain, marked = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
     torch.rand(used, generator=plain)
-    torch.rand(used, generator=drawn)
-    for _ in range(3):
-        noise.draw(drawn)
+    torch.rand(used, generator=marked)
+    marks = [noise.mark_seeded(marked)[1] for _ in range(3)]
 
-    assert all(torch.equal(a, b) for a, b in zip(numbers(plain), numbers(drawn), strict=True))
+    assert marked.initial_seed() == marks[-1]
+    assert all(torch.equal(a, b) for a, b in zip(numbers(plain), numbers(marked), strict=True))
 
 
 @pytest.mark.parametrize("used", [0, 1, 5000])
@@ -33,54 +39,66 @@ def test_branches_give_other_seeds_and_the_same_numbers(used):
         generator = torch.Generator().manual_seed(7)
         noise.diverge(generator, branch)
         torch.rand(used, generator=generator)
-        found.append((noise.draw(generator), numbers(generator)))
+        found.append((noise.mark_seeded(generator)[0], numbers(generator)))
     plain = torch.Generator().manual_seed(7)
     torch.rand(used, generator=plain)
 
     assert len({seed for seed, _ in found}) == 5
-    assert found[0][0] == noise.draw(plain)
+    assert found[0][0] == noise.mark_seeded(plain)[0]
     for _, drawn in found:
         assert all(torch.equal(a, b) for a, b in zip(drawn, found[0][1], strict=True))
 
 
 def test_seeds_are_fresh():
-    drawn = [noise.fresh_seed().item() for _ in range(500)]
-
-    assert len(set(drawn)) == 500
+    assert len({seed() for _ in range(500)}) == 500
 
 
 def test_seeds_follow_manual_seed_at_once_and_again():
-    def three(seed):
-        torch.manual_seed(seed)
-        return [noise.fresh_seed().item() for _ in range(3)]
+    def three(number):
+        torch.manual_seed(number)
+        return [seed() for _ in range(3)]
 
     assert three(0) == three(0)
     assert not set(three(0)) & set(three(1))
 
 
-def test_seeds_follow_a_restored_and_a_forked_generator():
+def test_a_restored_generator_brings_no_seed_again():
     torch.manual_seed(0)
-    state = torch.get_rng_state()
-    with torch.random.fork_rng(devices=[]):
-        inside = noise.fresh_seed()
-    after = noise.fresh_seed()
-    torch.set_rng_state(state)
+    found, state = [seed()], torch.get_rng_state()
+    for _ in range(3):
+        with torch.random.fork_rng(devices=[]):
+            found.append(seed())
+        torch.set_rng_state(state)
+        found.append(seed())
 
-    assert inside == after == noise.fresh_seed()
+    assert len(set(found)) == 7
+
+
+def test_what_is_seeded_in_a_fork_draws_alike_and_what_is_around_it_anew():
+    torch.manual_seed(0)
+    inside, around = [], []
+    for _ in range(3):
+        around.append(seed())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            inside.append(seed())
+
+    assert len(set(inside)) == 1
+    assert len({*inside, *around}) == 4
 
 
 def test_seeds_differ_after_other_draws():
     torch.manual_seed(0)
-    first = noise.fresh_seed()
+    first = seed()
     torch.manual_seed(0)
     torch.rand(1)
 
-    assert noise.fresh_seed() != first
+    assert seed() != first
 
 
 def test_a_seed_can_be_drawn_in_a_fake_tensor_mode():
     with FakeTensorMode():
-        seed = noise.fresh_seed()
+        seed = noise.fresh_seed(torch.empty(3))
 
     assert isinstance(seed, FakeTensor)
     assert (seed.shape, seed.dtype, seed.device.type) == ((), torch.int64, "cpu")
@@ -94,12 +112,65 @@ def test_another_layout_of_the_generator_is_noticed(monkeypatch):
         noise._check_layout.__wrapped__()
 
 
-def test_no_seed_is_drawn_for_a_graph_that_is_replayed(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def test_a_generator_that_keeps_no_mark_is_noticed(monkeypatch):
+    monkeypatch.setattr(noise, "_SEED", noise._BLOCK + 400)
 
-    with pytest.raises(KernelError, match="while a CUDA graph is captured"):
-        noise.fresh_seed()
+    with pytest.raises(KernelError, match="not laid out"):
+        noise._check_layout.__wrapped__()
+
+
+def test_seeds_go_on_while_a_graph_is_captured_and_never_begin_then(monkeypatch):
+    """What is captured is done again at each replay: a beginning would bring the same seeds."""
+    torch.manual_seed(0)
+    before = seed()
+    monkeypatch.setattr(noise, "captures", lambda: True)
+    torch.manual_seed(0)
+    with noise.drawn_once():
+        inside = [seed() for _ in range(3)]
+    after = seed()
+    monkeypatch.setattr(noise, "captures", lambda: False)
+
+    assert len({before, *inside, after}) == 5
+    assert seed() == before
+
+
+def test_the_first_seed_of_a_device_is_not_drawn_while_a_graph_is_captured(monkeypatch):
+    seed()
+    monkeypatch.setattr(noise, "captures", lambda: True)
+
+    with pytest.raises(KernelError, match="run a step before the capture"):
+        noise._seeds.take(torch.device("cuda", 5), 1)
+
+
+class Replayed(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the operators that change seeds, and runs them again, as a CUDA graph does with what it was captured of."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.noted.append((func, args, kwargs or {}, result))
+        return result
+
+    def again(self):
+        made = {}
+        for func, args, kwargs, result in self.noted:
+            given = [made.get(id(each), each) if isinstance(each, torch.Tensor) else each for each in args]
+            made[id(result)] = func(*given, **kwargs)
+        return made
+
+
+def test_the_operators_of_a_draw_give_other_seeds_when_they_run_again(monkeypatch):
+    seed()
+    monkeypatch.setattr(torch._C, "_DisableTorchDispatch", lambda: torch.no_grad())
+    with Replayed() as replayed:
+        first = noise._seeds.take(CPU, 3)
+    found = [first.tolist()] + [replayed.again()[id(first)].tolist() for _ in range(3)]
+
+    assert len({each for three in found for each in three}) == 12
+    assert not any("item" in str(func) or "local_scalar" in str(func) for func, *_ in replayed.noted)
 
 
 def join_as_second_of_two():
@@ -117,7 +188,7 @@ def second_of_two():
 
 def seed_after(number):
     torch.manual_seed(number)
-    return int(noise.fresh_seed())
+    return seed()
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -136,25 +207,26 @@ def test_a_process_that_computes_the_same_as_another_draws_the_same():
 def of_a_pass(count, number=5):
     torch.manual_seed(number)
     with noise.drawn_once():
-        return [int(noise.fresh_seed()) for _ in range(count)]
+        return [seed() for _ in range(count)]
 
 
-def test_a_pass_draws_once_and_its_seeds_are_the_words_of_that_draw(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(noise, "draw", lambda generator, draw=noise.draw: drawn.append(draw(generator)) or drawn[-1])
-    noise._check_layout()
-    drawn.clear()
+def test_the_seeds_of_a_pass_are_numbers_behind_each_other():
     seeds = of_a_pass(150)
 
-    assert len(drawn) == 1
-    assert seeds == noise.words(drawn[0], 0, 150, torch.device("cpu")).tolist()
-    assert len(set(seeds)) == 150
+    assert [each - seeds[0] for each in seeds] == list(range(150))
+
+
+def test_no_pass_after_the_first_looks_at_the_generator(monkeypatch):
+    first = of_a_pass(3)
+    monkeypatch.setattr(noise, "mark_seeded", None)
+    with noise.drawn_once():
+        assert seed() not in first
 
 
 def test_seeds_of_passes_follow_manual_seed_and_differ_from_pass_to_pass():
     first, again, other = of_a_pass(3), of_a_pass(3), of_a_pass(3, number=6)
     with noise.drawn_once():
-        later = int(noise.fresh_seed())
+        later = seed()
 
     assert first == again
     assert len({*first, *other, later}) == 7
@@ -163,22 +235,46 @@ def test_seeds_of_passes_follow_manual_seed_and_differ_from_pass_to_pass():
 def test_a_pass_inside_a_pass_goes_on_with_its_seeds():
     torch.manual_seed(5)
     with noise.drawn_once():
-        outer = int(noise.fresh_seed())
+        outer = seed()
         with noise.drawn_once():
-            inner = int(noise.fresh_seed())
-        last = int(noise.fresh_seed())
+            inner = seed()
+        last = seed()
 
     assert [outer, inner, last] == of_a_pass(3)
 
 
-def test_a_forked_generator_inside_a_pass_brings_no_seed_again():
-    def forked():
-        with noise.drawn_once(), torch.random.fork_rng(devices=[]):
-            return int(noise.fresh_seed())
+def test_a_run_goes_on_with_the_seeds_that_were_saved():
+    torch.manual_seed(5)
+    with noise.drawn_once():
+        seed()
+    state, generator = noise.saved_seeds(), torch.get_rng_state()
+    with noise.drawn_once():
+        expected = [seed() for _ in range(3)]
+    torch.manual_seed(6)
+    seed()
+    torch.set_rng_state(generator)
+    noise.restore_seeds(state)
+    with noise.drawn_once():
+        assert [seed() for _ in range(3)] == expected
+
+
+def test_to_save_seeds_changes_none_of_those_that_come_outside_of_a_pass():
+    def three():
+        return [seed() for _ in range(3)]
 
     torch.manual_seed(5)
+    whole = [three(), three(), three()]
+    torch.manual_seed(5)
+    found = [three()]
+    state, generator = noise.saved_seeds(), torch.get_rng_state()
+    found.append(three())
+    torch.manual_seed(6)
+    seed()
+    torch.set_rng_state(generator)
+    noise.restore_seeds(state)
 
-    assert forked() != forked()
+    assert found == whole[:2]
+    assert [three(), three()] == whole[1:]
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -189,11 +285,3 @@ def test_ranks_that_are_seeded_alike_have_other_seeds_in_a_pass():
     join_as_second_of_two()
 
     assert not set(own) & set(alone)
-
-
-def test_no_seed_of_a_pass_is_used_in_a_graph_that_is_replayed(monkeypatch):
-    with noise.drawn_once():
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        with pytest.raises(KernelError, match="while a CUDA graph is captured"):
-            noise.fresh_seed()

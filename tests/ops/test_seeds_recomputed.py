@@ -10,8 +10,7 @@ from actbench import scheme as schemes
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers.modelforward import CompressedForward
 from actbench.methods.checkpointing.recomputed import RecomputedForward
-from actbench.ops import noise as seeds_under_test
-from actbench.ops.noise import fresh_seed
+from actbench.ops import noise
 from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward, Hooks
 from actbench.scheme.setup import TrainingSetup
@@ -24,19 +23,20 @@ class Drawn:
 
     def __init__(self):
         self.seeds = []
-        self._draw = seeds_under_test._draws.seed
+        self._take, self._at_once = noise._seeds.take, noise._AT_ONCE
 
     def __enter__(self):
-        seeds_under_test._draws.seed = self._noted
+        noise._seeds.take, noise._AT_ONCE = self._noted, 1  # what is taken is used
         return self
 
-    def _noted(self):
-        seed = self._draw()
-        self.seeds.append(int(seed))
-        return seed
+    def _noted(self, device, count):
+        seeds = self._take(device, count)
+        self.seeds += seeds.tolist()
+        return seeds
 
     def __exit__(self, *error):
-        del seeds_under_test._draws.seed
+        del noise._seeds.take
+        noise._AT_ONCE = self._at_once
 
 
 class Block(nn.Module):
@@ -179,7 +179,7 @@ class DrawingInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        fresh_seed()
+        noise.fresh_seed(torch.empty(0))
         return 1 / 0 if ctx.fails else gradient, None
 
 
@@ -188,7 +188,7 @@ def test_seeds_of_backward_passes_follow_manual_seed_after_one_that_failed():
         torch.manual_seed(0)
         x = torch.ones(2, requires_grad=True)
         with Drawn() as drawn:
-            fresh_seed()
+            noise.fresh_seed(torch.empty(0))
             try:
                 for _ in range(3):
                     DrawingInBackward.apply(x, fails).sum().backward()

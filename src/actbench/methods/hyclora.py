@@ -42,7 +42,7 @@ class OutlierChannels(OfRows):
         rows = flat.view(-1, layout.shape[-1])
         channels = rows.abs().amax(0).topk(self._whole(layout), sorted=False).indices
         rest = rows.index_fill(1, channels, 0).view(-1)
-        codes, words = groupquant.encode(rest, self.width, self.group_size, fresh_seed(), self.stochastic)
+        codes, words = groupquant.encode(rest, self.width, self.group_size, fresh_seed(rest), self.stochastic)
         return codes, words, rows.index_select(1, channels), channels.to(torch.int32)
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:

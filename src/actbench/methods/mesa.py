@@ -102,7 +102,7 @@ class Grouped(Codec):
         codes = torch.empty(view.shape, dtype=torch.uint8, device=flat.device)
         step = step.clamp(min=torch.finfo(step.dtype).tiny)
         for rows in self._pieces(view):  # without a name for places, which would outlive its piece
-            codes[rows] = stochastic(((view[rows].float() - low) / step).clamp_(0, _STEPS), fresh_seed()).to(
+            codes[rows] = stochastic(((view[rows].float() - low) / step).clamp_(0, _STEPS), fresh_seed(view)).to(
                 torch.uint8
             )
         return codes.view(-1), bounds

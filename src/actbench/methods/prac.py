@@ -48,11 +48,11 @@ class Subspaces(OfRows):
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return (rows, r1 + r2) and Q1, (d, r1), in the tensor's type, and a 0-d int64 seed."""
         first, second = self._dims(layout)
-        rows, seed = flat.view(-1, layout.shape[-1]), fresh_seed()
+        rows, seed = flat.view(-1, layout.shape[-1]), fresh_seed(flat)
         with no_autocast(flat):
-            main = _range_of(rows, _normal(seed, 0, (rows.shape[1], first), flat.device))
+            main = _range_of(rows, _normal(seed, 0, (rows.shape[1], first)))
             both = torch.cat((main, self._complement(main, second, seed)), 1)
-            return rows @ both, main, seed
+            return rows @ both, main, seed.clone()  # seeds of a pass lie together, and this one is kept
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the rows decoded from their coordinates."""
@@ -78,7 +78,7 @@ class Subspaces(OfRows):
     def _complement(self, main: Tensor, count: int, seed: Tensor) -> Tensor:
         """Return Q2, (d, count): an orthonormal basis of a random subspace that is orthogonal to Q1."""
         wide = main.float()
-        drawn = _normal(seed, main.numel(), (main.shape[0], count), main.device)
+        drawn = _normal(seed, main.numel(), (main.shape[0], count))
         for _ in range(2):  # the second time removes what rounding left
             drawn = drawn - wide @ (wide.t() @ drawn)
         basis: Tensor = torch.linalg.qr(drawn).Q
@@ -93,9 +93,9 @@ def _range_of(rows: Tensor, start: Tensor) -> Tensor:
     return basis.to(rows.dtype)
 
 
-def _normal(seed: Tensor, first: int, shape: tuple[int, int], device: torch.device) -> Tensor:
+def _normal(seed: Tensor, first: int, shape: tuple[int, int]) -> Tensor:
     """Return normal numbers in float32 from the words of a seed, one a word (Box and Muller 1958)."""
-    words = random_words(seed, first, math.prod(shape), device)
+    words = random_words(seed, first, math.prod(shape))
     radius = ((words & (_HALF - 1)).float() + 0.5).div_(_HALF).log_().mul_(-2).sqrt_()
     angle = ((words >> 32) & (_HALF - 1)).float().mul_(2 * math.pi / _HALF)
     return radius.mul_(angle.cos_()).view(shape)

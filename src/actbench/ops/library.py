@@ -28,10 +28,7 @@ library = torch.library.Library("actbench", "DEF")  # type: ignore[no-untyped-ca
 EVERYWHERE = "CompositeExplicitAutograd"
 """The dispatch key of an implementation that runs on any device."""
 
-HOST_NUMBER = (torch.Tag.cudagraph_unsafe,)
-"""The tags of an operator that reads a number on the host; a replayed CUDA graph would reuse an old number."""
-
-RANDOM = (torch.Tag.nondeterministic_seeded, *HOST_NUMBER)
+RANDOM = (torch.Tag.nondeterministic_seeded,)
 """The tags of an operator that draws a seed: a compiler must not merge two calls. It may still call again in the
 backward pass, so all that the backward pass needs of a draw must be results of one operator.
 """
@@ -115,6 +112,11 @@ def define(
         return call
 
     return made
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Return whether nothing would see an operator on these tensors, so that its kernel can be called at once."""
+    return not torch.compiler.is_compiling() and not _is_watched() and _plain_key(*tensors) is not None
 
 
 # Torch's dispatcher takes as long as all the rest that an operator does with a small tensor. It finds nothing to do

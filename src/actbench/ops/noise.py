@@ -13,20 +13,19 @@ linear congruential generator with a multiplier of Steele and Vigna (2021); the 
 apart. Elements come in units of 32 * width, whose ``width`` sequences take turns every 8 elements, as the lanes of a
 warp do that read a unit in vectors of 8.
 
-A fresh seed takes no number from torch's generator: dropout on the CPU draws from that, and a scheme would change the
-dropout masks of the model that it is compared with. A separate generator would not see ``torch.manual_seed``, nor be
-saved, restored and forked with torch's. So a seed is a hash of the default generator's state, and each draw changes a
-part of the state on which no number depends: in the 624 words of a Mersenne twister (Matsumoto, Nishimura 1998), the
-low 31 bits of the first word never enter the next 624 words, and the generator uses up the first word first.
+Fresh seeds are consecutive numbers, as a kernel hashes a seed before it uses it. The next number is held in a tensor on
+each device, and moved on there: so a step draws once, nothing waits for the device, and a step that was captured as a
+CUDA graph draws other seeds at each replay. Where the numbers begin follows from the state of torch's default
+generator: they begin anew in the first forward pass after ``torch.manual_seed``.
 
-A forward pass through a converted model draws once, when it begins, and gives its sites the words of that seed, since a
-draw takes ten times as long as a word. So does a backward pass, when something in it first asks for a seed.
+No number is taken from the generator: dropout on the CPU draws from that, and a scheme would change the dropout masks
+of the model that it is compared with. To know without a look at its state that it was seeded, seeds that begin leave a
+mark there, as its record of the initial seed, on which no number depends. They also change the state otherwise, so that
+they never begin at the same number twice: in the 624 words of a Mersenne twister (Matsumoto, Nishimura 1998), the low
+31 bits of the first word never enter the next 624 words, and the generator uses up the first word first.
 
-Checkpointing sets the generator back before it reruns a block, so that dropout draws the masks of the first run, and
-restores it afterwards. Seeds must not repeat: their errors would no longer be independent. So the draw of a backward
-pass is another hash of the state, and the generator's state changes when the pass ends. One case still repeats: if
-torch's own checkpointing recomputes a retained graph a second time, the second time gets the seeds of the first;
-``+checkpoint`` separates these too.
+A state that was saved behind the mark and is set again, as checkpointing does before it reruns a block, brings no seed
+again: numbers go on.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
-from torch.autograd import Variable
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import KernelError
-from actbench.ops.library import EVERYWHERE, HOST_NUMBER, RANDOM, define, faked
+from actbench.ops.library import EVERYWHERE, RANDOM, define, faked, traced
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
@@ -79,15 +78,16 @@ def mixed(seed: int) -> int:
     return word ^ (word >> 31)
 
 
-def state_of(seed: int | Tensor) -> np.uint64:
-    """Return the state of a seed for a kernel; the seed may be a 0-d int64 tensor on the CPU."""
-    return np.uint64(mixed(int(seed)))
+def state_of(seed: int) -> np.uint64:
+    """Return the state of a seed for a kernel that gets a number."""
+    return np.uint64(mixed(seed))
 
 
-def check_seed(seed: Tensor) -> None:
-    """Raise a ValueError unless the seed is a 0-d int64 tensor on the CPU."""
-    if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
-        raise ValueError(f"the seed must be a 0-d int64 tensor on the CPU, found {seed.dtype} {tuple(seed.shape)}")
+def check_seed(seed: Tensor, device: torch.device) -> None:
+    """Raise a ValueError unless the seed is a 0-d int64 tensor on the device, where kernels read it."""
+    if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device != device:
+        found = f"{seed.dtype} {tuple(seed.shape)} on {seed.device}"
+        raise ValueError(f"the seed must be a 0-d int64 tensor on {device}, found {found}")
 
 
 def unmixed(state: int) -> int:
@@ -111,16 +111,30 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def words(seed: int, first: int, count: int, device: torch.device) -> Tensor:
-    """Return ``count`` random words of a seed from index ``first`` on: int64, all 64 bits random."""
-    word = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
-    word = word * signed(GOLDEN) + signed(mixed(seed))
+def words(seed: int | Tensor, first: int, count: int, device: torch.device) -> Tensor:
+    """Return ``count`` random words of a seed from index ``first`` on: int64, all 64 bits random.
+
+    The seed is a number, or a tensor on the device, whose value nobody on the host reads.
+    """
+    state = _state(seed)
+    # nothing but the callee holds the numbers, so that it frees them as it goes on
+    return _finalized(
+        torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device).mul_(signed(GOLDEN)).add_(state)
+    )
+
+
+def _state(seed: int | Tensor) -> int | Tensor:
+    """Return the state of a seed as an int64."""
+    return _finalized(seed + signed(GOLDEN)) if isinstance(seed, Tensor) else signed(mixed(seed))
+
+
+def _finalized(word: Tensor) -> Tensor:
     word = (word ^ _shifted(word, 30)) * signed(FIRST)
     word = (word ^ _shifted(word, 27)) * signed(SECOND)
     return word ^ _shifted(word, 31)
 
 
-def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) -> Tensor:
+def lanes(seed: int | Tensor, first: int, count: int, bits: int, device: torch.device) -> Tensor:
     """Return ``count`` random numbers of ``bits`` bits each from index ``first`` on, cut from the words low bits first.
 
     They are int64 ``(count,)``; ``bits`` is 1, 2, 4, 8, 16 or 32.
@@ -133,13 +147,13 @@ def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) ->
     return cut.flatten()[skipped : skipped + count]
 
 
-def numbers(seed: int, first: int, units: int, width: int, device: torch.device) -> Tensor:
+def numbers(seed: int | Tensor, first: int, units: int, width: int, device: torch.device) -> Tensor:
     """Return the noise of the elements of ``units`` units from unit ``first`` on: int64 ``(units, 32 * width)``.
 
     Each is 0 to 2**15 - 1. Unit u has sequences ``u * width .. (u + 1) * width - 1``; see the top of this file.
     """
-    state = mixed(seed)
-    low, high = state & _HALF_WORD, state >> 32
+    state = _state(seed)
+    low, high = state & _HALF_WORD, (state >> 32) & _HALF_WORD
     word = torch.arange(first * width, (first + units) * width, dtype=torch.int64, device=device)
     word = (word * HASHES[0] + low) & _HALF_WORD
     word = ((word ^ (word >> 16)) * HASHES[1] + high) & _HALF_WORD
@@ -173,27 +187,23 @@ def _check(seed: Tensor, first: int, count: int) -> None:
     torch._check_value(first >= 0 and count >= 0, lambda: "the first word and their count are not negative")
 
 
-def _words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
+def _words(seed: Tensor, first: int, count: int) -> Tensor:
     _check(seed, first, count)
-    return words(int(seed.item()), first, count, device)
+    return words(seed, first, count, seed.device)
 
 
-@define(
-    "random_words(Tensor seed, SymInt first, SymInt count, Device device) -> Tensor",
-    {"CPU": _words},  # where the seed is
-    tags=HOST_NUMBER,
-)
-def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
+@define("random_words(Tensor seed, SymInt first, SymInt count) -> Tensor", {EVERYWHERE: _words})
+def random_words(seed: Tensor, first: int, count: int) -> Tensor:
     """Return words ``first .. first + count - 1`` of a seed, the same on every device: int64 ``(count,)``.
 
-    This is an operator, so that compilers trace it and never see the number in a seed (a 0-d int64 tensor on the CPU).
-    Rows and fractions are made from the words by torch's own operators, so they need no kernel.
+    They are made where the seed is, a 0-d int64 tensor. This is an operator, so that a compiler sees one node. Rows and
+    fractions are made from the words by torch's own operators, so they need no kernel.
 
     Raises:
         ValueError: The seed is not as above, or a number is negative.
     """
     _check(seed, first, count)
-    return torch.empty(count, dtype=torch.int64, device=device)
+    return seed.new_empty(count)
 
 
 # The generator's state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
@@ -201,14 +211,9 @@ _SEED, _POSITION, _BLOCK = 0, 2, 3
 _UNUSED = (1 << 31) - 1
 
 
-def draw(generator: torch.Generator) -> int:
-    """Return a fresh 64-bit seed from the state of a CPU generator, without a change of its numbers."""
-    state = generator.get_state()
-    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
-    seed = _hashed(words)
-    _move_on(words)
-    generator.set_state(state)
-    return seed
+def _words_of(state: Tensor) -> NDArray[np.uint64]:
+    """Return the words of a generator's state, which change it."""
+    return state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
 
 
 def _hashed(words: NDArray[np.uint64]) -> int:
@@ -226,55 +231,19 @@ def _move_on(words: NDArray[np.uint64]) -> None:
 
 
 class _Seeds:
-    """The seeds of a pass: the words of one seed, in order, each a 0-d int64 tensor on the CPU."""
+    """The fresh seeds of this process: consecutive numbers on each device.
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._made = seed, 0
-        self._left: Iterator[Tensor] = iter(())
-
-    def next(self) -> Tensor:
-        """Return the next seed; they are made many at once, as a tensor of each alone would take as long as a draw."""
-        seed = next(self._left, None)
-        if seed is None:
-            self._left = iter(words(self._seed, self._made, _AT_ONCE, _CPU).unbind())
-            self._made += _AT_ONCE
-            seed = next(self._left)
-        return seed
-
-
-_CPU, _AT_ONCE = torch.device("cpu"), 64
-_of_pass: ContextVar[_Seeds | None] = ContextVar("_of_pass", default=None)
-
-
-@contextmanager
-def drawn_once() -> Iterator[None]:
-    """Draw once for all seeds that are asked for inside the with-block, by this thread: in a forward pass.
-
-    The draw is at the beginning: one inside a block with a forked generator would be undone with it, and come again in
-    the next pass. Inside of another such block it goes on with the seeds of that one. On fake tensors nothing is drawn.
-    """
-    if _of_pass.get() is not None or faked():
-        yield
-        return
-    with torch._C._DisableTorchDispatch():  # who measures memory need not see the state of the generator
-        seeds = _draws.of_forward_pass()
-    token = _of_pass.set(seeds)
-    try:
-        yield
-    finally:
-        _of_pass.reset(token)
-
-
-class _Draws:
-    """Draws seeds from torch's generator that never repeat, in forward passes and in backward passes.
-
-    A re-entrant backward pass runs inside another; they have the seeds of one draw until all that asked have ended.
+    Those of the first device that draws follow from the generator alone, so that processes which are seeded alike, each
+    with a device of its own, draw alike if they have the same rank.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._passes: dict[int, int] = {}  # each backward pass with the thread that first asked in it
-        self._backward: _Seeds | None = None
+        self._lock = threading.RLock()
+        self._next: dict[torch.device, Tensor] = {}  # int64, 0-d; graphs that were captured refer to them
+        self._start = 0
+        self._begun: list[torch.device] = []  # the devices whose numbers follow from the start
+        self._follows: tuple[int, int] | None = None  # the mark in the generator, and the rank
+        self._left: dict[torch.device, list[Tensor]] = {}  # for those that draw outside of a pass, the next one last
         self._place: tuple[Any, int] | None = None
 
     @property
@@ -289,63 +258,141 @@ class _Draws:
     def rank(self, rank: int) -> None:
         self._place = distributed.group.WORLD, rank  # of another process group nothing is said
 
-    def seed(self) -> Tensor:
-        """Return a seed."""
-        forward = _of_pass.get()
-        if forward is not None:
-            return forward.next()
-        running: int = torch._C._current_graph_task_id()
-        if running < 0:
-            return torch.tensor(signed(self._drawn()), dtype=torch.int64, device=_CPU)
-        with self._lock:
-            if running not in self._passes:
-                self._passes[running] = threading.get_ident()
-                Variable._execution_engine.queue_callback(functools.partial(self._end, running))
-            if self._backward is None:
-                self._backward = self._of_backward_pass()
-            return self._backward.next()
+    def begin(self) -> None:
+        """Let the seeds begin anew if torch's generator was seeded since they began.
 
-    def of_forward_pass(self) -> _Seeds:
-        """Draw the seed of a forward pass; one that runs in a backward pass, as recomputed blocks do, asks that."""
-        in_backward = torch._C._current_graph_task_id() >= 0
-        return _Seeds(int(self.seed()) if in_backward else self._drawn())
-
-    def _drawn(self) -> int:
-        with self._lock:
-            self._forget_failed()
-            return self._for_rank(draw(torch.default_generator))
-
-    def _of_backward_pass(self) -> _Seeds:
-        """Draw without a change of the generator, which checkpointing may have set back."""
-        state = torch.default_generator.get_state().numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
-        return _Seeds(self._for_rank(mixed(_hashed(state) ^ _BACKWARD)))
-
-    def _for_rank(self, seed: int) -> int:
-        """Return another seed on each rank: ranks are often seeded alike, and their errors must not be.
-
-        Rank 0 has the seeds of a process that is alone.
+        They go on in a backward pass, where checkpointing has set the generator back, and while a CUDA graph is
+        captured: a beginning would be captured with it, and come again at each replay.
         """
-        rank = self.rank
-        return mixed(seed ^ rank) if rank else seed
-
-    def _forget_failed(self) -> None:
-        """Forget the passes of this thread, which now runs none: a failed pass does not report its end."""
-        own = threading.get_ident()
-        self._passes = {running: thread for running, thread in self._passes.items() if thread != own}
-        if not self._passes:
-            self._backward = None
-
-    def _end(self, over: int) -> None:
-        """Change the generator's state after a pass that drew, so that the next step gets other seeds."""
+        if (torch.default_generator.initial_seed(), self.rank) == self._follows or captures():
+            return
+        if self._follows is not None and torch._C._current_graph_task_id() >= 0:
+            return
+        _check_layout()
         with self._lock:
-            self._passes.pop(over, None)
-            if not self._passes:
-                self._backward = None
-            draw(torch.default_generator)
+            seed, mark = mark_seeded(torch.default_generator)
+            rank = self.rank
+            # Ranks are often seeded alike, and their errors must not be; rank 0 has the seeds of a process alone.
+            self._start, self._follows = mixed(seed ^ rank) if rank else seed, (mark, rank)
+            self._begun.clear()
+            self._left.clear()
+
+    def take(self, device: torch.device, count: int) -> Tensor:
+        """Return seeds that nobody else gets, int64 (count,) on the device."""
+        # who measures memory need not see these few bytes; a mode of fake tensors would make them fake
+        with self._lock, torch._C._DisableTorchDispatch():
+            following = self._following(device)
+            seeds = following + torch.arange(count, dtype=torch.int64, device=device)
+            following.add_(count)
+        return seeds
+
+    def seed(self, device: torch.device) -> Tensor:
+        """Return a seed outside of a pass."""
+        self.begin()
+        if device.type == "cuda" and captures():  # what was taken before the capture would come again at each replay
+            return self.take(device, 1).view(())
+        with self._lock:
+            left = self._left.setdefault(device, [])
+            if not left:
+                left += reversed(self._batch(device))
+            return left.pop()
+
+    def several(self, device: torch.device) -> Iterator[Tensor]:
+        """Yield seeds without end."""
+        while True:
+            yield from self._batch(device)
+
+    def _batch(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return seeds that are made many at once, as each operator takes the host's time."""
+        seeds = self.take(device, _AT_ONCE)
+        with torch._C._DisableTorchDispatch():
+            return seeds.unbind()
+
+    def _following(self, device: torch.device) -> Tensor:
+        """Return the next seed of a device."""
+        following = self._next.get(device)
+        if following is not None and (device in self._begun or (device.type == "cuda" and captures())):
+            return following
+        if device.type == "cuda" and captures():
+            raise KernelError(
+                "the first seed is drawn while a CUDA graph is captured, and all replays of the graph would begin with "
+                "it; run a step before the capture"
+            )
+        first = signed(mixed(self._start ^ len(self._begun)) if self._begun else self._start)
+        if following is None:
+            with torch.inference_mode(False):
+                following = self._next[device] = torch.full((), first, dtype=torch.int64, device=device)
+        else:
+            following.fill_(first)
+        self._begun.append(device)
+        return following
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what :meth:`restore` takes, by names; this waits for the devices."""
+        if self._follows is None:
+            return {}
+        names = {"follows": torch.tensor([signed(word) for word in (*self._follows, self._start)])}
+        names |= {f"left.{device}": torch.stack(left).cpu() for device, left in self._left.items() if left}
+        return names | {str(device): self._next[device].cpu().clone() for device in self._begun}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on where :meth:`state` was asked; the generator must have its state of then, too."""
+        with self._lock:
+            mark, rank, start = (word & _WORD for word in state["follows"].tolist())
+            self._follows, self._start = (mark, rank), start
+            self._begun.clear()
+            self._left.clear()
+            for name in state.keys() - {"follows"}:
+                device = torch.device(name.removeprefix("left."))
+                if name.startswith("left."):
+                    self._left[device] = list(state[name].to(device).unbind())
+                else:
+                    self._following(device).copy_(state[name])
 
 
-_BACKWARD = mixed(1)  # what makes the draw of a backward pass another than that of a forward pass
-_draws = _Draws()
+def mark_seeded(generator: torch.Generator) -> tuple[int, int]:
+    """Return a seed from the state of a generator, and the mark that is left there; its numbers do not change."""
+    state = generator.get_state()
+    words = _words_of(state)
+    seed = _hashed(words)
+    _move_on(words)
+    words[_SEED] = mark = mixed(seed ^ _MARK)
+    generator.set_state(state)
+    return seed, mark
+
+
+def captures() -> bool:
+    """Return whether a CUDA graph is captured from the current stream."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
+
+
+_AT_ONCE = 64
+_MARK = mixed(1)  # what makes a mark another word than the seed
+_seeds = _Seeds()
+_of_pass: ContextVar[dict[torch.device, Iterator[Tensor]] | None] = ContextVar("_of_pass", default=None)
+
+
+@contextmanager
+def drawn_once() -> Iterator[None]:
+    """Draw once for all seeds that are asked for inside the with-block, by this thread: in a pass through a model.
+
+    Inside of another such block it goes on with the seeds of that one. On fake tensors nothing is drawn.
+    """
+    if _of_pass.get() is not None or faked():
+        yield
+        return
+    _seeds.begin()
+    token = _of_pass.set({})
+    try:
+        yield
+    finally:
+        _of_pass.reset(token)
+
+
+def begin() -> None:
+    """Let the seeds of a step begin that has none in its forward pass: in its backward pass they only go on."""
+    _seeds.begin()
 
 
 def draw_as(rank: int) -> None:
@@ -354,7 +401,29 @@ def draw_as(rank: int) -> None:
     Processes that compute the same, as those that share layers do around these, must draw alike. It holds for all that
     the process draws, until the process group ends.
     """
-    _draws.rank = rank
+    _seeds.rank = rank
+
+
+def saved_seeds() -> dict[str, Tensor]:
+    """Return where the fresh seeds of this process are, for a run that is to go on later."""
+    return _seeds.state()
+
+
+def restore_seeds(state: dict[str, Tensor]) -> None:
+    """Go on with the seeds of a run; torch's generator must have its state of then."""
+    _seeds.restore(state)
+
+
+@contextmanager
+def seeds_apart() -> Iterator[None]:
+    """Inside the block, draw seeds that begin anew; after it go on with those of before, as if none had been drawn."""
+    global _seeds
+    own, _seeds = _seeds, _Seeds()
+    _seeds.rank = own.rank
+    try:
+        yield
+    finally:
+        _seeds = own
 
 
 def diverge(generator: torch.Generator, branch: int) -> None:
@@ -373,9 +442,10 @@ def diverge(generator: torch.Generator, branch: int) -> None:
 @functools.cache
 def _check_layout() -> None:
     """Raise a KernelError unless the state of a separate generator has the layout that this file assumes."""
-    plain, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    different = draw(drawn) != draw(drawn)
-    same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=drawn))
+    plain, marked = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    (first, mark), (second, other) = mark_seeded(marked), mark_seeded(marked)
+    different = len({first, mark, second, other}) == 4 and marked.initial_seed() == other
+    same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=marked))
     if not (different and same):
         raise KernelError(
             f"seeds cannot be drawn: the state of torch {torch.__version__}'s CPU generator is not laid out as in the "
@@ -383,40 +453,32 @@ def _check_layout() -> None:
         )
 
 
-def _refuse_capture() -> None:
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if initialized and torch.cuda.is_current_stream_capturing():
-        raise KernelError(
-            "a seed is drawn while a CUDA graph is captured, and all replays of the graph would reuse it; "
-            "leave operators that draw seeds out of the graph"
-        )
+def _one_seed(like: Tensor) -> Tensor:
+    _seeds.begin()
+    return _seeds.take(like.device, 1).view(())
 
 
-def _fresh_seed() -> Tensor:
-    _check_layout()
-    _refuse_capture()
-    return _draws.seed()
+@define("fresh_seed(Tensor like) -> Tensor", {EVERYWHERE: _one_seed}, tags=RANDOM)
+def _seed_in_a_graph(like: Tensor) -> Tensor:
+    return like.new_empty((), dtype=torch.int64)
 
 
-def _own_seed() -> Tensor:
-    return _fresh_seed().clone()  # a seed may be saved, and those of a pass lie together
+def fresh_seed(like: Tensor) -> Tensor:
+    """Return a fresh seed on the device of a tensor: a 0-d int64 tensor, any of its 2**64 values.
 
-
-@define("fresh_seed() -> Tensor", {EVERYWHERE: _own_seed}, tags=RANDOM)
-def fresh_seed() -> Tensor:
-    """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values.
-
-    A compiler may draw again in the backward pass, so one operator must draw the seed and use it.
+    Compilers and simulations see an operator that makes it. A compiler may draw again in the backward pass, so all that
+    the backward pass needs of a draw must be results of one operator.
 
     Raises:
-        KernelError: The state of torch's generator has an unknown layout, or a CUDA graph is being captured.
+        KernelError: The state of torch's generator has an unknown layout, or the first seed of all is drawn while a
+            CUDA graph is captured.
     """
-    return torch.empty((), dtype=torch.int64, device="cpu")
-
-
-def seed_at_once() -> Tensor:
-    """Return a fresh seed that is not saved, outside of graphs that compilers trace.
-
-    It is drawn without the operator, which takes most of the time, unless something sees operators.
-    """
-    return fresh_seed() if torch._C._len_torch_dispatch_stack() else _fresh_seed()
+    if type(like) is FakeTensor or faked() or traced():
+        return _seed_in_a_graph(like)
+    device, of_pass = like.device, _of_pass.get()
+    if of_pass is None:
+        return _seeds.seed(device)
+    left = of_pass.get(device)
+    if left is None:
+        left = of_pass[device] = _seeds.several(device)
+    return next(left)

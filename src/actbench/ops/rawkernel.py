@@ -118,9 +118,10 @@ class _Launcher:
         self._most_blocks = _most_blocks(device)
         self._tensors = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
         # a slot of 8 bytes for each, in the machine's byte order
-        self._format = struct.Struct("".join("Q" if isinstance(a, Tensor) else _SLOTS[a.dtype.char] for a in arguments))
+        slots = "".join("Q" if isinstance(a, Tensor) else _SLOTS[a.dtype.char] for a in arguments)
+        self._pack = struct.Struct(slots).pack_into
         self._count = len(arguments)
-        self._free: list[tuple[Any, Any]] = []
+        self._free: list[tuple[Any, Any, Any]] = []
         self._driver = _driver()
         self._start = self._driver.cuLaunchKernel
 
@@ -136,36 +137,24 @@ class _Launcher:
             block = self._free.pop()
         except IndexError:  # the first launch, or another thread has the last block
             block = self._block()
-        memory, places = block
-        self._format.pack_into(memory, 0, *values)
-        stream = ctypes.c_void_p(_torch._cuda_getCurrentRawStream(self._device))
-        call = (
-            self._function,
-            min(-(-threads // THREADS), self._most_blocks),
-            1,
-            1,
-            THREADS,
-            1,
-            1,
-            0,
-            stream,
-            places,
-            None,
-        )
-        error = self._start(*call)
+        memory, places, stream = block
+        self._pack(memory, 0, *values)
+        stream.value = _torch._cuda_getCurrentRawStream(self._device)
+        blocks = min(-(-threads // THREADS), self._most_blocks)
+        error = self._start(self._function, blocks, 1, 1, THREADS, 1, 1, 0, stream, places, None)
         if error == _NO_CONTEXT:
             self._bind()
-            error = self._start(*call)
+            error = self._start(self._function, blocks, 1, 1, THREADS, 1, 1, 0, stream, places, None)
         self._free.append(block)
         if error:
             raise KernelError(f"the driver does not launch {self._name} on cuda:{self._device}: CUDA error {error}")
         return None
 
-    def _block(self) -> tuple[Any, Any]:
-        """Return memory for the arguments, and the addresses of these."""
+    def _block(self) -> tuple[Any, Any, Any]:
+        """Return memory for the arguments, the addresses of these, and a place for the stream."""
         memory = ctypes.create_string_buffer(8 * self._count)
         start = ctypes.addressof(memory)
-        return memory, (ctypes.c_void_p * self._count)(*range(start, start + 8 * self._count, 8))
+        return memory, (ctypes.c_void_p * self._count)(*range(start, start + 8 * self._count, 8)), ctypes.c_void_p()
 
     def _bind(self) -> None:
         """Make torch's context of the device current in a thread that has called the driver only by this file."""

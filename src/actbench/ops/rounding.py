@@ -8,10 +8,10 @@ from torch import Tensor
 from actbench.ops.noise import random_words
 
 
-def lanes(seed: Tensor, count: int, bits: int, device: torch.device) -> Tensor:
+def lanes(seed: Tensor, count: int, bits: int) -> Tensor:
     """Return the first ``count`` numbers of :func:`actbench.ops.noise.lanes`, also on fake tensors."""
-    words = random_words(seed, 0, -(-count * bits // 64), device)
-    shifts = torch.arange(0, 64, bits, device=device)
+    words = random_words(seed, 0, -(-count * bits // 64))
+    shifts = torch.arange(0, 64, bits, device=seed.device)
     cut: Tensor = ((words[:, None] >> shifts) & ((1 << bits) - 1)).flatten()[:count]
     return cut
 
@@ -22,6 +22,6 @@ def stochastic(places: Tensor, seed: Tensor) -> Tensor:
     Probabilities are multiples of 2**-23, so the mean is off by at most 2**-24. Whole numbers, NaN and infinities stay.
     """
     below = places.floor()
-    noise = (lanes(seed, places.numel(), 32, places.device) >> 9).float()
+    noise = (lanes(seed, places.numel(), 32) >> 9).float()
     chance = ((noise + 0.5) * 2.0**-23).view(places.shape)
     return below + (chance < places - below)

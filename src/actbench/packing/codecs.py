@@ -7,6 +7,7 @@ tensor and from settings, never from its values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -20,6 +21,8 @@ from actbench.packing.layout import Layout, memory_order
 from actbench.packing.sitestate import SiteState
 
 Parts = tuple[Tensor, ...]
+Encode = Callable[[Tensor, Tensor], Parts]
+"""Makes the parts of a tensor, of one known form, with a seed."""
 
 SMALLEST = 64
 """A tensor with fewer elements stays whole: it would gain less than torch's allocator rounds up."""
@@ -58,6 +61,14 @@ class Codec:
         The site has the bits of the tensor, and its ranges are noted there if it is watched.
         """
         raise NotImplementedError
+
+    def planned(self, x: Tensor) -> Encode | None:
+        """Return a function of a tensor and a seed that makes the parts of tensors of the form of x.
+
+        It may be called for plain tensors (:func:`actbench.ops.library.plain`) while the site is not watched. None if
+        there is no faster way than :meth:`pack`.
+        """
+        return None
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the tensor, with this layout."""

@@ -15,8 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
+from actbench.ops.library import plain, traced
+from actbench.ops.noise import captures, fresh_seed
 from actbench.packing import savedtensors
-from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
+from actbench.packing.codecs import Codec, Encode, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
 from actbench.packing.layout import Layout, flat_of, without_repeats
 from actbench.packing.savedtensors import SharingTable, WeakTensors
@@ -152,7 +154,12 @@ class SavedTensors:
             self.placement.settle()
 
     def pack(self, x: Tensor, site: SiteState) -> Packed:
-        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor."""
+        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor.
+
+        A graph that is traced has no memory to know tensors by: there each site packs for itself.
+        """
+        if traced() or torch.compiler.is_compiling():
+            return self._in_graph(x, site)
         plan: SitePlan | None = site.plan
         if plan is None or not plan.holds(x, site, self.codec):
             once = without_repeats(x)
@@ -164,10 +171,22 @@ class SavedTensors:
         if reason is not None:
             return self._left(x, reason)
         codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
+        at_once = None if plan is None or site.watched or savedtensors.observers else plan.encode
+        if at_once is not None and not plain(source := x.detach()):
+            at_once = None
         # where in a whole pass nobody asked for what this site packs, nobody needs to know it
         if self.dedup is None or (plan is not None and self._settled and not plan.shared):
-            return self._packed(x, flat_of(x, layout), codec, layout, site)
+            return self._packed(x, flat_of(x, layout) if at_once is None else source, codec, layout, site, at_once)
         return self._shared(x, flat_of(x, layout), codec, layout, site)
+
+    def _in_graph(self, x: Tensor, site: SiteState) -> Packed:
+        once = without_repeats(x)
+        if once is not x:
+            return self._repeated(x, self._in_graph(once, site))
+        if self.codec.why_not(x) is not None:
+            return unpacked(x)
+        codec, layout = self.codec.at(x, site), Layout.of(x)
+        return Packed(codec, layout, codec.pack(flat_of(x, layout), layout, site))
 
     def _shared(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
         """Return what another site packed of a tensor, or pack it and remember that for other sites."""
@@ -189,10 +208,17 @@ class SavedTensors:
         savedtensors.acted(self)
         return packed._replace(layout=layout)
 
-    def _packed(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
-        """Encode the elements of a tensor."""
-        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
-            parts = codec.pack(flat, layout, site)
+    def _packed(
+        self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState, at_once: Encode | None = None
+    ) -> Packed:
+        """Encode the elements of a tensor; ``at_once`` takes them as they lie."""
+        if site.guarded and x.is_cuda and captures():
+            return self._left(x, "it may hold infinities, and nobody can look while a CUDA graph is captured")
+        if at_once is not None:
+            parts = at_once(flat, fresh_seed(flat))
+        else:
+            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+                parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
             lost = codec.lost(flat, parts)
             site.was_finite = lost is None

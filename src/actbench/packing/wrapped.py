@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from actbench.ops.noise import drawn_once
 from actbench.packing.forwardwrapper import ReboundForward
-from actbench.packing.refusals import refuse_compiling
+from actbench.packing.refusals import OWN_BACKWARD, refuse_compiling, refuse_exporting
 
 Rules = Mapping[Callable[..., Any], Callable[..., Any]]
 """Maps a function of torch to its replacement, with the same arguments, by place and by name, and the same result."""
@@ -72,14 +72,13 @@ _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 class Wrapper:
     """Wraps the passes through one model. It refers to no module, so that parts can be copied alone.
 
-    Class attributes of a kind of wrapper:
-        uncompilable: What cannot be compiled, and why; see :func:`actbench.packing.refusals.refuse_compiling`.
-
     Attributes:
+        uncompilable: What cannot be compiled, and why; see :func:`actbench.packing.refusals.refuse_compiling`. None
+            for what compiles: a graph then has the modules, and nothing of what wraps them.
         hooked: Whether blocks that are recomputed inside a pass know of its hooks, and of hooks inside themselves.
     """
 
-    uncompilable: ClassVar[tuple[str, str]]
+    uncompilable: tuple[str, str] | None
     hooked: bool = False
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
@@ -94,9 +93,13 @@ class Wrapper:
         """
         raise NotImplementedError
 
-    def refuse_compiling(self) -> None:
-        """Raise a ConversionError under ``torch.compile``."""
+    def is_in_graph(self) -> bool:
+        """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""
+        if self.uncompilable is None:
+            refuse_exporting(*OWN_BACKWARD)
+            return torch.compiler.is_compiling()
         refuse_compiling(*self.uncompilable)
+        return False
 
     def begins_inside(self) -> bool:
         """Return whether a module inside the model that is called now begins a pass.
@@ -133,16 +136,15 @@ class WrappedForward(ReboundForward):
     wrapper: Wrapper
 
     @property
-    def uncompilable(self) -> tuple[str, str]:
+    def uncompilable(self) -> tuple[str, str] | None:
         """What cannot be compiled, and why."""
         return self.wrapper.uncompilable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, if gradients are needed."""
         module = self.module
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self.wrapper.is_in_graph():
             return self.inner(module, *args, **kwargs)
-        self.wrapper.refuse_compiling()
         return self.wrapper.run("", module, self.inner, args, kwargs)
 
 
@@ -156,10 +158,7 @@ class Entry(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as a pass of its own if none runs around it; raise a ConversionError as the model does."""
         module = self.module
-        if not torch.is_grad_enabled():
-            return self.inner(module, *args, **kwargs)
-        self.wrapper.refuse_compiling()
-        if not self.wrapper.begins_inside():
+        if not torch.is_grad_enabled() or self.wrapper.is_in_graph() or not self.wrapper.begins_inside():
             return self.inner(module, *args, **kwargs)
         return self.wrapper.run(self.path, module, self.inner, args, kwargs)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench import longsteps
-from actbench.ops import hostmemory, noise
 from actbench.simulator import foreach, known, products, rows
 from actbench.simulator.forms import FORMS
 from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
@@ -32,10 +31,7 @@ _LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
 """Operators that may return a tensor whose value torch's mode knows."""
 
 _aten = torch.ops.aten
-_OF_METADATA = frozenset(
-    getattr(torch.ops.actbench, operator.__name__).default
-    for operator in (hostmemory.to_host, hostmemory.from_host, noise.fresh_seed)
-)
+_OF_METADATA = frozenset(getattr(torch.ops.actbench, name).default for name in ("to_host", "from_host", "fresh_seed"))
 """Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
 
 _DEVICE = torch.ops.prim.device.default

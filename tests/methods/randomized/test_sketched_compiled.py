@@ -62,7 +62,7 @@ def _compiled_anew():
 def drawn(monkeypatch):
     """The seeds that are drawn."""
     found, draw = [], sketching.fresh_seed
-    monkeypatch.setattr(sketching, "fresh_seed", lambda: found.append(draw()) or found[-1])
+    monkeypatch.setattr(sketching, "fresh_seed", lambda like: found.append(draw(like)) or found[-1])
     return found
 
 

@@ -32,7 +32,7 @@ class Integers(Codec):
         least, largest = blocks.aminmax(dim=1, keepdim=True)
         step = (largest - least) / self._most
         places = (blocks - least) / step.where(step > 0, 1.0)
-        whole = stochastic(places, fresh_seed()).clamp_(0, self._most).to(torch.uint8)
+        whole = stochastic(places, fresh_seed(flat)).clamp_(0, self._most).to(torch.uint8)
         return pack_codes(whole.flatten()[: layout.elements], self.bits), torch.cat([least, step], 1).T.contiguous()
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from actbench.methods.actnn.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.solver import row_widths
-from actbench.ops.noise import seed_at_once
+from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import Codec, Parts
 from actbench.packing.layout import Layout, flat_of
 from actbench.packing.sitestate import SiteState
@@ -73,11 +73,18 @@ class RowGroups(Groups):
 
     row: int = 1
 
+    def planned(self, x: Tensor) -> None:
+        """Return None: rows have an operator of their own."""
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the decoded tensor."""
+        return GroupCodec.unpack(self, parts, layout)
+
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
         rows, total_bits = flat.view(-1, self.row), self._total_bits(layout)
         widths = _widths(len(rows), total_bits, flat)
-        return groupquant.encode_rows(rows, widths, total_bits, self.group_size, seed_at_once(), self.stochastic)
+        return groupquant.encode_rows(rows, widths, total_bits, self.group_size, fresh_seed(flat), self.stochastic)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
         """Return whole rows."""
@@ -123,7 +130,7 @@ class RowWidths(GroupCodec):
             site.ranges = as_usual(costs, self.group_size, self.usual)
         gradients = None if site.sample_gradients is None else site.sample_gradients.expected(flat.device)
         widths = row_widths(costs if gradients is None else costs * gradients, self.total_bits)
-        seed, size = seed_at_once(), self.group_size
+        seed, size = fresh_seed(flat), self.group_size
         return (*groupquant.encode_rows(rows, widths, self.total_bits, size, seed, self.stochastic), widths)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:

@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD
 from actbench.ops import bitpack
-from actbench.ops.noise import seed_at_once
-from actbench.packing.codecs import Codec, Parts
-from actbench.packing.layout import Layout
+from actbench.ops.library import plain
+from actbench.ops.noise import fresh_seed
+from actbench.packing.codecs import Codec, Encode, Parts
+from actbench.packing.layout import Layout, flat_of
 from actbench.packing.sitestate import SiteState
 
 USUAL = 256
@@ -80,7 +81,7 @@ class Groups(GroupCodec):
         """Return uint8 codes, those of the wider groups first, and the int32 words of the groups."""
         size, (width, wider) = self.group_size, self.division(layout)
         if not wider:
-            return groupquant.encode(flat, width, size, seed_at_once(), self.stochastic)
+            return groupquant.encode(flat, width, size, fresh_seed(flat), self.stochastic)
         front, split = wider * (width + 1) // 8, wider // size
         # Both parts are written in place: to join them afterwards, the parts and the whole would exist at once.
         codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
@@ -90,7 +91,7 @@ class Groups(GroupCodec):
         if isinstance(flat, FakeTensor):
             parts = [(_narrow(codes, layout.elements, width), words, flat, width)]
         for part in parts:
-            groupquant.encode_(*part, size, seed_at_once(), self.stochastic)
+            groupquant.encode_(*part, size, fresh_seed(flat), self.stochastic)
         return codes, words
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
@@ -113,12 +114,30 @@ class Groups(GroupCodec):
         groupquant.decode_(out[wider - start :], *rest, width, size, 0)
         return out
 
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the decoded tensor; plain parts of whole bits are decoded at once, where it lies."""
+        (codes, words), count = parts, layout.elements
+        width = codes.numel() * 8 // count
+        whole = codes.numel() == bitpack.packed_bytes(count, width) and words.numel() == -(-count // self.group_size)
+        if not (whole and layout.dtype != torch.float64 and plain(codes, words)):
+            return super().unpack(parts, layout)
+        out = torch.empty(layout.shape if layout.order is None else (count,), dtype=layout.dtype, device=codes.device)
+        groupquant.fill_decoded(out, codes, words, width, self.group_size)
+        return out if layout.order is None else layout.laid_out(out)
+
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the parts of a tensor."""
         parts = self.encode(flat, layout)
         if site.watched:
             site.ranges = as_usual(groupquant.ranges(parts[1]).square().sum(), self.group_size, self.usual)
         return parts
+
+    def planned(self, x: Tensor) -> Encode | None:
+        """Return a function that encodes whole bits of tensors without gaps."""
+        width, wider = self.division(Layout.of(x))
+        if wider or x.dtype == torch.float64 or flat_of(x).data_ptr() != x.data_ptr():
+            return None
+        return groupquant.encoder(x, width, self.group_size, self.stochastic)
 
     def division(self, layout: Layout) -> tuple[int, int]:
         """Return the smaller number of bits, and how many elements in front, in whole groups, have one bit more."""
@@ -147,9 +166,16 @@ class Groups(GroupCodec):
 class OneGroup(Groups):
     """Codes with the same bits in one group, in memory order; parts are codes and one word."""
 
+    def planned(self, x: Tensor) -> None:
+        """Return None: one group is encoded by operators of torch."""
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the decoded tensor."""
+        return GroupCodec.unpack(self, parts, layout)
+
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
-        return groupquant.encode_in_one(flat, int(self.width), seed_at_once(), self.stochastic)
+        return groupquant.encode_in_one(flat, int(self.width), fresh_seed(flat), self.stochastic)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
         """Return elements; their bits follow from the codes."""

@@ -13,7 +13,7 @@ from actbench.errors import NothingToConvertError
 from actbench.methods.actnn.bitallocation import BitAllocation
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers.layers import compressed, fan_in, parametrized_layers, small_codes
-from actbench.methods.actnn.layers.modelforward import CompressedForward
+from actbench.methods.actnn.layers.modelforward import ALLOCATED, SWAPPED, CompressedForward
 from actbench.methods.actnn.layers.savedinput import Compressed
 from actbench.methods.actnn.variance import rounding_variance
 from actbench.model.gradient import Gradient
@@ -170,7 +170,9 @@ class ActNN(Scheme):
         threshold = self.setting("empty_cache_threshold")
         shared_out = self.setting("compress") and self.setting("per_layer")
         allocation = BitAllocation(states, self.setting("bits"), self.adapt_interval) if shared_out else None
-        CompressedForward(model, packer, allocation, threshold, bool(hooked), whole_model=not setup.path).bind()
+        uncompilable = SWAPPED if placement else ALLOCATED if allocation or self.setting("per_sample") else None
+        whole = not setup.path
+        CompressedForward(model, packer, allocation, threshold, bool(hooked), whole, uncompilable).bind()
         bind_entries(model)
         by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
         changed = setup.changed(model, (*sites, *hooked), left, by=by)

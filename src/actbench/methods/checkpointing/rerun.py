@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from actbench.methods.checkpointing.firsttensors import FirstTensors
-from actbench.ops import noise
 from actbench.packing.copies import copy_of, may_be_copied
 from actbench.units import KIB
 
@@ -121,7 +120,6 @@ class Rerun:
         copies: dict[Tensor, Tensor] = {}
         self._before = [_as_it_is(*place, copies) for place in _places(module, self._norms)]
         self._held: list[tuple[nn.Module, str, Any]] = []
-        self._runs = 0
         self._open: list[ExitStack] = []
 
     def ran(self) -> None:
@@ -152,9 +150,6 @@ class Rerun:
             stack.enter_context(self._tensors.given())
             stack.enter_context(statistics_kept(self._norms))
             given = stack.enter_context(self._given())
-            # A retained graph may run this again, and torch restores the generator of the first run each time.
-            noise.diverge(torch.default_generator, self._runs)
-            self._runs += 1
             stack.enter_context(self._around())
             self._open.append(stack.pop_all())
         return given

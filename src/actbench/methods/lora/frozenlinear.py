@@ -53,7 +53,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _parts_like(shape: torch.Size, encoding: Encoding) -> Parts:
     """Return parts without values; a model has many matrices of one shape."""
     with unset_fake_temporarily():
-        return encoding.encode(torch.empty(shape, device="meta"), torch.tensor(0))
+        return encoding.encode(torch.empty(shape, device="meta"), torch.zeros((), dtype=torch.int64, device="meta"))
 
 
 class FrozenLinear(nn.Module):
@@ -81,7 +81,7 @@ class FrozenLinear(nn.Module):
                 matrix.new_empty(part.shape, dtype=part.dtype) for part in _parts_like(matrix.shape, encoding)
             )
         else:
-            parts = encoding.encode(matrix, fresh_seed())
+            parts = encoding.encode(matrix, fresh_seed(matrix))
         self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in parts)
         self.bias: Any = layer.bias
         carry_hooks(layer, self)

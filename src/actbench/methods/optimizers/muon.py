@@ -41,8 +41,9 @@ class Muon8bit(MatrixAdam):
         if "codes" in state:
             muon.state[parameter] = {"momentum_buffer": _momentum(gradient, state)}
         muon.step()  # type: ignore[no-untyped-call]
-        seed = torch.tensor(self.matrices[parameter] * 1_000_003 + state["step"])
-        codes, bounds = _BITS.encode(muon.state.pop(parameter)["momentum_buffer"], seed)
+        momentum = muon.state.pop(parameter)["momentum_buffer"]
+        seed = self.matrices[parameter] * 1_000_003 + state["step"]
+        codes, bounds = _BITS.encode(momentum, torch.full((), seed, dtype=torch.int64, device=momentum.device))
         state["codes"], state["bounds"] = codes, bounds.view(torch.uint8)
 
     def load_state_dict(self, state_dict: Any) -> None:

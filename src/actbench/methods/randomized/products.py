@@ -66,7 +66,7 @@ def _sample(matrix: Tensor, sketching: Sketching) -> tuple[Tensor, Tensor | None
     if size >= count:
         return matrix, None
     norms = torch.linalg.vector_norm(matrix, dim=-1, dtype=working_type(matrix)).double()
-    chosen, weights = winner_take_all(norms, fresh_seed(), size)
+    chosen, weights = winner_take_all(norms, fresh_seed(norms), size)
     numbers = chosen.to(number_type(count))
     rows = _taken(matrix, chosen).mul_(weights[..., None])
     savedtensors.packed(matrix, rows, numbers, closed_form=lambda: rows.numel() * rows.itemsize + 4 * numbers.numel())

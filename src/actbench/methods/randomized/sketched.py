@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from actbench.methods.actnn.layers.linear import input_gradient, product, rows_of
 from actbench.methods.randomized.ops.sketch import Sketching, fresh_sketch, project
+from actbench.ops import noise
 from actbench.ops.library import traced
 from actbench.packing import savedtensors
 from actbench.packing.linearkinds import is_conv1d
@@ -67,7 +68,7 @@ class SketchedProduct(torch.autograd.Function):
 Sketch = tuple[Tensor, ...]
 """The packed form of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
 
-The key is a 0-d int64 seed on the CPU, 8 bytes, or for ``norm`` and ``wta`` (k,) int32 row numbers, 4 k bytes.
+The key is a 0-d int64 seed, 8 bytes, or for ``norm`` and ``wta`` (k,) int32 row numbers, 4 k bytes.
 """
 
 
@@ -88,6 +89,8 @@ class Sketched(nn.Module):
         """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
         rows = math.prod(input.shape[:-1])
         size = self.sketching.size(rows)
+        if self.training and not torch.is_grad_enabled() and not traced():
+            noise.begin()  # re-entrant checkpointing runs it again in the backward pass
         if not torch.is_grad_enabled() or not self.weight.requires_grad or size >= rows:
             exact: Tensor = super().forward(input)
             return exact

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from actbench.errors import ConversionError
 from actbench.methods.checkpointing.firsttensors import FirstTensors
 from actbench.methods.tiled.positionwise import in_place_of
-from actbench.ops import noise
 from actbench.packing import samplegradients, savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.packer import own_tensors
@@ -116,7 +115,6 @@ class _Run:
         self._device = x.device.type
         self._devices, self._states = get_device_states(x) if started else ([], [])
         self._samples = samplegradients.current() if x.dim() > 2 else None  # else pieces have other rows
-        self._runs = 0
 
     def first(self, x: Tensor) -> Tensor:
         """Return the result, beneath autograd."""
@@ -172,8 +170,6 @@ class _Run:
             stack.enter_context(torch.random.fork_rng(self._devices, device_type=self._device))
             torch.set_rng_state(self._cpu_state)
             set_device_states(self._devices, self._states, device_type=self._device)
-            noise.diverge(torch.default_generator, self._runs)  # a retained graph may run this again
-            self._runs += 1
             for kind, dtype, enabled in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
             yield

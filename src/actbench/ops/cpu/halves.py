@@ -14,7 +14,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from actbench.ops import noise
-from actbench.ops.cpu import inlined, intrinsic
+from actbench.ops.cpu import at, inlined, intrinsic
 from actbench.ops.cpu.vectors import INT, Step
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
@@ -116,6 +116,14 @@ def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
         word = (word ^ (word >> np.uint64(30))) * _FIRST
         word = (word ^ (word >> np.uint64(27))) * _SECOND
         words[i] = word ^ (word >> np.uint64(31))
+
+
+@inlined
+def state_at(address: int) -> np.uint64:
+    """Return the state of the seed at an address."""
+    word = np.empty(1, np.uint64)
+    fill_random(at(address, 1, np.uint64)[0], 0, word)
+    return np.uint64(word[0])
 
 
 @intrinsic

@@ -182,5 +182,5 @@ class OffloadedForward(WrappedForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, without gradients too."""
         if not torch.compiler.is_exporting():
-            self.wrapper.refuse_compiling()
+            self.wrapper.is_in_graph()
         return super().__call__(*args, **kwargs)

@@ -42,6 +42,7 @@ NOTHING = frozenset(
         "_amp_update_scale_",
         "wait_tensor",
         "wait_tensors",
+        "fresh_seed",  # a view of the 64 that two operators draw; the tensor that it is given tells the device alone
     )
 )
 """Operators other than views that move no bytes of the device."""

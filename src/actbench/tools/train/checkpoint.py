@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from actbench.errors import StoreError, first_line
 from actbench.model.data import Data
+from actbench.ops.noise import restore_seeds, saved_seeds
 from actbench.packing.forwardwrapper import adapt, adapted_states
 from actbench.tools.train.processgroup import ProcessGroup
 from actbench.tools.train.records import Evaluation, TrainingCase
@@ -74,8 +75,8 @@ def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
 def state_of(step: LearningStep, group: ProcessGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the whole state of a run, however it is spread over processes; all of them must call this.
 
-    It holds parameters and buffers, those that ``state_dict`` leaves out too, what the scheme has adapted, and the
-    state of torch's generators, from which seeds of sketches come too.
+    It holds parameters and buffers, those that ``state_dict`` leaves out too, what the scheme has adapted, the state of
+    torch's generators, and the seeds that sketches and rounding would have next.
 
     Returns:
         The trees of optimizer, scaler and scheme as JSON has them, as fields of :class:`Progress`, and all tensors.
@@ -89,6 +90,7 @@ def state_of(step: LearningStep, group: ProcessGroup) -> tuple[dict[str, Any], d
     optimizer = _optimizer_of(step, tensors, own, f"rank{group.rank}.")
     adapted = take_apart(adapted_states(module), own, f"rank{group.rank}.adapted")
     own[f"rank{group.rank}.random.cpu"] = torch.get_rng_state()
+    own |= {f"rank{group.rank}.seeds.{name}": held for name, held in saved_seeds().items()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         own[f"rank{group.rank}.random.cuda"] = torch.cuda.get_rng_state()
     kept = _kept(tensors, step.parallel, group.is_first)
@@ -139,6 +141,9 @@ def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> 
         torch.set_rng_state(own["random.cpu"])
         if "random.cuda" in own:
             torch.cuda.set_rng_state(own["random.cuda"])
+        seeds = {name.removeprefix("seeds."): held for name, held in own.items() if name.startswith("seeds.")}
+        if seeds:  # older checkpoints have none
+            restore_seeds(seeds)
     except (KeyError, ValueError, RuntimeError) as error:
         raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.measuring.gradients import Gradients, relative_error_and_cosine
 from actbench.measuring.inspection.itemized import tensors_in
+from actbench.ops.noise import seeds_apart
 from actbench.tools.convert.gradienterrors import Known, warning
 
 
@@ -59,7 +60,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
     """Inside, random numbers begin at one seed; afterwards they and the buffers are as before."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     devices = sorted({each.device.index or 0 for each in module.parameters() if each.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), seeds_apart():
         torch.manual_seed(0)
         try:
             yield

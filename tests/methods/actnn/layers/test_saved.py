@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
 from actbench.methods.actnn.layers.layers import compressed
+from actbench.methods.actnn.layers.savedinput import SavedInput
 from actbench.methods.actnn.ops import groupquant
 from actbench.packing import Identity, SavedTensors, SiteState
 from actbench.simulator import fake
@@ -17,16 +18,16 @@ from actbench.simulator import fake
 @pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm2d", "evaluated", "layernorm", "groupnorm"])
 def test_one_piece_is_decoded_at_a_time(kind, monkeypatch, pair, results):
     _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)), chunk=3)
-    decode, sizes, alive = groupquant.decode, [], []
+    rows_of, sizes, alive = SavedInput.rows, [], []
 
-    def watched(*args):
+    def watched(self, piece):
         assert all(reference() is None for reference in alive)
-        out = decode(*args)
+        out = rows_of(self, piece)
         sizes.append(out.numel())
         alive.append(weakref.ref(out.untyped_storage()))
         return out
 
-    monkeypatch.setattr(groupquant, "decode", watched)
+    monkeypatch.setattr(SavedInput, "rows", watched)
     results(layer, x)
 
     row, rows = x[0].numel(), x.shape[0]

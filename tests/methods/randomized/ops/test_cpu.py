@@ -12,9 +12,9 @@ def test_the_number_of_threads_changes_nothing(kind):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = sketch.columns_on_cpu(5, 3, 400, 100, TABLES[kind])
+        alone = sketch.columns_on_cpu(torch.tensor(5), 3, 400, 100, TABLES[kind])
         torch.set_num_threads(2)
-        together = sketch.columns_on_cpu(5, 3, 400, 100, TABLES[kind])
+        together = sketch.columns_on_cpu(torch.tensor(5), 3, 400, 100, TABLES[kind])
     finally:
         torch.set_num_threads(before)
 
@@ -23,4 +23,4 @@ def test_the_number_of_threads_changes_nothing(kind):
 
 
 def test_rademacher_entries_are_signs():
-    assert sketch.columns_on_cpu(5, 0, 40, 10, None).unique().tolist() == [-1, 1]
+    assert sketch.columns_on_cpu(torch.tensor(5), 0, 40, 10, None).unique().tolist() == [-1, 1]

@@ -10,7 +10,7 @@ from actbench.methods.randomized.ops.sketch.transforms import project
 @pytest.mark.parametrize("kind", KINDS)
 def test_project_is_the_product_with_the_matrix_of_the_seed(kind):
     x = torch.randn(500, 7, dtype=torch.float64)
-    entries = sketch_columns(torch.tensor(3), 0, 500, 20, kind, torch.float64, x.device)
+    entries = sketch_columns(torch.tensor(3), 0, 500, 20, kind, torch.float64)
 
     torch.testing.assert_close(project(x, torch.tensor(3), 20, kind), entries @ x / 20**0.5)
 

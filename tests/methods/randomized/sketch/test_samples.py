@@ -6,8 +6,6 @@ import torch
 from actbench.methods.randomized.ops.sketch import samples
 from actbench.methods.randomized.ops.sketch.samples import compress, project, row_norms, winners
 
-CPU = torch.device("cpu")
-
 
 def chi_square(drawn, chances):
     expected = len(drawn) * chances
@@ -15,13 +13,13 @@ def chi_square(drawn, chances):
 
 
 def test_uniform_draws_are_uniform():
-    drawn = samples.uniform(torch.tensor(5), 10, 20_000, CPU)
+    drawn = samples.uniform(torch.tensor(5), 10, 20_000)
 
     assert chi_square(drawn, torch.full((10,), 0.1)) < 28  # 9 degrees of freedom: exceeded once in a thousand
 
 
 def test_distinct_draws_are_distinct_and_every_pair_is_as_likely():
-    drawn = torch.stack([samples.distinct(torch.tensor(seed), 4, 2, CPU) for seed in range(3000)])
+    drawn = torch.stack([samples.distinct(torch.tensor(seed), 4, 2) for seed in range(3000)])
     pairs = drawn[:, 0] * 4 + drawn[:, 1]
     possible = torch.tensor([0.0 if i == j else 1 / 12 for i in range(4) for j in range(4)])
 
@@ -30,7 +28,7 @@ def test_distinct_draws_are_distinct_and_every_pair_is_as_likely():
 
 
 def test_fractions_are_from_0_to_below_1():
-    found = samples.fractions(torch.tensor(2), 20_000, CPU)
+    found = samples.fractions(torch.tensor(2), 20_000)
 
     assert found.dtype == torch.float64
     assert float(found.min()) >= 0

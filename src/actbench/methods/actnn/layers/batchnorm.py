@@ -163,9 +163,11 @@ class BatchNorm(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit, with the same update of running statistics."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         weight, bias = self.weight, self.bias  # once: a module looks long for its parameters
         if not self.is_worth(input, weight, bias):
-            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            exact: Tensor = super().forward(input)
             return exact
         layer: Any = self
         layer._check_input_dim(input)
@@ -257,6 +259,8 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit; without a process group, what batch norm returns."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         if not (self.training and distributed.is_available() and distributed.is_initialized()):
             return super().forward(input)
         group = self.process_group or distributed.group.WORLD

@@ -116,9 +116,11 @@ class Direct(Compressed):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         geometry, weight, bias = Geometry.of(self), self.weight, self.bias
         if not (_is_worth(input, weight, bias) and geometry.takes(input)):
-            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            exact: Tensor = super().forward(input)
             return exact
         output: Tensor = Convolution.apply(input, weight, bias, geometry, self)
         return output
@@ -134,8 +136,10 @@ class Transposed(Compressed):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
         """Return what the exact layer returns, bit for bit."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input, output_size)
         if not (_is_worth(input, self.weight, self.bias) and Geometry.of(self).takes(input)):
-            exact: Tensor = super().forward(input, output_size)  # type: ignore[misc]
+            exact: Tensor = super().forward(input, output_size)
             return exact
         layer: Any = self
         padding = layer._output_padding(

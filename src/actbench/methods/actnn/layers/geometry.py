@@ -60,19 +60,35 @@ class Geometry:
 
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
-        dims, is_plain = len(layer.kernel_size), layer.padding_mode == "zeros"
-        padding, dilation = layer.padding if is_plain else 0, numbers(layer.dilation, dims)
+        key = [getattr(layer, name) for name in _OF_A_LAYER]
+        wanted = None if output_padding is None else tuple(output_padding)
+        return _geometry(*(tuple(value) if isinstance(value, list) else value for value in key), wanted)
+
+    @classmethod
+    def made(
+        cls,
+        kernel_size: tuple[int, ...],
+        stride: Numbers,
+        padding: Any,
+        dilation: Numbers,
+        groups: int,
+        padding_mode: str,
+        transposed: bool,
+        output_padding: Numbers,
+        reversed_padding: tuple[int, ...],
+        wanted: tuple[int, ...] | None,
+    ) -> Geometry:
+        """Return the geometry of a layer with these attributes, called with the output padding that is ``wanted``."""
+        dims, is_plain = len(kernel_size), padding_mode == "zeros"
+        padding, dilation = padding if is_plain else 0, numbers(dilation, dims)
         pads: tuple[int, ...] = ()
         if padding == "same":
-            padding, pads = _same(layer.kernel_size, dilation)
+            padding, pads = _same(kernel_size, dilation)
         around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"
-        given = cls(numbers(layer.stride, dims), around, dilation, layer.groups, pads=pads)
-        if layer.transposed:
-            wanted = layer.output_padding if output_padding is None else output_padding
-            return replace(given, transposed=True, output_padding=tuple(wanted))
-        if is_plain:
-            return given
-        return replace(given, pads=tuple(layer._reversed_padding_repeated_twice), mode=layer.padding_mode)
+        given = cls(numbers(stride, dims), around, dilation, groups, pads=pads)
+        if transposed:
+            return replace(given, transposed=True, output_padding=wanted or numbers(output_padding, dims))
+        return given if is_plain else replace(given, pads=reversed_padding, mode=padding_mode)
 
     def takes(self, x: Tensor) -> bool:
         """Return whether x has the dimensions of an input, with or without a batch."""
@@ -160,6 +176,13 @@ class Geometry:
     def _constants(self) -> tuple[Any, ...]:
         output_padding = self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
+
+
+_OF_A_LAYER = (
+    "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "transposed", "output_padding",
+    "_reversed_padding_repeated_twice",
+)  # fmt: skip
+_geometry = functools.lru_cache(maxsize=4096)(Geometry.made)  # a layer asks in each pass
 
 
 @functools.cache

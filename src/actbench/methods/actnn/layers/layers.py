@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from actbench.methods.actnn.layers import batchnorm, convolution, dropout, linear, norms as norms_, pool, relu
+from actbench.methods.actnn.layers.ingraph import InGraph, give_form
 from actbench.methods.actnn.layers.savedinput import Compressed
 from actbench.methods.fewbit.activations import function_of
 from actbench.methods.fewbit.piecewise import Piecewise
@@ -107,9 +108,11 @@ def _coded_class(kind: type[Any], function: Callable[..., Any], attributes: tupl
     """Return a subclass with another forward, named in this module so that pickle finds it."""
 
     def forward(self: Any, input: Tensor) -> Any:  # noqa: A002  (the name that torch's layers give it)
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         return function(input, *(getattr(self, name) for name in attributes))
 
-    made = type(f"Coded{kind.__name__}", (kind,), {"forward": forward, "__module__": __name__})
+    made = type(f"Coded{kind.__name__}", (InGraph, kind), {"forward": forward, "__module__": __name__})
     globals()[made.__name__] = made
     return made
 
@@ -128,7 +131,7 @@ def coded(layer: nn.Module) -> nn.Module | None:
     if "forward" in vars(layer):
         return None
     if kind in CODED:
-        return standing_in(layer, CODED[kind])
+        return _named(standing_in(layer, CODED[kind]))
     function = function_of(layer) if kind in _STEPPED else None
     return StepwiseActivation(layer, function, function.label) if isinstance(function, Piecewise) else None
 
@@ -170,7 +173,13 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
         return coded(layer)
     if not norms and is_norm(cls):
         return None
-    return standing_in(layer, cls, packer=packer, site=site)  # type: ignore[return-value]  # it is of a layer too
+    return _named(standing_in(layer, cls, packer=packer, site=site))
+
+
+def _named(layer: nn.Module) -> nn.Module:
+    """Return a layer that has a form."""
+    give_form(layer)
+    return layer
 
 
 @functools.cache

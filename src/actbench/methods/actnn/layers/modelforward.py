@@ -23,9 +23,18 @@ from actbench.packing.wrapped import Inner, WrappedForward, Wrapper, bind_entrie
 
 COMPRESSED = (
     "a model whose layers pack their inputs",
-    "they know tensors by their memory, and a compiled graph has none",
+    "their number format was not tried in a graph",
 )
 """What cannot be compiled, and why."""
+
+ALLOCATED = (
+    "a model whose layers or samples have bits of their own",
+    "bits follow from what the layers note in a step, and a compiled graph notes nothing",
+)
+SWAPPED = (
+    "a model whose codes wait in host memory",
+    "their copies run beside the computation, which a compiled graph does not order",
+)
 
 
 @dataclass(eq=False)
@@ -40,15 +49,15 @@ class PackingInputs(Wrapper):
         hooked: Whether parts of the model have hooks of their own. Recomputed blocks around these then pack what the
             second run saves, and nothing of the first.
         whole_model: Whether the module is the whole model: its inputs then belong to the caller, and are not packed.
+        uncompilable: What of it cannot be compiled, and why; None if all can.
     """
-
-    uncompilable = COMPRESSED
 
     packer: SavedTensors
     allocation: BitAllocation | None = None
     empty_cache_threshold: float | None = None
     hooked: bool = False
     whole_model: bool = True
+    uncompilable: tuple[str, str] | None = COMPRESSED
     _first_entry: str | None = field(default=None, init=False)
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
@@ -86,9 +95,10 @@ class CompressedForward(WrappedForward):
         empty_cache_threshold: float | None = None,
         hooked: bool = False,
         whole_model: bool = True,
+        uncompilable: tuple[str, str] | None = COMPRESSED,
     ) -> None:
         super().__init__(module)
-        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked, whole_model)
+        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked, whole_model, uncompilable)
 
     @classmethod
     def bind_on(

@@ -144,6 +144,8 @@ class CompressedLayerNorm(Compressed, nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
             return super().forward(input)
         self.site.row = math.prod(self.normalized_shape)
@@ -156,6 +158,8 @@ class CompressedGroupNorm(Compressed, nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return what the exact layer returns, bit for bit."""
+        if torch.compiler.is_compiling() and self.form is not None:
+            return self.in_graph(input)
         is_worth = input.dim() > 1 and input.numel() > self.num_groups  # else torch refuses it
         if not (is_worth and is_differentiated(input, self.weight, self.bias)):
             return super().forward(input)

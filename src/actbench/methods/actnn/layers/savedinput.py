@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from actbench.methods.actnn.layers.ingraph import InGraph
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
 from actbench.ops.library import DTYPES
 from actbench.packing import Packed, SavedTensors, SiteState
@@ -56,7 +57,7 @@ def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
         yield first, min(rows, first + step)
 
 
-class Compressed:
+class Compressed(InGraph):
     """A layer that packs its input at a site, with the packer of the whole model."""
 
     packer: SavedTensors
@@ -64,7 +65,7 @@ class Compressed:
 
     def extra_repr(self) -> str:
         """Add the bits of the input to the layer's own text."""
-        said: str = super().extra_repr()  # type: ignore[misc]
+        said = super().extra_repr()
         return f"{said}, kept in {self.site.bits:g} bits" if not self.packer.codec.exact else said
 
 

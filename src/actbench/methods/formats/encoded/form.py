@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from actbench.errors import ConversionError
 from actbench.methods.actnn.groups import NOT_FINITE
 from actbench.methods.formats.encodings import Encoding
+from actbench.ops import noise
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
 from actbench.packing.codecs import SMALLEST, Codec, Packed, Parts
@@ -45,7 +46,7 @@ class Encoded(Codec):
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the format's parts, with fresh noise."""
-        return self.encoding.encode(flat, fresh_seed())
+        return self.encoding.encode(flat, fresh_seed(flat))
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the decoded tensor."""
@@ -77,7 +78,7 @@ def encoded(x: Tensor, encoding: Encoding) -> Packed:
         x: float32, float16, bfloat16 or float64, of any shape and strides.
         encoding: The format.
     """
-    return Packed(Encoded(encoding), Layout.of(x), encoding.encode(flat_of(x), fresh_seed()))
+    return Packed(Encoded(encoding), Layout.of(x), encoding.encode(flat_of(x), fresh_seed(x)))
 
 
 def through(x: Tensor, encoding: Encoding) -> Tensor:
@@ -129,7 +130,8 @@ class PackedGradients:
             yield from packed.parts
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Forget all gradients, as a step begins."""
+        noise.begin()
         self._packed.clear()
 
     @torch.no_grad()

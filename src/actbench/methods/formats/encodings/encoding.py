@@ -33,8 +33,6 @@ class Encoding(Data):
         positional: The field that the value after the colon fills; None when it takes none.
         stored: False for an encoding that only simulates: its part has the type of x, and its bits are only counted.
         fixed_rate: Whether :meth:`packed_bytes` is exact; otherwise it is an upper bound, and the values decide.
-        noise_bits: Bits of the noise of each element where rounding is stochastic; element i has number i of
-            :func:`actbench.ops.noise.lanes`. Of no account where :meth:`seed_from` says otherwise.
     """
 
     name: ClassVar[str] = ""
@@ -43,7 +41,6 @@ class Encoding(Data):
     positional: ClassVar[str | None] = None
     stored: ClassVar[bool] = True
     fixed_rate: ClassVar[bool] = True
-    noise_bits: ClassVar[int] = 16
 
     @property
     def unit(self) -> int | None:
@@ -55,15 +52,18 @@ class Encoding(Data):
         return None
 
     def seed_from(self, seed: int, first: int) -> int:
-        """Return the seed whose noise is that of ``seed`` from element ``first`` on, a multiple of :attr:`unit`."""
-        return noise.advanced(seed, first * self.noise_bits // 64)
+        """Return the seed whose noise is that of ``seed`` from element ``first`` on, a multiple of :attr:`unit`.
+
+        For a format without noise it is ``seed``.
+        """
+        return noise.signed(seed)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return the parts of x.
 
         Args:
             x: float32, float16, bfloat16 or float64, of any shape and strides.
-            seed: Seed of the noise of stochastic rounding: a 0-d int64 tensor on the CPU.
+            seed: Seed of the noise of stochastic rounding: a 0-d int64 tensor on the device of x.
 
         Raises:
             ValueError: An argument is not as above.
@@ -134,9 +134,22 @@ def parts_bytes(parts: Parts) -> int:
     return sum(part.nbytes for part in parts)
 
 
-def noise_unit(rounding: Rounding, noise_bits: int) -> int:
-    """Return the elements that share a word of noise; 1 where there is none."""
-    return 64 // noise_bits if rounding == "stochastic" else 1
+class RoundedByWords(Encoding):
+    """An encoding whose stochastic rounding takes the noise of element i from number i of a seed's words.
+
+    Class attributes of an encoding:
+        noise_bits: Bits of such a number, of :func:`actbench.ops.noise.lanes`.
+    """
+
+    noise_bits: ClassVar[int]
+
+    def noise_unit(self, rounding: Rounding) -> int:
+        """Return the elements that share a word of noise; 1 where there is none."""
+        return 64 // self.noise_bits if rounding == "stochastic" else 1
+
+    def seed_from(self, seed: int, first: int) -> int:
+        """Return the seed whose words are those from the word of element ``first`` on."""
+        return noise.advanced(seed, first * self.noise_bits // 64)
 
 
 @dataclass(frozen=True)
@@ -179,6 +192,6 @@ def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
     It adds 16 random bits below the fraction, then cuts them off: exact, also for subnormal numbers. Values beyond the
     largest number may become infinite, as in torch's conversion.
     """
-    noise = lanes(seed, x.numel(), 16, x.device).to(torch.int32).view(x.shape)
+    noise = lanes(seed, x.numel(), 16).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)

@@ -10,7 +10,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from actbench.methods.formats.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, noise_unit, within
+from actbench.methods.formats.encodings.encoding import (
+    E4M3,
+    E5M2,
+    Parts,
+    RoundedByWords,
+    Rounding,
+    flat,
+    within,
+)
 from actbench.ops.simulation import one_for_all
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
@@ -19,7 +27,7 @@ _PIECE = 1 << 22  # elements that are coded at once: temporaries do not grow wit
 _LEAST = 2.0**-149  # the least float32: scale of a group of zeros, against a division by zero
 
 
-class Fp8(Encoding):
+class Fp8(RoundedByWords):
     """8-bit floats in groups, each scaled so that its largest magnitude is the format's largest number.
 
     Parts are the numbers, 1 byte each, and one scale a group. The scale is rounded up to its type before it divides the
@@ -45,7 +53,7 @@ class Fp8(Encoding):
     @property
     def unit(self) -> int:
         """The elements of a whole number of groups and of words of noise."""
-        return math.lcm(1 if self.scale == "none" else self.group_size, noise_unit(self.rounding, self.noise_bits))
+        return math.lcm(1 if self.scale == "none" else self.group_size, self.noise_unit(self.rounding))
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return the numbers (n,) and, unless ``scale`` is none, the scales (ceil(n / group_size),)."""
@@ -135,7 +143,7 @@ _PIECES = 16  # of a sum: torch copies the numbers that it sums in another type
 _LEAST_SPREAD = 2.0**-20  # of logarithms; below it all magnitudes are equal up to rounding
 
 
-class S2fp8(Encoding):
+class S2fp8(RoundedByWords):
     """8-bit floats of magnitudes whose logarithms are shifted and squeezed, with one map for the tensor.
 
     Paper: Cambier et al., "Shifted and Squeezed 8-bit Floating Point format for Low-Precision Training of Deep Neural

@@ -16,11 +16,11 @@ from actbench.methods.formats.encodings.encoding import (
     FP16,
     Encoding,
     Parts,
+    RoundedByWords,
     Rounding,
     at_most,
     bf16_stochastic,
     flat,
-    noise_unit,
 )
 from actbench.methods.formats.ops import smaq
 from actbench.methods.formats.ops.smaq import reference
@@ -29,7 +29,7 @@ from actbench.model.data import Data
 from actbench.ops import noise
 
 
-class Bf16(Encoding):
+class Bf16(RoundedByWords):
     """bfloat16; the part is the vector of numbers, 2 bytes each. Beyond 3.39e38 it overflows to infinity.
 
     Attributes:
@@ -39,13 +39,14 @@ class Bf16(Encoding):
     name: ClassVar[str] = "bf16"
     summary: ClassVar[str] = "bfloat16: the range of float32, 8 bits of precision"
     kept_as: ClassVar[torch.dtype] = torch.bfloat16
+    noise_bits: ClassVar[int] = 16
 
     rounding: Rounding = "nearest"
 
     @property
     def unit(self) -> int:
         """The elements that share a word of noise."""
-        return noise_unit(self.rounding, self.noise_bits)
+        return self.noise_unit(self.rounding)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (n,) of the format's type."""

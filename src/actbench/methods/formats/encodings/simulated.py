@@ -152,5 +152,5 @@ def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) 
 
 def _sampled(values: Tensor, samples: int, seed: Tensor) -> Tensor:
     """Return distinct random elements: the first of a permutation of all. This is slow, but what the authors do."""
-    words = random_words(seed, values.numel(), values.numel(), values.device)  # behind the words of rounding
+    words = random_words(seed, values.numel(), values.numel())  # behind the words of rounding
     return values[words.argsort(stable=True)[:samples]]

@@ -139,7 +139,7 @@ class ChunkedStorage:
         return self.encoding.seed_from(of_chunk, chunk.skipped)
 
     def _write(self, packed: Tensor, chunk: _Chunk, values: Tensor, seed: int) -> None:
-        parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
+        parts = self.encoding.encode(values, torch.full((), seed, dtype=torch.int64, device=values.device))
         data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
         packed[chunk.place : chunk.place + data.numel()] = data
 
@@ -233,7 +233,7 @@ class SmaqStorage:
 
     def pack(self, values: Tensor, first: int = 0) -> Tensor:
         """Return the nearest codes: state is packed once, so rounding need not be right on average."""
-        return self._nearest.encode(values, torch.tensor(0, device="cpu"))[0]
+        return self._nearest.encode(values, torch.zeros((), dtype=torch.int64, device=values.device))[0]
 
     def unpack(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
         """Return the decoded values."""

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from actbench.ops import noise, rawkernel
 from actbench.ops.cpu import BLOCK, kernel
-from actbench.ops.cpu.halves import fill_random
-from actbench.ops.library import HOST_NUMBER, define
+from actbench.ops.cpu.halves import fill_random, state_at
+from actbench.ops.library import EVERYWHERE, define
 
 Kind = Literal["gaussian", "rademacher"]
 KINDS: Final = get_args(Kind)
@@ -70,38 +70,36 @@ def reference(
     size: int,
     kind: str,
     dtype: torch.dtype,
-    device: torch.device,
     copies: int = 1,
 ) -> Tensor:
     """Do what :func:`sketch_columns` does, in plain torch; every kernel must agree bit for bit."""
-    number, start, count = int(seed.item()), first * space(size), columns * space(size)
+    start, count, device = first * space(size), columns * space(size), seed.device
     if kind == "rademacher":
-        entries = 1 - 2 * noise.lanes(number, start, count, 1, device)
+        entries = 1 - 2 * noise.lanes(seed, start, count, 1, device)
     else:
-        entries = torch.from_numpy(gaussian_table()).to(device)[noise.lanes(number, start, count, 16, device)]
-    out = _empty(copies * columns, size, dtype, device)
+        entries = torch.from_numpy(gaussian_table()).to(device)[noise.lanes(seed, start, count, 16, device)]
+    out = _empty(copies * columns, size, dtype, seed.device)
     return out.copy_(entries.view(columns, space(size))[:, :size].t().repeat(1, copies))
 
 
 def launch(
-    seed: int | Tensor,
+    seed: Tensor,
     first: int,
     columns: int,
     size: int,
     kind: str,
     dtype: torch.dtype,
-    device: torch.device,
     copies: int = 1,
 ) -> Tensor:
     """Return the columns from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
     written = dtype if dtype in rawkernel.SCALARS else torch.float32
-    out = _empty(copies * columns, size, written, device)
+    out = _empty(copies * columns, size, written, seed.device)
     flat, period = _flat(out), columns * space(size)
-    place = (flat, noise.state_of(seed), np.int64(first * space(size)), np.int64(period), np.int64(flat.numel()))
+    place = (flat, seed, np.int64(first * space(size)), np.int64(period), np.int64(flat.numel()))
     tables = () if kind == "rademacher" else (_table(out.device),)
     macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-min(period, flat.numel()) // _TOGETHER)
     rawkernel.launch("sketch", f"sketch_{kind}", macros, groups, *tables, *place)
-    return out if dtype == written else _empty(copies * columns, size, dtype, device).copy_(out)
+    return out if dtype == written else _empty(copies * columns, size, dtype, seed.device).copy_(out)
 
 
 @functools.cache
@@ -110,19 +108,20 @@ def _table(device: torch.device) -> Tensor:
     return torch.from_numpy(gaussian_table()).to(device)
 
 
-def columns_on_cpu(seed: int | Tensor, first: int, columns: int, size: int, table: np.ndarray | None) -> Tensor:
+def columns_on_cpu(seed: Tensor, first: int, columns: int, size: int, table: np.ndarray | None) -> Tensor:
     """Return (size, columns) float32 entries: from the table, or rademacher without one."""
     out = _empty(columns, size, torch.float32, torch.device("cpu"))
-    state, start, flat = noise.state_of(seed), first * space(size), _flat(out).numpy()
+    start, flat = first * space(size), _flat(out).numpy()
     if table is None:
-        _rademacher(flat.size, state, start, flat)
+        _rademacher(flat.size, seed.data_ptr(), start, flat)
     else:
-        _gaussian(flat.size, state, start, table, flat)
+        _gaussian(flat.size, seed.data_ptr(), start, table, flat)
     return out
 
 
 @kernel
-def _rademacher(blocks: int, state: np.uint64, first: int, out: np.ndarray) -> None:
+def _rademacher(blocks: int, seed: int, first: int, out: np.ndarray) -> None:
+    state = state_at(seed)
     for block in prange(blocks):
         part = out[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
@@ -136,7 +135,8 @@ def _rademacher(blocks: int, state: np.uint64, first: int, out: np.ndarray) -> N
 
 
 @kernel
-def _gaussian(blocks: int, state: np.uint64, first: int, table: np.ndarray, out: np.ndarray) -> None:
+def _gaussian(blocks: int, seed: int, first: int, table: np.ndarray, out: np.ndarray) -> None:
+    state = state_at(seed)
     for block in prange(blocks):
         part = out[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
@@ -164,27 +164,25 @@ def _make(
     size: int,
     kind: str,
     dtype: torch.dtype,
-    device: torch.device,
     copies: int = 1,
 ) -> Tensor:
-    """Make the columns on ``device``: the seed is on the CPU, so the dispatcher cannot choose the device."""
+    """Make the columns where the seed is."""
     _check(seed, first, columns, size, kind, dtype, copies)
-    if device.type == "cuda":
-        return launch(seed, first, columns, size, kind, dtype, device, copies)
-    if device.type != "cpu":
-        return reference(seed, first, columns, size, kind, dtype, device, copies)
+    if seed.is_cuda:
+        return launch(seed, first, columns, size, kind, dtype, copies)
+    if not seed.is_cpu:
+        return reference(seed, first, columns, size, kind, dtype, copies)
     table = None if kind == "rademacher" else gaussian_table()
     made = columns_on_cpu(seed, first, columns, size, table)
     if copies == 1 and dtype == torch.float32:
         return made
-    return _empty(copies * columns, size, dtype, device).copy_(made.repeat(1, copies))
+    return _empty(copies * columns, size, dtype, seed.device).copy_(made.repeat(1, copies))
 
 
 @define(
-    "sketch_columns(Tensor seed, SymInt first, SymInt columns, SymInt size, str kind, ScalarType dtype, Device device,"
+    "sketch_columns(Tensor seed, SymInt first, SymInt columns, SymInt size, str kind, ScalarType dtype,"
     " SymInt copies=1) -> Tensor",
-    {"CPU": _make},  # where the seed is
-    tags=HOST_NUMBER,
+    {EVERYWHERE: _make},
 )
 def sketch_columns(
     seed: Tensor,
@@ -193,13 +191,12 @@ def sketch_columns(
     size: int,
     kind: Kind,
     dtype: torch.dtype,
-    device: torch.device,
     copies: int = 1,
 ) -> Tensor:
     """Return columns ``first .. first + columns - 1`` of the matrix of a seed, rounded to a float type.
 
-    The seed is a 0-d int64 tensor on the CPU, the result (size, copies * columns) on ``device``: the columns as often
-    as ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of
+    The seed is a 0-d int64 tensor, and the result (size, copies * columns) on its device: the columns as often as
+    ``copies`` says, for a product with as many parts of one matrix. Columns are dense, and start at multiples of
     eight entries.
 
     Raises:
@@ -207,4 +204,4 @@ def sketch_columns(
         ValueError: The seed, kind or type is not as above.
     """
     _check(seed, first, columns, size, kind, dtype, copies)
-    return _empty(copies * columns, size, dtype, device)
+    return _empty(copies * columns, size, dtype, seed.device)

@@ -12,6 +12,10 @@ launched.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +23,7 @@ from torch import Tensor
 from actbench.methods.actnn.ops.groupquant import cpu, reference
 from actbench.ops import bitpack, rawkernel
 from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
-from actbench.ops.noise import check_seed, state_of
+from actbench.ops.noise import check_seed
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
@@ -28,13 +32,19 @@ def packed_bytes(count: int, bits: int, group_size: int) -> int:
 
 
 def launch_encode(
-    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 ) -> None:
     """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
-    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size)
-    arguments = x, codes, meta, *counts, state_of(seed), np.uint32(stochastic)
-    macros = {**_macros(x.dtype, group_size), "BITS": bits}
-    rawkernel.launch("groupquant", "groupquant_encode", macros, _threads(1, x.numel(), group_size), *arguments)
+    macros, threads, counts, rounding = _encoding(x.dtype, x.numel(), codes.numel(), bits, group_size, stochastic)
+    rawkernel.launch("groupquant", "groupquant_encode", macros, threads, x, codes, meta, *counts, seed, rounding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _encoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, stochastic: bool) -> Any:
+    """Return what a launch needs but for addresses: to make it takes as long as the launch."""
+    macros = {**_macros(dtype, group_size), "BITS": bits}
+    counts = np.int64(count), np.int64(size), np.int32(group_size)
+    return macros, _threads(1, count, group_size), counts, np.uint32(stochastic)
 
 
 def launch_encode_rows(
@@ -44,14 +54,14 @@ def launch_encode_rows(
     widths: Tensor,
     total_bits: int,
     group_size: int,
-    seed: int | Tensor,
+    seed: Tensor,
     stochastic: bool,
 ) -> None:
     """Launch ``groupquant_encode_rows`` of ``kernels/groupquantrows.cu``."""
     rows, columns = x.shape
     counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0, dtype=torch.int64)
-    arguments = x, codes, meta, *counts, *places, state_of(seed), np.uint32(stochastic)
+    arguments = x, codes, meta, *counts, *places, seed, np.uint32(stochastic)
     _launch_rows("encode_rows", x, group_size, *arguments)
 
 
@@ -67,9 +77,15 @@ def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_siz
     first, start = divmod(start, group_size)  # the kernel begins at the first group that it needs
     if first:
         codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
-    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(start)
-    macros, threads = {**_macros(out.dtype, group_size), "BITS": bits}, _threads(1, start + out.numel(), group_size)
+    macros, threads, counts = _decoding(out.dtype, out.numel(), codes.numel(), bits, group_size, start)
     rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, start: int) -> Any:
+    """Return what a launch needs but for addresses; see :func:`_encoding`."""
+    counts = np.int64(count), np.int64(size), np.int32(group_size), np.int32(start)
+    return {**_macros(dtype, group_size), "BITS": bits}, _threads(1, start + count, group_size), counts
 
 
 def launch_decode_rows(
@@ -109,7 +125,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
         x: (n,) float32, float16, bfloat16 or float64, contiguous; n may be 0.
         bits: 1 to 8.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise: a 0-d int64 tensor on the device of x.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -117,8 +133,33 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
     """
     check_bits(bits)
     _check_groups(x, group_size, 1)
-    check_seed(seed)
+    check_seed(seed, x.device)
     return _empty(x, bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size))
+
+
+def encoder(
+    x: Tensor, bits: int, group_size: int, stochastic: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return a function of a tensor and a seed that encodes the elements of the tensor in memory order.
+
+    It is for tensors of the form of x, which have no gaps in memory and are plain (:func:`actbench.ops.library.plain`):
+    what the operator checks and computes at each call is known of them.
+    """
+    size, groups = bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)
+    device, fill = x.device, launch_encode if x.is_cuda else cpu.encode
+
+    def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        codes = torch.empty(size, dtype=torch.uint8, device=device)
+        words = torch.empty(groups, dtype=torch.int32, device=device)
+        fill(codes, words, x, bits, group_size, seed, stochastic)
+        return codes, words
+
+    return run
+
+
+def fill_decoded(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int) -> None:
+    """Do as :func:`decode_` from the first element on, for plain tensors of sizes that fit, which nobody checks."""
+    (launch_decode if out.is_cuda else cpu.decode)(out, codes, meta, bits, group_size, 0)
 
 
 @define(
@@ -132,7 +173,7 @@ def encode_(
     """Do as :func:`encode`, into contiguous results of its sizes, which may be parts of larger tensors."""
     check_bits(bits)
     _check_groups(x, group_size, 1)
-    check_seed(seed)
+    check_seed(seed, x.device)
     check_vector(codes, torch.uint8, x.device, "codes")
     check_vector(meta, torch.int32, x.device, "meta")
     if (codes.numel(), meta.numel()) != (bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)):
@@ -182,7 +223,7 @@ def encode_rows(
         row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
         total_bits: The sum of ``row_bits``.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Seed of the noise, which counts the groups of all rows: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise, which counts the groups of all rows: a 0-d int64 tensor on the device of x.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -190,7 +231,7 @@ def encode_rows(
     """
     _check_groups(x, group_size, 2)
     check_vector(row_bits, torch.int32, x.device, "row_bits")
-    check_seed(seed)
+    check_seed(seed, x.device)
     if row_bits.numel() != x.shape[0] or total_bits < 0:
         raise ValueError(f"{x.shape[0]} rows need as many row_bits, found {row_bits.numel()} of sum {total_bits}")
     return _empty(x, -(-x.shape[1] // 8) * total_bits, x.shape[0] * -(-x.shape[1] // group_size))

@@ -12,8 +12,7 @@ from torch import Tensor
 from actbench.methods.actnn.ops.groupquant.reference import NAN_WORD, lanes_of
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fused, narrow, widen
-from actbench.ops.noise import state_of
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fused, narrow, state_at, widen
 
 
 @inlined
@@ -113,11 +112,12 @@ def restore(codes: np.ndarray, word: np.uint32, bits: int, out: np.ndarray) -> N
 _MOST = 1024  # elements of the largest group
 
 
-def encode(
-    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
-) -> None:
-    """Encode a vector."""
-    _write(meta, x[None], group_size, bits, 0, 0, codes.data_ptr(), codes.numel(), state_of(seed), stochastic)
+def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> None:
+    """Encode the elements of a tensor in memory order."""
+    per, units = per_unit(group_size), -(-meta.numel() // per_unit(group_size))
+    place = 1, x.numel(), group_size, lanes_of(group_size), per, x.data_ptr(), KINDS[x.dtype]
+    target = bits, 0, 0, codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
+    _encode(units * BLOCK, meta.data_ptr(), *place, *target)
 
 
 def encode_rows(
@@ -127,21 +127,21 @@ def encode_rows(
     widths: Tensor,
     total_bits: int,
     group_size: int,
-    seed: int | Tensor,
+    seed: Tensor,
     stochastic: bool,
 ) -> None:
     """Encode rows of different widths; rows that do not fit are not written, and their words are NaN."""
     sums = widths.cumsum(0, dtype=torch.int64)
     places = 0, widths.data_ptr(), sums.data_ptr(), codes.data_ptr(), codes.numel()
-    _write(meta, x, group_size, *places, state_of(seed), stochastic)
+    _write(meta, x, group_size, *places, seed.data_ptr(), stochastic)
 
 
 def words(meta: Tensor, x: Tensor, group_size: int) -> None:
     """Find the words of the groups of rows."""
-    _write(meta, x, group_size, 0, 0, 0, 0, 0, np.uint64(0), False)
+    _write(meta, x, group_size, 0, 0, 0, 0, 0, 0, False)
 
 
-def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -> None:
+def _write(meta: Tensor, x: Tensor, group_size: int, *target: int) -> None:
     """Write the words of rows, and their codes; ``target`` is the kernel's last arguments, from ``bits`` on."""
     rows, columns = x.shape
     units = -(-meta.numel() // per_unit(group_size))
@@ -156,8 +156,11 @@ def per_unit(group_size: int) -> int:
 
 def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Decode elements of a vector."""
+    count, per = out.numel(), per_unit(group_size)
+    pieces = -(-(start + count) // group_size) - start // group_size if count else 0
     source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
-    _read(out.view(1, -1), start, group_size, *source)
+    place = 1, count, start, group_size, per, pieces, out.data_ptr(), KINDS[out.dtype]
+    _decode(-(-pieces // per) * BLOCK, *source, *place)
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:
@@ -192,11 +195,12 @@ def _encode(
     sums: int,
     codes: int,
     size: int,
-    state: np.uint64,
+    seed: int,
     stochastic: bool,
 ) -> None:
     per_row = (columns + group_size - 1) // group_size
     found, stream = at(meta, rows * per_row, np.uint32), at(codes, size, np.uint8)
+    state = state_at(seed) if stochastic else np.uint64(0)
     for unit in prange(units):
         random, wide = np.full(_MOST, np.float32(256.5), np.float32), np.empty(_MOST, np.uint32)
         eights = np.empty(_MOST // 8, np.uint64)

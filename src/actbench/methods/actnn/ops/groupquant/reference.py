@@ -86,7 +86,7 @@ def _scaled(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return scale, low * scale, high * scale - low * scale
 
 
-def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int, stochastic: bool) -> Tensor:
+def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int | Tensor, stochastic: bool) -> Tensor:
     """Return the codes of floats (R, F), uint8 of that shape, from the words of :func:`words_of`.
 
     ``most`` is the largest code of each row, ``(R,)``; the other arguments are those of the operator.
@@ -106,7 +106,7 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
     return codes.flatten(1)[:, : x.shape[1]].to(torch.uint8)
 
 
-def _noise(seed: int, groups: int, group_size: int, device: torch.device) -> Tensor:
+def _noise(seed: int | Tensor, groups: int, group_size: int, device: torch.device) -> Tensor:
     """Return the noise of groups: int64 ``(groups, group_size)``."""
     lanes = lanes_of(group_size)
     units = -(-group_size // (32 * lanes))  # more than one only for a piece of a tensor that is one group
@@ -124,7 +124,7 @@ def values_of(codes: Tensor, words: Tensor, most: Tensor, dtype: torch.dtype) ->
 def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
     """Encode a vector."""
     words, most = words_of(x[None], group_size), torch.full((1,), 2**bits - 1, device=x.device)
-    codes = codes_of(x[None], words, most, group_size, int(seed.item()), stochastic)
+    codes = codes_of(x[None], words, most, group_size, seed, stochastic)
     return bitpack.pack(codes[0], bits), words[0]
 
 
@@ -157,7 +157,7 @@ def encode_rows(
     codes = torch.zeros(-(-x.shape[1] // 8) * total_bits, dtype=torch.uint8, device=x.device)
     starts, fits = fitting(row_bits, x.shape[1], codes.numel())
     words, most = words_of(x, group_size), (1 << row_bits.clamp(1, 8)) - 1
-    found = codes_of(x, words, most, group_size, int(seed.item()), stochastic)
+    found = codes_of(x, words, most, group_size, seed, stochastic)
     for row in fits.nonzero().flatten().tolist():
         stream = bitpack.pack(found[row], int(row_bits[row]))
         codes[int(starts[row]) :][: stream.numel()] = stream
@@ -191,7 +191,8 @@ def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple
     most = torch.full((1,), 2**bits - 1, device=x.device)
     for index, (start, end) in enumerate(_pieces(0, x.numel())):
         piece = x[start:end]
-        found = codes_of(piece[None], words, most, piece.numel(), int(seed.item()) + index, stochastic)
+        own = seed + (index << 40)  # seeds next to it are those of other sites
+        found = codes_of(piece[None], words, most, piece.numel(), own, stochastic)
         stream = bitpack.pack_codes(found[0], bits)
         codes[start * bits // 8 :][: stream.numel()] = stream
     return codes, words[0]

@@ -18,14 +18,14 @@ from actbench.methods.formats.ops.smaq import cpu, reference
 from actbench.methods.formats.ops.smaq.format import SMAQ, Format, check_format
 from actbench.ops import rawkernel
 from actbench.ops.library import Kernels, check_contiguous, check_vector, copied, define
-from actbench.ops.noise import check_seed, state_of
+from actbench.ops.noise import check_seed
 
 _FORMAT = "int main_bits, int outlier_bits, int outliers, int block"
 
 
-def launch_encode(packed: Tensor, x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> None:
+def launch_encode(packed: Tensor, x: Tensor, seed: Tensor, stochastic: bool, *parts: int) -> None:
     """Launch ``smaq_encode`` of ``kernels/smaq.cu``."""
-    form, noisy = Format(*parts), (state_of(seed), np.uint32(stochastic))
+    form, noisy = Format(*parts), (seed, np.uint32(stochastic))
     blocks, count = -(-x.numel() // form.block), np.int64(x.numel())
     _launch("encode", x.dtype, form, blocks, (x, packed, count, *sizes_of(form), *noisy))
 
@@ -69,7 +69,7 @@ def _encode(x: Tensor, seed: Tensor, stochastic: bool, *parts: int) -> Tensor:
     form = Format(*parts)
     check_format(form)
     check_contiguous(x)
-    check_seed(seed)
+    check_seed(seed, x.device)
     return x.new_empty(form.packed_bytes(x.numel()), dtype=torch.uint8)
 
 
@@ -92,7 +92,7 @@ def encode(x: Tensor, seed: Tensor, form: Format = SMAQ, *, stochastic: bool = T
 
     Args:
         x: float32, float16, bfloat16 or float64, contiguous, of any shape, n elements; n may be 0.
-        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise: a 0-d int64 tensor on the device of x.
         form: The format of SmaQ.
         stochastic: False for the nearest code, which needs no noise and is biased.
 

@@ -27,8 +27,7 @@ from actbench.methods.formats.ops.smaq.format import HEADER_BYTES, Format
 from actbench.methods.formats.ops.smaq.reference import NAN_HALF
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
-from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, narrow
-from actbench.ops.noise import state_of
+from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, narrow, state_at
 
 MOST = 1024
 """Elements of the largest block."""
@@ -166,12 +165,12 @@ def _unpack_known(stream: np.ndarray, bits: int, words: np.ndarray) -> None:
         unpack(stream, bits, words)
 
 
-def encode(packed: Tensor, x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> None:
+def encode(packed: Tensor, x: Tensor, seed: Tensor, stochastic: bool, *parts: int) -> None:
     """Encode the elements of a tensor."""
     form = Format(*parts)
     sizes = packed.numel(), form.block_bytes, per_unit(form.block)
     source = x.data_ptr(), KINDS[x.dtype], x.numel()
-    _encode(work_of(x.numel(), form.block), packed.data_ptr(), *sizes, *source, *form, state_of(seed), stochastic)
+    _encode(work_of(x.numel(), form.block), packed.data_ptr(), *sizes, *source, *form, seed.data_ptr(), stochastic)
 
 
 def decode(out: Tensor, packed: Tensor, first: int, *others: Any) -> None:
@@ -199,10 +198,11 @@ def _encode(
     outlier_bits: int,
     outliers: int,
     block: int,
-    state: np.uint64,
+    seed: int,
     stochastic: bool,
 ) -> None:
     stream = at(packed, size, np.uint8)
+    state = state_at(seed) if stochastic else np.uint64(0)
     for unit in prange(units):
         work, wide = workspace(), np.empty(MOST, np.uint32)
         for index in range(unit * per_unit, min((unit + 1) * per_unit, (total + block - 1) // block)):

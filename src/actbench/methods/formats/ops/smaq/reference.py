@@ -60,13 +60,13 @@ def encode(x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> Tens
     """Encode the elements of a tensor."""
     x, form = x.reshape(-1), Format(*parts)
     whole = x.numel() // form.block * form.block
-    blocks = [_encoded(x[:whole].view(-1, form.block), 0, form, int(seed), stochastic)]
+    blocks = [_encoded(x[:whole].view(-1, form.block), 0, form, seed, stochastic)]
     if whole < x.numel():
-        blocks.append(_encoded(x[None, whole:], whole, form, int(seed), stochastic))
+        blocks.append(_encoded(x[None, whole:], whole, form, seed, stochastic))
     return torch.cat([part.flatten() for part in blocks])
 
 
-def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -> Tensor:
+def _encoded(x: Tensor, first: int, form: Format, seed: int | Tensor, stochastic: bool) -> Tensor:
     """Return the bytes of blocks (R, count), whose first element is number ``first`` of the tensor."""
     blocks, count = x.shape
     if x.numel() == 0:
@@ -94,7 +94,7 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
     return torch.cat(parts, 1)
 
 
-def _numbers(seed: int, first: int, x: Tensor) -> Tensor:
+def _numbers(seed: int | Tensor, first: int, x: Tensor) -> Tensor:
     """Return the numbers of noise of elements (R, count), from number ``first`` on."""
     units = -(-x.numel() // noise.NUMBERS)
     return noise.numbers(seed, first // noise.NUMBERS, units, 1, x.device).flatten()[: x.numel()].view(x.shape)

@@ -20,7 +20,7 @@ from torch import Tensor
 from actbench.methods.randomized.ops.matrix import fourth_moment
 from actbench.methods.randomized.ops.sketch import samples, transforms
 from actbench.methods.randomized.ops.sketch.samples import working_type
-from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
+from actbench.ops.library import EVERYWHERE, define, traced
 from actbench.ops.noise import fresh_seed
 
 Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]
@@ -56,7 +56,7 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tenso
 
     Args:
         matrix: (rows, d), of a float type.
-        seed: 0-d int64 CPU tensor, fresh for each sketch.
+        seed: 0-d int64 on the device of the matrix, fresh for each sketch.
         size: k, the rows of the sketch, below ``rows``.
         kind: Kind of S.
 
@@ -74,7 +74,7 @@ def key_like(matrix: Tensor, size: int, kind: Kind) -> Tensor:
     """Return an empty tensor like the key that :func:`compress` gives; arguments as there."""
     if kind == "norm" or kind == "wta":
         return matrix.new_empty(size, dtype=samples.number_type(matrix.shape[0]))
-    return torch.empty((), dtype=torch.int64, device="cpu")
+    return matrix.new_empty((), dtype=torch.int64)
 
 
 def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
@@ -95,14 +95,15 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
 
 
 def _make(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    sketch, key = compress(matrix, fresh_seed(), size, kind)
-    return sketch.to(dtype), key
+    sketch, key = compress(matrix, fresh_seed(matrix), size, kind)
+    # a seed that waits for the backward pass does not hold those that it lies with
+    return sketch.to(dtype), key if key.untyped_storage().nbytes() == key.nbytes else key.clone()
 
 
 @define(
     "fresh_sketch(Tensor matrix, SymInt size, str kind, ScalarType dtype) -> (Tensor sketch, Tensor key)",
     {EVERYWHERE: _make},
-    tags=HOST_NUMBER,
+    tags=(),
 )
 def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return matrix.new_empty(size, matrix.shape[1], dtype=dtype), key_like(matrix, size, kind)
@@ -114,7 +115,7 @@ def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> t
     A tracer sees one operator. Otherwise its parts run one by one, so that simulations see what they allocate.
 
     Raises:
-        KernelError: A CUDA graph is being captured, or the seed cannot be drawn.
+        KernelError: The seed cannot be drawn.
     """
     return (_traced if traced() else _make)(matrix, size, kind, dtype)
 

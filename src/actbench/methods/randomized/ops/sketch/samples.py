@@ -29,19 +29,19 @@ _POSITIVE = (1 << 63) - 1
 _FRACTION_BITS = 52
 
 
-def uniform(seed: Tensor, rows: int, size: int, device: torch.device) -> Tensor:
+def uniform(seed: Tensor, rows: int, size: int) -> Tensor:
     """Return ``size`` rows drawn with replacement, each with the same probability: (size,) int64."""
-    return (random_words(seed, 0, size, device) & _POSITIVE) % rows
+    return (random_words(seed, 0, size) & _POSITIVE) % rows
 
 
-def distinct(seed: Tensor, rows: int, size: int, device: torch.device) -> Tensor:
+def distinct(seed: Tensor, rows: int, size: int) -> Tensor:
     """Return ``size`` different rows in random order: (size,) int64. Sorts a word per row, 24 bytes a row meanwhile."""
-    return random_words(seed, 0, rows, device).argsort(stable=True)[:size]
+    return random_words(seed, 0, rows).argsort(stable=True)[:size]
 
 
-def fractions(seed: Tensor, size: int, device: torch.device) -> Tensor:
+def fractions(seed: Tensor, size: int) -> Tensor:
     """Return ``size`` numbers from 0 to below 1: (size,) float64, of 52 random bits each."""
-    bits = random_words(seed, 0, size, device) & ((1 << _FRACTION_BITS) - 1)
+    bits = random_words(seed, 0, size) & ((1 << _FRACTION_BITS) - 1)
     return bits.double() * 2.0**-_FRACTION_BITS
 
 
@@ -52,11 +52,11 @@ Weighted = Literal["norm", "wta"]
 def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
     """Return sqrt(rows / k) times k uniformly drawn rows of (rows, d), ``(k, d)`` in the working type.
 
-    ``rows`` draws with replacement, ``rows_distinct`` without. The seed, 0-d int64 on the CPU, fixes the draw.
+    ``rows`` draws with replacement, ``rows_distinct`` without. The seed, 0-d int64, fixes the draw.
     """
     rows = matrix.shape[0]
     draw = distinct if kind == "rows_distinct" else uniform
-    return taken(matrix, draw(seed, rows, size, matrix.device)) * math.sqrt(rows / size)
+    return taken(matrix, draw(seed, rows, size)) * math.sqrt(rows / size)
 
 
 def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
     A fraction that rounds up to the total gives the place behind the last.
     """
     lead = upto.shape[:-1]
-    parts = fractions(seed, lead.numel() * size, upto.device).view(*lead, size)
+    parts = fractions(seed, lead.numel() * size).view(*lead, size)
     return torch.searchsorted(upto, parts * total, right=True)
 
 

@@ -54,7 +54,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     starts, total, scale = range(0, matrix.shape[0], step), None, size**-0.5
     for first in starts if traced() else few_for_all(starts, of=matrix):
         part = matrix if len(starts) == 1 else matrix[first : first + step]
-        entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, matrix.device, copies)
+        entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, copies)
         if copies == 2:
             made = _wide_product(entries, sketch_halves(part.contiguous(), scale))
         elif by_units:
@@ -78,7 +78,7 @@ _LEAST_COLUMNS = 8
 def fourier(matrix: Tensor, seed: Tensor, size: int, kind: Fourier) -> Tensor:
     """Return sqrt(N / k) times k uniformly drawn rows of the transform, with replacement, in the working type."""
     rows = matrix.shape[0]
-    chosen = samples.uniform(seed, rows, size, matrix.device)
+    chosen = samples.uniform(seed, rows, size)
     return transform_rows(matrix, chosen, kind).mul_((rows / size) ** 0.5)
 
 
@@ -109,8 +109,8 @@ def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     """
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()
-    chosen = samples.distinct(seed, padded, size, matrix.device)
-    signs = sketch.sketch_columns(seed, 128, 1, rows, "rademacher", dtype, matrix.device) * size**-0.5
+    chosen = samples.distinct(seed, padded, size)
+    signs = sketch.sketch_columns(seed, 128, 1, rows, "rademacher", dtype) * size**-0.5
     out = matrix.new_empty(size, matrix.shape[1], dtype=dtype)
     for columns in _column_chunks(padded, matrix.shape[1], dtype):
         part = matrix[:, columns].to(dtype) * signs
