@@ -67,4 +67,4 @@ def test_a_script_without_a_model_is_refused(tmp_path: Path, outcome: Callable[[
     found = measured(NO_MODEL, tmp_path, outcome, "simulated")
 
     assert isinstance(found, Failure)
-    assert "no training step ended" in found.message
+    assert "no optimizer of torch has stepped" in found.message
