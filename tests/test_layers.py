@@ -76,6 +76,7 @@ FEW_FILES_ONLY = {
     "transformers": {
         "methods/lora/adaptercaches.py",
         "workload/architectures.py",
+        "workload/generation.py",
         "workload/huggingface.py",
         "simulator/overrides.py",
         "tools/trainers/huggingface.py",

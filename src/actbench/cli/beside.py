@@ -14,6 +14,10 @@ from actbench.errors import UsageError
 from actbench.model.declared.schemes import shorthands
 
 _QUESTIONS: Final = ("longest_sequence", "largest_batch", "which_card", "processes")
+_OF_TRAINING: Final = (
+    *("scheme", "cumulative", "no_exact", "packed", "optimizer", "ledger", "time_by"),
+    *("timeline", "export_timeline", "export_snapshot", "export_trace", *(each.name for each in shorthands())),
+)
 _OF_SIMULATIONS: Final = frozenset({"torch_era", "no_workspaces", "gpus", "device_profile"})
 
 
@@ -48,6 +52,7 @@ RULES: Final = (
         ),
         "which lists what is saved, and runs no step; --export-csv and the other exports work",
     ),
+    *(Rule(one, _OF_TRAINING, "where nothing is trained: leave one out") for one in ("infer", "generate")),
     Rule(
         "script",
         (*_QUESTIONS, "measure", "max_gradient_error", "cluster"),

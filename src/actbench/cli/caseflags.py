@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench.cli.app import count_option, option, seconds_option
 from actbench.cli.flags import DeviceFlags, ModelFlags
 from actbench.errors import UsageError
-from actbench.model.records import Optimizer, TorchEra
+from actbench.model.records import Cache, Optimizer, TorchEra
 
 if TYPE_CHECKING:
     from actbench.run.recipes import Recipe
+
+
+_USUALLY_WRITTEN = 128
+"""Tokens that --infer lets a model write, where --generate does not say it."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class CaseFlags(ModelFlags, DeviceFlags):
     sequence_length: Annotated[
         str | None,
         option(
-            "--sequence-length",
-            "Tokens per sample (default 128): a number, or a list or range as of --batch-size.",
+            "--sequence-length --prompt",
+            "Tokens per sample, or of a prompt (default 128): a number, or a list or range as of --batch-size.",
             metavar="RANGE",
             show_default=False,
         ),
@@ -57,6 +61,27 @@ class CaseFlags(ModelFlags, DeviceFlags):
             "sgd-momentum or sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function "
             "returns, or else adamw.",
             metavar="NAME",
+            show_default=False,
+        ),
+    ] = None
+    infer: Annotated[
+        bool,
+        option(
+            "--infer",
+            "No training step: the model reads a prompt and writes --generate tokens (default 128), with a cache.",
+        ),
+    ] = False
+    generate: Annotated[
+        int | None,
+        count_option(
+            "--generate", "Tokens that the model writes after its prompt; implies --infer.", show_default=False
+        ),
+    ] = None
+    cache: Annotated[
+        Cache | None,
+        option(
+            "--cache",
+            "Cache of keys and values: dynamic (default, grows by copies), static (whole from the start) or fp8.",
             show_default=False,
         ),
     ] = None
@@ -115,7 +140,8 @@ class CaseFlags(ModelFlags, DeviceFlags):
         """The given flags, by field of a recipe's ``[workload]``."""
         from actbench.run.recipes.sections import WorkloadGrid
 
-        return self.given(WorkloadGrid.model_fields) | ({"workspaces": False} if self.no_workspaces else {})
+        given = self.given(WorkloadGrid.model_fields) | ({"workspaces": False} if self.no_workspaces else {})
+        return {"generate": _USUALLY_WRITTEN, **given} if self.infer else given
 
     @property
     def measure(self) -> dict[str, Any]:

@@ -47,6 +47,6 @@ def recipe_of(model: str, flags: CaseFlags, cumulative: bool = False, *, elsewhe
     from actbench.run.recipes import Recipe
 
     check_model(model, elsewhere=elsewhere)
-    workload = {"batch_size": "1" if flags.max_batch else "8", "model": model}
+    workload = {"batch_size": "1" if flags.max_batch or flags.infer or flags.generate else "8", "model": model}
     measure = {"meters": ["cuda" if find_gpu() else "simulated"]}
     return flags.recipe(Recipe.from_flags, (workload, measure), cumulative=cumulative)

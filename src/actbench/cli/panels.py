@@ -7,7 +7,7 @@ from actbench.model.declared.schemes import shorthands
 PANELS = {
     "What is trained": (
         "--batch-size --sequence-length --target-length --packed --image-size --dtype --autocast --optimizer --task "
-        "--attention --weights --trust-remote-code --seed --module --script"
+        "--infer --generate --cache --attention --weights --trust-remote-code --seed --module --script"
     ),
     "Which schemes": (
         f"--scheme --base --cumulative --no-exact {' '.join(each.flag for each in shorthands())} --max-slowdown "

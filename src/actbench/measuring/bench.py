@@ -16,6 +16,7 @@ from actbench.measuring.failures import failure_of as failure_of  # a bench has 
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.measuring.ranks import world_of
+from actbench.measuring.search import LARGEST_TRIED
 from actbench.measuring.world import World, batch_seed, left_after
 from actbench.model.ledger import Ledger
 from actbench.model.measured import Diagnostic, Measurement, Mesh
@@ -29,6 +30,7 @@ from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import without_dropout
 from actbench.simulator.search import Tried, largest_batch
 from actbench.simulator.simulated import SimulatedMeter
+from actbench.workload.generation import GenerationStep
 
 Found = TypeVar("Found")
 
@@ -110,6 +112,9 @@ class Session:
         searched = None
         if self.case.find_largest_batch and isinstance(self.meter, SimulatedMeter):
             searched = largest_batch(self.meter, self._new_step, self.case.batch_size, reading, self.tried)
+        if isinstance(step, GenerationStep):
+            longest = self._longest_prompt() if searched else None
+            reading = reading.of_generation(step.cache_bytes, longest)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
@@ -164,7 +169,26 @@ class Session:
     def _new_step(self, batch_size: int) -> TrainStep:
         with self.meter.active():
             batch = self.meter.place(self.workload.batch(batch_size, seed=self._batch_seed))
-            return TrainStep(self.setup, batch)
+            if self.case.generate is None:
+                return TrainStep(self.setup, batch)
+            return GenerationStep(self.setup, batch, self.case, whole=self.meter.materialize)
+
+    def _longest_prompt(self) -> int:
+        """Return the longest prompt with which the case's generation fits."""
+        assert isinstance(self.meter, SimulatedMeter)
+        assert self.case.generate is not None
+
+        def of(tokens: int) -> TrainStep:
+            step = self._new_step(self.case.batch_size)
+            with self.meter.active():
+                ids = step.batch["input_ids"]
+                step.batch = {"input_ids": ids.new_zeros(len(ids), tokens)}
+            return step
+
+        most = LARGEST_TRIED if self.workload.longest is None else self.workload.longest - self.case.generate
+        given = self._built.sequence_length or 1
+        reading = self.meter.memory(of(given))  # a search begins at the step that the meter has read last
+        return largest_batch(self.meter, of, given, reading, lambda size, fits: None, most).batch_size
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
         """Return what the modules of a setup save; None, with a warning, for a real model that needs values."""

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from actbench.model.records import Phase
 
-PHASES: dict[Phase, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
+STEP: dict[Phase, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
+"""Words for the parts of a training step."""
+PHASES: dict[Phase, str] = {**STEP, "prefill": "prefill", "generation": "generation"}
 
 FindSchemes = Callable[[Sequence[str]], Sequence[str]]
 """From kinds of changes to the names of schemes that make one of them; reading records does not import the schemes."""
@@ -59,6 +61,13 @@ def advice(
         examples: Some of these schemes, which the text names if ``find`` does not.
         settings: What can be changed beside the scheme.
     """
+    if phase in ("prefill", "generation"):
+        smaller = (
+            "fewer weights or a --dtype of fewer bits"
+            if mostly_model
+            else f"{settings.batch or ''}, a shorter --prompt"
+        )
+        return f"take {smaller.removeprefix(', ')} or, for a smaller cache, --cache fp8"
     if phase is None:
         return f"take {settings.batch} or another --scheme" if settings.batch else "take another --scheme"
     if whole:

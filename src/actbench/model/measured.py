@@ -66,6 +66,7 @@ class PeakParts(Data):
         batch_bytes: The batch, and what modules hold from one step to the next.
         kept_bytes: What a script still holds of earlier steps: lists of outputs, losses with their graphs.
         communication_bytes: Parameters gathered from other processes, and the buffers of what is gathered and reduced.
+        cache_bytes: Keys and values of earlier tokens, while a model writes.
         temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
             what is recomputed.
     """
@@ -77,6 +78,7 @@ class PeakParts(Data):
     batch_bytes: NonNegativeInt = 0
     kept_bytes: NonNegativeInt = 0
     communication_bytes: NonNegativeInt = 0
+    cache_bytes: NonNegativeInt = 0
     temporary_bytes: NonNegativeInt = 0
 
     @property
@@ -101,6 +103,23 @@ class PhasePeaks(Data):
     forward_bytes: NonNegativeInt
     backward_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
+
+
+class Generated(Data):
+    """What a generation needs beside the common fields.
+
+    Attributes:
+        cache_bytes: The cache at its full length.
+        prefill_bytes: Peak while the prompt is read; None for meters that do not tell parts.
+        generation_bytes: Peak while tokens are written; None as for ``prefill_bytes``.
+        longest_prompt: The longest prompt with which the same number of rows and of written tokens fits, if it was
+            searched; 0 if none fits.
+    """
+
+    cache_bytes: NonNegativeInt
+    prefill_bytes: NonNegativeInt | None = None
+    generation_bytes: NonNegativeInt | None = None
+    longest_prompt: NonNegativeInt | None = None
 
 
 class Diagnostic(Data):
@@ -187,6 +206,7 @@ class Measurement(OutcomeData):
         peak_parts: What the peak is made of.
         remedies: A few schemes that may lower such a peak, for messages; empty in older records.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
+        generated: The cache and the parts of a generation; None of training steps.
         memory_limit_bytes: Memory that a step may use: the limit of the case, or what the device has for a step; of a
             simulated card that is what a CUDA context leaves (in older records, all of it).
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
@@ -235,6 +255,7 @@ class Measurement(OutcomeData):
     peak_parts: PeakParts | None = None
     remedies: tuple[str, ...] = ()
     phase_peaks: PhasePeaks | None = None
+    generated: Generated | None = None
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None
     growth: Growth | None = None

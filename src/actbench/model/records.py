@@ -18,6 +18,7 @@ from actbench.model.provenance import Machine, Published, Versions
 from actbench.model.scripts import Script
 from actbench.model.settings import (  # cases are of them, and so are most who import cases
     Attention as Attention,
+    Cache as Cache,
     FloatName as FloatName,
     FloatType as FloatType,
     HalfType as HalfType,
@@ -35,8 +36,8 @@ SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_V
 
 TorchEra = Literal["1.10", "1.13", "2.11", "2.13", "2.14"]
 """The torch that a step is simulated of in place of the installed one: the last before one that needs other memory."""
-Phase = Literal["forward", "backward", "optimizer"]
-"""Part of a training step; ``optimizer`` is the optimizer's step."""
+Phase = Literal["forward", "backward", "optimizer", "prefill", "generation"]
+"""Part of a training step, of which ``optimizer`` is the optimizer's step, or of a generation."""
 FailureReason = Literal[
     "out-of-memory",  # the step did not fit
     "timeout",  # the case took longer than --timeout
@@ -57,6 +58,9 @@ class Case(WorkloadSettings):
 
     A simulated step is that of an older torch where ``torch_era`` says so. Without ``workspaces`` it leaves out what
     CUDA's libraries allocate for themselves.
+
+    With ``generate`` it is no training step: the model reads ``sequence_length`` tokens and writes so many more, with a
+    ``cache``.
     """
 
     model: str = Field(min_length=1)
@@ -71,6 +75,8 @@ class Case(WorkloadSettings):
     memory_limit_bytes: PositiveInt | None = None
     torch_era: TorchEra | None = None
     workspaces: bool = True
+    generate: PositiveInt | None = None
+    cache: Cache = "dynamic"
     find_largest_batch: bool = False
     gradient_quality: bool = True
     seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
@@ -99,6 +105,13 @@ class Case(WorkloadSettings):
         if self.script is None:
             dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
             self.__dict__.update(dtype=dtype, optimizer=optimizer)
+        if self.generate is not None and (self.scheme != "exact" or self.packed is not None):
+            given = f"scheme {self.scheme}" if self.scheme != "exact" else f"packed {self.packed}"
+            raise ValueError(
+                f"{given} changes a training step, and generate = {self.generate} asks for none: leave one out"
+            )
+        if self.generate is None and self.cache != "dynamic":
+            raise ValueError(f"cache = {self.cache}: a training step has no cache; say how many tokens to generate")
         return self
 
     @property
@@ -145,7 +158,9 @@ class Case(WorkloadSettings):
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""
-        return self._key(("model", "task", "scheme", "batch_size"), later=("script", "torch_era", "workspaces"))
+        return self._key(
+            ("model", "task", "scheme", "batch_size"), later=("script", "torch_era", "workspaces", "generate", "cache")
+        )
 
     def with_batch(self, rows: int) -> Case:
         """Return the case with batches of so many rows."""

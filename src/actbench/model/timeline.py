@@ -9,7 +9,17 @@ from actbench.model.records import Phase
 from actbench.units import NonNegativeInt
 
 Kind = Literal[
-    "weights", "gradients", "optimizer", "saved", "packed", "batch", "kept", "communication", "temporary", "host"
+    "weights",
+    "gradients",
+    "optimizer",
+    "saved",
+    "packed",
+    "cache",
+    "batch",
+    "kept",
+    "communication",
+    "temporary",
+    "host",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """The kinds in the order of the stack; ``host`` is other memory, and no part of any sum."""
@@ -20,6 +30,7 @@ TITLES: Final[dict[Kind, str]] = {
     "optimizer": "optimizer state",
     "saved": "saved tensors",
     "packed": "packed codes",
+    "cache": "cache",
     "batch": "batch",
     "kept": "kept from earlier steps",
     "communication": "gathered and reduced",

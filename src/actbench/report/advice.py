@@ -14,6 +14,7 @@ PARTS = {
     "activation_bytes": "saved activations",
     "batch_bytes": "the batch",
     "kept_bytes": "what the script keeps of earlier steps",
+    "cache_bytes": "the cache",
     "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }

@@ -119,7 +119,7 @@ class TrainingSetup:
         """
         if self.loss is None:
             raise MeasurementError("a training forward needs a loss; this setup has none")
-        with self._autocast():
+        with self.autocast():
             return self.loss(self.module, self.cast(batch))
 
     def cast(self, batch: Batch) -> Batch:
@@ -134,7 +134,8 @@ class TrainingSetup:
         """
         return self.micro_batching.cut(batch)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute in the type of :attr:`precision` inside the block."""
         if self.precision.autocast is None:
             return nullcontext()
         return torch.autocast(next(self.module.parameters()).device.type, dtype=self.precision.autocast)
@@ -144,13 +145,16 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     It may get its batch later. If that is cut, :meth:`forward` runs the first micro-batch, :meth:`backward` the others.
-    ``phase`` is the part that began last. ``around_forward`` is called before and after each forward pass. ``notes``
-    are a meter's.
+    ``phase`` is the part that began last. ``around_forward`` is called before and after each forward pass, and
+    ``around_cache`` with the tensors of a cache after each pass that fills one. ``notes`` are a meter's.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
         UsageError: No parameter is trained, or the optimizer's step needs a closure.
     """
+
+    trains = True
+    """Whether it changes parameters; a generation does not."""
 
     def __init__(self, setup: TrainingSetup, batch: Batch | None = None) -> None:
         check_argument(setup, TrainingSetup, "TrainStep", "an actbench.TrainingSetup")
@@ -160,8 +164,10 @@ class TrainStep:
         self.batch = {} if batch is None else batch
         self.phase: Phase | None = None
         self.around_forward: Callable[[], None] = lambda: None
+        self.around_cache: Callable[[list[Tensor]], None] = lambda tensors: None
         self.optimizer = setup.make_optimizer(setup.module)
-        refuse_unsteppable(self.optimizer, setup.module)
+        if self.trains:
+            refuse_unsteppable(self.optimizer, setup.module)
         self.notes: tuple[str, ...] = ()
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []

@@ -17,13 +17,18 @@ Tried = Callable[[int, bool], object]
 
 
 def largest_batch(
-    meter: SimulatedMeter, step: Callable[[int], TrainStep], batch_size: int, reading: MemoryReading, tried: Tried
+    meter: SimulatedMeter,
+    step: Callable[[int], TrainStep],
+    batch_size: int,
+    reading: MemoryReading,
+    tried: Tried,
+    most: int = LARGEST_TRIED,
 ) -> LargestBatch:
-    """Return the largest batch that fits.
+    """Return the largest batch that fits, or another size of a step that needs more as it grows.
 
-    ``reading`` is that of the step of ``batch_size``, which ``meter`` has read last.
+    ``reading`` is that of the step of ``batch_size``, which ``meter`` has read last. No size beyond ``most`` is tried.
     """
-    return _Search(meter, step, tried).result(batch_size, reading)
+    return _Search(meter, step, tried, most).result(batch_size, reading)
 
 
 _FORETELLINGS = 3
@@ -31,8 +36,8 @@ _FORETELLINGS = 3
 
 
 class _Search:
-    def __init__(self, meter: SimulatedMeter, step: Callable[[int], TrainStep], tried: Tried) -> None:
-        self._meter, self._step, self._tried = meter, step, tried
+    def __init__(self, meter: SimulatedMeter, step: Callable[[int], TrainStep], tried: Tried, most: int) -> None:
+        self._meter, self._step, self._tried, self._most = meter, step, tried, most
         self._limit = meter.memory_bytes
         self._trials: dict[int, BatchTrial] = {}
         self._ran: dict[int, Ran] = {}
@@ -48,14 +53,15 @@ class _Search:
                 break
             first, second = self._nearest()
             guess = search.predict(first, second, self._limit)
-        found = search.largest(self._try, memory_limit_bytes=self._limit, known=dict(self._trials))
+        known = dict(self._trials)
+        found = search.largest(self._try, memory_limit_bytes=self._limit, known=known, largest_tried=self._most)
         seconds = self._seconds.get(found.batch_size)
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
 
     def _probe(self, guess: int) -> None:
         """Try a batch, or its neighbour if it was tried."""
-        batch = min(max(guess, 1), LARGEST_TRIED - 1)
-        self._try(batch + (batch in self._trials))
+        batch = min(max(guess, 1), self._most - 1)
+        self._try(max(batch, 1) + (batch in self._trials))
 
     def _foretell(self) -> bool:
         """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.
@@ -71,10 +77,11 @@ class _Search:
             amount = needed(batch)
             return BatchTrial(amount <= self._limit, amount)
 
-        predicted = search.largest(fits, memory_limit_bytes=self._limit, known=self._trials).batch_size
+        most = {"memory_limit_bytes": self._limit, "largest_tried": self._most}
+        predicted = search.largest(fits, known=self._trials, **most).batch_size
         at = predicted == 0 or self._try(predicted).fits
         neighbour = predicted + 1 if at else predicted - 1
-        above = neighbour <= 0 or (neighbour <= LARGEST_TRIED and self._try(neighbour).fits)
+        above = neighbour <= 0 or (neighbour <= self._most and self._try(neighbour).fits)
         return at is not above
 
     def _nearest(self) -> list[tuple[int, int]]:

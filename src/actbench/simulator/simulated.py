@@ -182,6 +182,7 @@ def _read(
     weights_named = tracker.names(weights)
     passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
     packed: set[int] = set()
+    cached: set[int] = set()
 
     def turn() -> None:
         passes.turn()
@@ -192,6 +193,7 @@ def _read(
     if watch:
         simulatedstep.own_before(watch, tracker)
     step.around_forward = turn
+    step.around_cache = lambda tensors: cached.update(tracker.names(tensors))
     own = footprint.own_weights(step.setup.module)
     renews_next(step.optimizer)  # it may step in the backward pass
     loss, before, begun = _forward(step, tracker, recorder)
@@ -237,6 +239,7 @@ def _read(
         state=state_named | tracker.names(state),
         gradients=gradients_named | passes.replaced,
         packed=packed,
+        cached=cached,
         communicated=tracker.communicated,
     )
     kinds.pop(tracker.workspace, None)  # was there before the step, and is no batch

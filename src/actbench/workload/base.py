@@ -29,11 +29,13 @@ class Workload(Protocol):
         weights_origin: ``random``, ``pretrained:NAME``, ``folder:PATH``, ``function``, or ``not loaded (shapes only)``;
             known after :meth:`setup`.
         warnings: What a user must know about the origin of the model; known after :meth:`setup`.
+        longest: Most tokens that the model can read; None if there is no such number.
     """
 
     spec: str
     weights_origin: str = "random"
     warnings: tuple[str, ...] = ()
+    longest: int | None = None
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.

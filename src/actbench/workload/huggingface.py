@@ -27,6 +27,7 @@ from actbench.workload import architectures, base, batches, folder, losses, narr
 from actbench.workload.base import construct, float_type
 from actbench.workload.batches import image_part
 from actbench.workload.counts import check_counts
+from actbench.workload.generation import generating
 from actbench.workload.names import ModelName
 from actbench.workload.sources import Source
 
@@ -53,8 +54,14 @@ class HuggingFaceWorkload(base.Workload):
             choice = architectures.choose(config, case.task, self._source, trusted=case.trust_remote_code)
             architectures.check_fed(choice, config, self.spec)
             self.task, self._class = choice.task, choice.cls
+            if case.generate is not None and self.task != "causal-lm":
+                raise ModelError(f"--generate: {self.spec} does {self.task}; causal language models write text")
             self._config = _settled(config, self.task, case.image_size)
+            self.longest = text.longest_sequence(self._config)
             self._sizes = batches.sizes(self._config, self.task, self._class, case)
+            if case.generate is not None:
+                whole = (self._sizes.length or 0) + case.generate
+                text.sequence_length(self._config, whole, self.spec, flag="--prompt and --generate, together")
             asked, names = case.task != "auto", set(self.batch(1, seed=0)) - {losses.TARGET}
             unread = architectures.check_inputs(choice, names, self._config, self.spec, asked=asked)
             self.warnings = self._found = choice.warnings + unread
@@ -92,7 +99,8 @@ class HuggingFaceWorkload(base.Workload):
             audio_shape=self._sizes.audio,
         )
         micro_batching = losses.in_parts(module, self.task)
-        return base.setup_of(self.case, module, loss, micro_batching=micro_batching, built=built)
+        setup = base.setup_of(self.case, module, loss, micro_batching=micro_batching, built=built)
+        return setup if self.case.generate is None else generating(self.case, setup)
 
     def narrowed(self, least: int) -> dict[str, Any]:
         """Return the changes of the config that make the model narrow; see :mod:`actbench.workload.narrow`."""
@@ -100,7 +108,8 @@ class HuggingFaceWorkload(base.Workload):
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make random inputs with labels; :mod:`actbench.workload.batches` has the shapes."""
-        return batches.make(self._config, self.task, self._class, self._sizes, batch_size, self._dtype, seed)
+        made = batches.make(self._config, self.task, self._class, self._sizes, batch_size, self._dtype, seed)
+        return made if self.case.generate is None else {"input_ids": made["input_ids"]}
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -31,7 +31,7 @@ def sequence_length(config: Any, requested: int | None, spec: str, flag: str = "
     Raises:
         ModelError: The request is longer than the table of positions.
     """
-    longest = _longest_sequence(config)
+    longest = longest_sequence(config)
     if requested is None:
         return USUAL_LENGTH if longest is None else min(USUAL_LENGTH, longest)
     if longest is not None and requested > longest:
@@ -144,7 +144,8 @@ def _pretraining_labels(config: Any, ids: Tensor, random: torch.Generator) -> di
     return {"labels": base.masked_labels(ids, random), order: base.classes(len(ids), 2, random)}
 
 
-def _longest_sequence(config: Any) -> int | None:
+def longest_sequence(config: Any) -> int | None:
+    """Return the number of positions in the table of a model; None for one without a table."""
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
     if not isinstance(positions, int) or positions <= 0 or getattr(text, "rope_parameters", None):

@@ -88,7 +88,7 @@ class CpuMeter(Meter):
             is_alone = forward_alone(step, lambda: trace.mark(next(ends))) is not None
             renews_next(step.optimizer)
             traced.begin()
-            step.around_forward = traced.turn
+            step.around_forward, step.around_cache = traced.turn, traced.cache
             own = footprint.own_weights(step.setup.module)
             loss = step.forward()
             trace.mark("forward")

@@ -18,7 +18,7 @@ from actbench.measuring.meters.watch import Watch
 from actbench.model.advice import FLAGS, PHASES, Settings, advice, helping_changes
 from actbench.model.blocks import BlockReadings
 from actbench.model.estimated import Communication, EstimatedTime
-from actbench.model.measured import PeakParts, PhasePeaks
+from actbench.model.measured import Generated, PeakParts, PhasePeaks
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Phase
 from actbench.scheme.microbatches import Batch, rows_of
@@ -41,6 +41,7 @@ class MemoryReading:
     peak_parts: PeakParts | None = None
     remedies: tuple[str, ...] = ()
     phase_peaks: PhasePeaks | None = None
+    generated: Generated | None = None
     memory_limit_bytes: int | None = None
     over_limit_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -65,6 +66,18 @@ class MemoryReading:
         of_optimizer = parts is None or parts.are_of_optimizer(phase)
         changes = helping_changes(phase, mostly_model=is_model, of_optimizer=of_optimizer)
         return replace(found, remedies=tuple(schemes.examples(changes)))
+
+    def of_generation(self, cache_bytes: int, longest_prompt: int | None) -> MemoryReading:
+        """Return this reading, of a generation, with the names of its parts; arguments are those of `Generated`."""
+        peaks = self.phase_peaks
+        told = Generated(
+            cache_bytes=cache_bytes,
+            prefill_bytes=peaks and peaks.forward_bytes,
+            generation_bytes=peaks and peaks.backward_bytes,
+            longest_prompt=longest_prompt,
+        )
+        phase: Phase | None = self.peak_phase and ("prefill" if self.peak_phase == "forward" else "generation")
+        return replace(self, phase_peaks=None, peak_phase=phase, loss=None, remedies=(), generated=told)
 
 
 def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read] | None:

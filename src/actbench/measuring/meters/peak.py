@@ -24,6 +24,7 @@ _PARTS: Mapping[Kind, str] = {
     "optimizer": "optimizer_bytes",
     "saved": "activation_bytes",
     "packed": "activation_bytes",
+    "cache": "cache_bytes",
     "batch": "batch_bytes",
     "kept": "kept_bytes",
     "communication": "communication_bytes",
@@ -134,11 +135,13 @@ class Moments:
         state: Set[int],
         gradients: Set[int],
         packed: Set[int] = frozenset(),
+        cached: Set[int] = frozenset(),
         communicated: Communicated | None = None,
     ) -> dict[int, Kind]:
         """Return the kind of each storage; storages that are not named are temporaries.
 
-        ``weights``, ``state``, ``gradients`` and ``packed``, which a scheme packed, are names of storages.
+        ``weights``, ``state``, ``gradients``, ``packed``, which a scheme packed, and ``cached``, those of a cache of
+        keys and values, are names of storages.
         """
         held = set(alive(events[: self.begun]))
         live, saved, played = dict(events[: self.begun]), set[int](), self.begun
@@ -151,6 +154,7 @@ class Moments:
             ("communication", communicated.buffers),
             ("saved", saved),
             ("packed", saved & packed),
+            ("cache", cached),
             ("batch", held),
             ("communication", communicated.gathered),
             ("gradients", gradients),

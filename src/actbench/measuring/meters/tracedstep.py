@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from torch import Tensor
+
 from actbench.measuring.meters import footprint, watch as watching
 from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.stepevents import Origin, StepEvents
@@ -62,6 +64,7 @@ class TracedStep:
         self._step = step
         self._turns: list[str] = []
         self._packed: list[set[int]] = []
+        self._cached: list[set[int]] = []
         self._gradients: Found = []
         self._state: Found = []
         self._host: list[tuple[str, int]] = []
@@ -76,6 +79,11 @@ class TracedStep:
         self._packed.append({storage.data_ptr() for storage in packed})
         self._turns.append(f"forward {len(self._turns)}")
         self._mark(self._turns[-1])
+
+    def cache(self, tensors: list[Tensor]) -> None:
+        """Mark the end of a pass that fills a cache, and note the cache."""
+        self._mark(f"cache {len(self._cached)}")
+        self._cached.append(footprint.addresses(tensors))
 
     def backward(self) -> None:
         """Mark the end of the backward pass, and note the gradients."""
@@ -121,6 +129,7 @@ class TracedStep:
             state=names("begin", state) | names("end", state),
             gradients=names("backward", gradients),
             packed=set().union(*packed),
+            cached=set().union(*(names(f"cache {place}", each) for place, each in enumerate(self._cached))),
         )
 
     def events(self, held: Sequence[Held], unseen_bytes: int = 0) -> StepEvents:

@@ -19,7 +19,7 @@ from actbench.model.data import Data
 from actbench.model.declared import device_named
 from actbench.model.meters import MeterName
 from actbench.model.provenance import Published
-from actbench.model.records import CaseT, Optimizer, TorchEra, WeightsChoice, WorkloadSettings, whole_name
+from actbench.model.records import Cache, CaseT, Optimizer, TorchEra, WeightsChoice, WorkloadSettings, whole_name
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000
@@ -150,6 +150,8 @@ class WorkloadGrid(SettingsGrid):
     sequence_length: Lengths | None = None
     autocast: Axis[Autocast] | None = None
     optimizer: Axis[Optimizer] | None = None
+    generate: Axis[Count] | None = None
+    cache: Axis[Cache] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
     torch_era: Axis[TorchEra | Literal["none"]] | None = None

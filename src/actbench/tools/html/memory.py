@@ -38,6 +38,7 @@ KINDS = {
     "gradients_bytes": ("gradients", "#dfa551"),
     "optimizer_bytes": ("optimizer state", "#8f78ad"),
     "activation_bytes": ("saved for backward", "#cf6a63"),
+    "cache_bytes": ("cache", "#b9487f"),
     "batch_bytes": ("batch", "#9a9a9a"),
     "kept_bytes": ("kept from earlier steps", "#a5745a"),
     "communication_bytes": ("gathered and reduced", "#c9b458"),

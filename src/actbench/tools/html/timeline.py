@@ -17,6 +17,7 @@ COLOURS: dict[Kind, str] = {
     "optimizer": "#8f78ad",
     "saved": "#cf6a63",
     "packed": "#b9487f",
+    "cache": "#7d5ba6",
     "batch": "#9a9a9a",
     "kept": "#a5745a",
     "communication": "#c9b458",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -183,6 +183,8 @@ def measurement(
     moved: Set[int] = frozenset(),
     earlier: Sequence[Step] = (),
     workspace: int = -1,
+    cached: Set[int] = frozenset(),
+    trains: bool = True,
     built: Built | None = None,
     **more: Any,
 ) -> Measurement:
@@ -199,6 +201,8 @@ def measurement(
         moved: Names of storages that were moved to the card.
         earlier: The steps before it.
         workspace: Name of the workspace of matrix products; -1 for none.
+        cached: Names of what caches of keys and values held.
+        trains: Whether anything is trained; else the step is all that the script did.
         built: What is known of the models; None for their classes alone.
         more: Other fields of :class:`actbench.measuring.meters.meter.MemoryReading`.
     """
@@ -210,6 +214,7 @@ def measurement(
         gradients=step.gradients,
         communicated=communicated,
     )
+    kinds |= dict.fromkeys(cached, "cache")
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     kinds |= {name: "weights" for name in found.copies if kinds.get(name) == "batch"}
     kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}
@@ -239,17 +244,18 @@ def measurement(
         optimizer_bytes=found.state_bytes,
         activation_bytes=made_bytes,
         peak_bytes=step.peak_bytes,
-        peak_phase=moments.phase(step.peak_at),
-        phase_peaks=moments.peaks(events, step.updating, 0),
+        peak_phase=moments.phase(step.peak_at) if trains else "generation",
+        phase_peaks=moments.peaks(events, step.updating, 0) if trains else None,
         peak_parts=moments.parts(events, step.peak_at, kinds),
         **more,
     ).against(memory_bytes)
+    read = read if trains else replace(read, remedies=())
     return Measurement(
         **vars(read),
         dtype=found.dtype,
         autocast=found.autocast,
-        optimizer=found.optimizers,
+        optimizer=found.optimizers or None,
         built=(built or Built(model_class=found.models)).model_copy(update={"head": found.head}),
-        warnings=(*warnings, *held_by_cycles(step.cyclic_bytes, step.peak_bytes)),
+        warnings=(*warnings, *(held_by_cycles(step.cyclic_bytes, step.peak_bytes) if trains else ())),
         timeline=whole.timeline(),
     )

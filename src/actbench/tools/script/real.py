@@ -33,6 +33,7 @@ from actbench.tools.script.schemes import Applied
 from actbench.tools.script.steps import Steps
 from actbench.tools.script.tensors import storages_addressed
 from actbench.tools.script.timed import TIMED, TimedRun
+from actbench.tools.script.untrained import Untrained
 from actbench.tools.script.whole import Whole
 
 _SETTINGS = Settings(batch="a smaller batch in the script")
@@ -77,6 +78,7 @@ class RealRun(TimedRun):
         self.lines.fed = self._batches.fed
         self._whole = Whole(self.steps, self.lines.line, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
+        self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._begun_at: float | None = None
         self._seconds: list[float] = []
 
@@ -95,8 +97,8 @@ class RealRun(TimedRun):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
+            self.lines.ran = self._ran
             if self._whole is not None:
-                self.lines.ran = self._whole.ran
                 stack.enter_context(self._whole.followed())
             stack.callback(self._allocations.stop)
             self._allocations.start()
@@ -119,6 +121,7 @@ class RealRun(TimedRun):
             origins=self._allocations.origins,
             earlier=self.steps.done,
             memory_bytes=self.memory_bytes,
+            trains=self.steps.trains,
             warnings=tuple(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
@@ -143,6 +146,14 @@ class RealRun(TimedRun):
     def _note(self, text: str) -> None:
         self.notes[text] = None
 
+    def _holds(self) -> Held:
+        return reading.held(self._allocations, self.lines, self.steps.optimizers)
+
+    def _ran(self) -> None:
+        self._untrained.ran()
+        if self._whole is not None:
+            self._whole.ran()
+
     def _held_tensors(self) -> list[Tensor]:
         weights = [tensor for root in self.lines.roots for tensor in footprint.weights(root)]
         return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
@@ -153,7 +164,7 @@ class RealRun(TimedRun):
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
         if self._allocations.is_on:
-            self._held = reading.held(self._allocations, self.lines, self.steps.optimizers)
+            self._held = self._holds() if self.steps.trains else self._untrained.held
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()

@@ -37,6 +37,8 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: boo
     ``began`` is the number of the step that makes optimizer state, unless that step ``has_state`` before. A ``whole``
     run shows its steps by themselves.
     """
+    if not steps.trains:
+        return
     peaks, shown = steps.peaks(began), steps.largest(began)
     if differ(peaks) and not whole:
         yield (

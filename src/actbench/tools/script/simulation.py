@@ -32,9 +32,10 @@ from actbench.simulator.places import is_on_card
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import compiled, groups, kernels, reading, sensors, sharing
-from actbench.tools.script.arrivals import searched_once
+from actbench.tools.script.arrivals import on_arrival, searched_once
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
+from actbench.tools.script.caches import caches_noted
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.customops import RealForms
 from actbench.tools.script.draws import HostDraws
@@ -53,6 +54,7 @@ from actbench.tools.script.subclasses import subclasses_made
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.tensors import attributes_shown
 from actbench.tools.script.threads import threads_followed
+from actbench.tools.script.untrained import Untrained
 from actbench.tools.script.values import ScriptMode
 from actbench.tools.script.whole import Whole
 from actbench.units import MIB
@@ -146,6 +148,8 @@ class Simulation:
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
+        self._untrained = Untrained(self.steps, self.lines, self._holds)
+        self._cached: set[int] = set()
         self._measured: Measurement | None = None
         self._stack = ExitStack()
 
@@ -189,13 +193,14 @@ class Simulation:
             stack.enter_context(
                 prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler)
             )
+            stack.enter_context(on_arrival(caches_noted(self._note_cache), {}, lambda package: None))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
             stack.enter_context(self.steps.followed())
+            self.lines.ran = self._ran
             if self._whole is not None:
-                self.lines.ran = self._whole.ran
                 stack.enter_context(self._whole.followed())
             if self._applied is None:
                 self.memory.watch(self._restart)
@@ -206,7 +211,7 @@ class Simulation:
     ) -> bool:
         if error is None:
             with suppress(Ended):
-                self.steps.finish()
+                self.steps.finish(has_run=self._untrained.held is not None)
         elif not isinstance(error, Ended):
             self._held = None
         try:
@@ -271,7 +276,7 @@ class Simulation:
         outside = () if self._whole else about_outside(most_bytes, step.peak_bytes)
         for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
             self.note(text)
-        if profile.rates is not None and step.done:
+        if profile.rates is not None and step.done and self.steps.trains:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
             estimated = estimate(step.done, profile.rates, shares, asynchronous=profile.is_cuda, passed=passed)
         found = reading.measurement(
@@ -283,6 +288,8 @@ class Simulation:
             moved=self.moved,
             earlier=self.steps.done,
             workspace=self.tracker.workspace,
+            cached=self._cached,
+            trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
             built=self._batches.built(held.models, step, self.steps.peaks(self._began)),
@@ -314,12 +321,24 @@ class Simulation:
         origin = Origin("", "DistributedDataParallel", self.lines.line())
         self.lines.origins.update(dict.fromkeys(names, origin))
 
+    def _holds(self) -> reading.Held:
+        return reading.held(self.tracker, self.lines, self.steps.optimizers)
+
+    def _ran(self) -> None:
+        self._untrained.ran()
+        if self._whole is not None:
+            self._whole.ran()
+
+    def _note_cache(self, tensors: list[Tensor]) -> None:
+        self._cached |= self.tracker.names(tensors)
+
     def _ended(self, step: Step) -> None:
         if self._measured is not None:
             self.ending.end(self.lines.roots)
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
-        self._held = reading.held(self.tracker, self.lines, self.steps.optimizers)
+        self._held = self._holds() if self.steps.trains else self._untrained.held
+        assert self._held is not None
         self._stepped(len(self.steps.done), step)
         if self._inductor is None or not self._inductor.has_run:  # compiled code calls no hooks of blocks
             self._blocks.find(self.lines.roots)

@@ -47,6 +47,7 @@ class Steps:
     Attributes:
         done: The steps that have ended.
         turns: The turns of all optimizers.
+        trains: Whether anything is trained; known when the script has ended.
         only_timed_from: How many steps are read, if the others are only timed.
         phase: The part of the step that runs.
         passes: Backward passes so far; ``updated_at`` are those at the last update.
@@ -58,6 +59,7 @@ class Steps:
         self._counting, self._ended = counting, ended
         self._recorder = recorder or Recorder(lambda: self.phase)
         self.done: list[Step] = []
+        self.trains = True
         self.only_timed_from: int | None = None
         self.turns = Turns()
         self._optimizers: list[ref[Optimizer]] = []
@@ -112,9 +114,24 @@ class Steps:
             for optimizer in self.optimizers:
                 renews_next(optimizer)
 
-    def finish(self) -> None:
-        """End a step in which optimizers were waited for, if the script has ended and it is the only one."""
-        if not self.done and self._has_passed and self._optimizers:
+    @property
+    def are_unasked(self) -> bool:
+        """Whether the script has neither made an optimizer nor run a backward pass."""
+        return not (self.passes or self._optimizers or self.turns.waiting(1))
+
+    def finish(self, *, has_run: bool) -> None:
+        """End the only step when the script has ended: one in which optimizers were waited for, or all of a script.
+
+        A script that trains nothing, such as one that generates, is one forward pass if a model ``has_run``.
+        """
+        if self.done:
+            return
+        if self._has_passed and self._optimizers:
+            self._end()
+        elif has_run and self.are_unasked:
+            self.trains = False
+            self._step.updating = self._counting.now("forward")
+            self._step.forwards.append((self._forward_at, self._step.updating))
             self._end()
 
     def steady(self, began: int = 1) -> list[Step]:

@@ -41,11 +41,12 @@ def has_room(measured: Measurement) -> bool:
 def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggestion]:
     """Return the schemes worth trying, that which may save most of the peak first, at most so many.
 
-    There are none without the peak's parts, and where there is room. A scheme that refuses the model is left out.
+    There are none without the parts of the peak, where there is room, and where nothing is trained. A scheme that
+    refuses the model is left out.
     Offloading is slow, and saves the same bytes as recomputation: it comes last.
     """
     parts = measured.peak_parts
-    if parts is None or not measured.peak_bytes or has_room(measured):
+    if parts is None or not measured.peak_bytes or has_room(measured) or measured.peak_phase == "generation":
         return []
     made = [rule(measured, parts) for rule in _RULES]
     refused = measured.built.refused if measured.built else ()

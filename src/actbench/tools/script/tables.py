@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from actbench.model.advice import PHASES
+from actbench.model.advice import STEP
 from actbench.model.measured import Measurement, Outcome, RunEvent, RunPart
 from actbench.model.records import Phase
 from actbench.model.timeline import OTHER, TITLES, Holder, Timeline
@@ -19,6 +19,7 @@ _KINDS = {
     "gradients_bytes": TITLES["gradients"],
     "optimizer_bytes": TITLES["optimizer"],
     "activation_bytes": TITLES["saved"],
+    "cache_bytes": TITLES["cache"],
     "batch_bytes": TITLES["batch"],
     "kept_bytes": TITLES["kept"],
     "communication_bytes": TITLES["communication"],
@@ -53,7 +54,7 @@ class _Phase:
 def _phases_table(measured: Measurement) -> Table:
     def of(phase: Phase) -> _Phase:
         peak = getattr(measured.phase_peaks, f"{phase}_bytes", None)
-        return _Phase(PHASES[phase], peak, getattr(measured.estimated, f"{phase}_seconds", None))
+        return _Phase(STEP[phase], peak, getattr(measured.estimated, f"{phase}_seconds", None))
 
     whole = _Phase("step", measured.peak_bytes, measured.estimated.step_seconds if measured.estimated else None)
     columns: tuple[Column[_Phase], ...] = (
@@ -61,7 +62,7 @@ def _phases_table(measured: Measurement) -> Table:
         Column("peak_bytes", "Peak", "bytes", lambda row: row.peak_bytes),
         Column("estimated_seconds", "Time, est.", "seconds", lambda row: row.seconds),
     )
-    return fill("Peak and time by phase", columns, [*map(of, PHASES), whole])
+    return fill("Peak and time by phase", columns, [*map(of, STEP), whole])
 
 
 PARTS: Mapping[RunPart, str] = {

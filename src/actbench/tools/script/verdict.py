@@ -147,6 +147,8 @@ def _peak(record: MeasuredRecord, measured: Measurement) -> str:
     if measured.built is not None and differ(measured.built.step_peaks):
         of = "" if rows is None else f", of {counted(rows, 'row')},"
         return f"the largest step{of} has a peak of {peak}"
+    if measured.peak_phase == "generation":
+        return f"the peak of the script, which trains nothing, is {mark}{format_bytes(measured.peak_bytes)}"
     step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
     return f"the peak of {step} is {peak}"
 
@@ -179,7 +181,8 @@ def _reserved(measured: Measurement) -> list[str]:
         return []
     taken, peak = format_bytes(reserved), format_bytes(measured.peak_bytes)
     gaps = format_bytes(max(0, reserved - measured.peak_bytes))
-    return [f"The step needs {taken}: its peak of {peak}, and {gaps} that torch's allocator loses in gaps."]
+    what = "script" if measured.peak_phase == "generation" else "step"
+    return [f"The {what} needs {taken}: its peak of {peak}, and {gaps} that torch's allocator loses in gaps."]
 
 
 def _about_context(record: MeasuredRecord) -> str:
