@@ -29,7 +29,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 LONGEST_WORD = 400
 """Most characters that a message repeats of one word, such as a name that somebody else wrote."""
@@ -111,7 +110,7 @@ class OutOfMemoryError(MeasurementError):
         phase: Part of the step in which memory ran out; None if unknown.
     """
 
-    def __init__(self, message: str, phase: Literal["forward", "backward", "optimizer"] | None = None) -> None:
+    def __init__(self, message: str, phase: str | None = None) -> None:
         super().__init__(message)
         self.phase = phase
 

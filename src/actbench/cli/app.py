@@ -129,7 +129,7 @@ class _Verb(typer.core.TyperCommand):
             super().format_help(ctx, formatter)
             return
         page = copy.copy(self)
-        options = {each.opts[0]: each for each in self.params if each.param_type_name == "option"}
+        options: dict[str, Any] = {each.opts[0]: each for each in self.params if each.param_type_name == "option"}
         shown = [copy.copy(options[name]) for name in usual.split()]
         for each in shown:
             sentence, period, _ = each.help.partition(". ")

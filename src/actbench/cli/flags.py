@@ -228,8 +228,8 @@ class ModelFlags(StepFlags, SchemeFlags):
 
 def device_option(text: str, **details: Any) -> Any:
     """Return the option ``--device-profile``."""
-    names = {"metavar": "NAME|FILE", "autocompletion": completions.device_profiles, "parser": _device}
-    return option("--device-profile", text, **names, **details)
+    complete = completions.device_profiles
+    return option("--device-profile", text, metavar="NAME|FILE", autocompletion=complete, parser=_device, **details)
 
 
 def _device(text: str) -> str:

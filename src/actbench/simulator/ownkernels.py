@@ -211,7 +211,8 @@ def _encoded_in_one(args: Any, result: Any) -> int:
     x, bits, _, stochastic = args
     each = (48 if stochastic else 32) + (8 if x.dtype == torch.float64 else 0)
     first, second = min(x.numel(), _PIECE), min(max(0, x.numel() - _PIECE), _PIECE)
-    return max(first * each, second * each + first * (8 + bits) // 8 if second else 0)
+    most: int = max(first * each, second * each + first * (8 + bits) // 8 if second else 0)
+    return most
 
 
 def _decoded_in_one(args: Any, result: Tensor) -> int:

@@ -87,4 +87,5 @@ def _ranks(rows: Tensor, asked: Tensor, ignores_nan: bool) -> Tensor:
         return ranks.masked_fill_(ranks < 0, 0)
     last = rows.shape[-1] - 1
     ranks, is_nan = torch.broadcast_tensors(asked * last, rows.isnan().any(-1, True))  # type: ignore[no-untyped-call]
-    return ranks.masked_fill(is_nan, last)
+    found: Tensor = ranks.masked_fill(is_nan, last)
+    return found

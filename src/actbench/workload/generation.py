@@ -67,12 +67,13 @@ class GenerationStep(TrainStep):
         """Read the prompt, and return the first tokens ``(rows,)`` int64."""
         self.phase = "forward"
         self.around_forward()
-        self._ids = self.batch["input_ids"]
+        self._ids: Tensor = self.batch["input_ids"]
         length = self._ids.shape[1] + self._passes + 1
         self._cache = new_cache(self.setup.module, self._case, length)
         self._pass(self._ids)
         self.around_forward()
-        return self._ids[:, -1]
+        first: Tensor = self._ids[:, -1]
+        return first
 
     def backward(self, loss: Tensor) -> None:
         """Write all tokens but the first, and drop the cache."""

@@ -149,6 +149,9 @@ class RealRun(TimedRun):
     def _holds(self) -> Held:
         return reading.held(self._allocations, self.lines, self.steps.optimizers)
 
+    def _has_run(self) -> bool:
+        return self._untrained.held is not None
+
     def _ran(self) -> None:
         self._untrained.ran()
         if self._whole is not None:
