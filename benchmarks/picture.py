@@ -99,7 +99,7 @@ def _gib(size: int) -> str:
 
 def main() -> None:
     """Print the picture."""
-    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]), MeasuredRecord)
     sys.stdout.write(drawn([record for record in records if record.case.model == MODEL]))
 
 

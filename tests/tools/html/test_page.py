@@ -300,7 +300,7 @@ def without_library(text: str) -> tuple[str, list[str]]:
 def test_the_pages_of_this_repository_are_what_its_records_give_today(recipe: str) -> None:
     """``make pages`` writes them."""
     file = ROOT / "docs" / "reports" / f"{recipe}.html"
-    records, _ = store.read_all(kinds.files_in([ROOT / "results" / recipe]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / recipe]), MeasuredRecord)
     tables_of = tables.report_tables(records, COMMITTED[recipe])[:1]
     made = "".join(HTML.text(Exported(tables_of, COMMITTED[recipe], records, print)))
     page = file.read_text(encoding="utf-8")

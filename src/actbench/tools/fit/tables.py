@@ -158,7 +158,7 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     # what fits comes first
     in_order = sorted((False, True), key=lambda adapters: not found.shortlist(adapters=adapters))
     lists = (_shortlist(found, title, about, adapters=adapters) for adapters in in_order)
-    tables = [table for table in lists if table.rows]
+    tables = [table for table in lists if len(table.frame)]
     notes = (*tables[0].notes, *_notes(found))
     tables[0] = replace(tables[0], lead=tuple(verdict) or answer(found), notes=notes)
     if len(usual := found.usual()) > 1:
