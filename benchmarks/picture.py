@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Record
 from actbench.report import kinds, store
 

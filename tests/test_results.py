@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actbench.model.measured import MeasuredRecord
 from actbench.report import kinds, store
 from actbench.report.render import markdown
 from actbench.report.tables import report_tables

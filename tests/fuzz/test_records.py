@@ -6,6 +6,7 @@ import json
 from rich.console import Console
 
 from actbench.errors import ActbenchError
+from actbench.model.measured import MeasuredRecord
 from actbench.report import compare, render, store, tables
 from actbench.report.render import screen
 from actbench.tools.html import html as page
