@@ -97,7 +97,7 @@ def test_a_text_of_many_rows_is_written_once() -> None:
     few, many = (tables.fill("Models", columns, range(rows)) for rows in (100, 1000))
     formats.cells(few)
 
-    assert calls(lambda: formats.cells(many)) < calls(lambda: formats.cells(few)) + 100
+    assert calls(lambda: formats.cells(many)) < calls(lambda: formats.cells(few)) + 300  # of 900 rows more
 
 
 def test_a_line_is_read_in_few_calls(tmp_path: Path, make_record: MakeRecord) -> None:
