@@ -33,7 +33,7 @@ class StoredData(Data):
     values. ``model_fields_set`` is empty.
     """
 
-    __pydantic_fields_set__ = _NoFieldsSet()  # type: ignore[assignment]
+    __pydantic_fields_set__ = _NoFieldsSet()
 
 
 def shared(part: Any, info: ValidationInfo) -> Any:
