@@ -39,8 +39,12 @@ class Cells:
     @property
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The text of each cell, by row."""
-        rows: Iterator[tuple[str, ...]] = self.frame.itertuples(index=False, name=None)
-        return rows
+        return iter(self.frame.itertuples(index=False, name=None))
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The text of each cell, by the key of its column."""
+        return {column.key: self.frame[column.key].tolist() for column in self.columns}
 
 
 def readable(table: Table) -> Table:

@@ -88,7 +88,7 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
         text, told = shown.text, shown.told
         one_line = {
             key: [each if each.isprintable() else " ".join(each.split()) for each in texts]
-            for key, texts in text.frame.items()
+            for key, texts in text.texts.items()
         }
         yield from _grid_lines(Cells(text.columns, framed(one_line, text.frame)), _BOX.substitute(options))
     else:
@@ -111,13 +111,13 @@ def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:
     for row in _aligned(headings, text.numeric, sizes):
         yield lines.head_left + f" {lines.head_vertical}".join(row) + lines.head_right
     yield lines.get_row(padded, "head")
-    for row in _aligned((texts for _, texts in text.frame.items()), text.numeric, sizes):
+    for row in _aligned(text.texts.values(), text.numeric, sizes):
         yield lines.mid_left + f" {lines.mid_vertical}".join(row) + lines.mid_right
     yield lines.get_bottom(padded)
 
 
 def _aligned(
-    columns: Iterable[Iterable[str]], numeric: Sequence[bool], sizes: Sequence[int]
+    columns: Iterable[Sequence[str]], numeric: Sequence[bool], sizes: Sequence[int]
 ) -> Iterator[tuple[str, ...]]:
     """Return rows with every cell as wide as its column."""
     filled = []

@@ -155,7 +155,7 @@ def widths(text: Cells) -> dict[str, int]:
     """Return the width of each column by key: the longest cell, or the longest word of its heading."""
     return {
         key: max([_heading_width(heading), *map(cells_in, texts)])
-        for heading, (key, texts) in zip(text.headings, text.frame.items(), strict=True)
+        for heading, (key, texts) in zip(text.headings, text.texts.items(), strict=True)
     }
 
 

@@ -186,7 +186,7 @@ def fill(
     """Compute every column of every item; empty columns are left out, except those with names in ``asked``."""
     import pandas  # takes half a second, which no command pays that prints no table
 
-    filled: dict[str, pandas.Series[Any]] = {}
+    filled: dict[str, pandas.Series] = {}
     for column in columns:
         values = list(map(column.compute, items))
         if values.count(None) < len(values):
