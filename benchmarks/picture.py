@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from actbench.model.measured import MeasuredRecord
 from actbench.model.records import Record
 from actbench.report import kinds, store
 
@@ -99,7 +100,7 @@ def _gib(size: int) -> str:
 
 def main() -> None:
     """Print the picture."""
-    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]), MeasuredRecord)
     sys.stdout.write(drawn([record for record in records if record.case.model == MODEL]))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actbench.model.measured import MeasuredRecord
 from actbench.report import kinds, store
 from actbench.report.render import markdown
 from actbench.report.tables import report_tables
@@ -70,7 +71,7 @@ def test_pages_show_results() -> None:
 def test_every_row_of_a_page_stands_in_the_results(folder: str, table: str) -> None:
     texts = [file.read_text() for file in (ROOT / folder).glob("*.md")]
     if (ROOT / "recipes" / f"{Path(folder).name}.toml").exists():
-        records, _ = store.read_all(kinds.files_in([ROOT / folder]))
+        records, _ = store.read_all(kinds.files_in([ROOT / folder]), MeasuredRecord)
         texts += map(markdown, report_tables(records, "", tuple(CHOICES)))
     committed = [cells_of(line) for text in texts for line in text.splitlines()]
     header, _, *rows = table.splitlines()
@@ -83,7 +84,7 @@ def test_every_row_of_a_page_stands_in_the_results(folder: str, table: str) -> N
 def test_the_start_page_shows_what_quickstart_prints() -> None:
     [shown] = [table for folder, table in SHOWN if folder == "results/quickstart"]
     recipe = recipes.load("quickstart")
-    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / "quickstart"]), MeasuredRecord)
     [table] = report_tables(records, recipe.title, recipe.columns)
 
     assert recipe.columns

@@ -6,6 +6,7 @@ import json
 from rich.console import Console
 
 from actbench.errors import ActbenchError
+from actbench.model.measured import MeasuredRecord
 from actbench.report import compare, render, store, tables
 from actbench.report.render import screen
 from actbench.tools.html import html as page
@@ -48,7 +49,7 @@ def test_records_through_every_renderer(fuzz, tmp_path, make_record, changed):
     def check(document):
         path.write_text("\n".join([exact, json.dumps(document), failed]) + "\n", encoding="utf-8")
         try:
-            records, _ = store.read_all([path])
+            records, _ = store.read_all([path], MeasuredRecord)
         except ActbenchError:
             return
         table = tables.results_table(records, "A title")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from hypothesis import example, given, strategies as st
 from markdown_it import MarkdownIt
@@ -77,7 +78,8 @@ def test_addresses_in_markdown_are_no_links(text: str) -> None:
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_is_text_in_csv(text: str) -> None:
-    table = Table("t", (Column("x", "x", "text", str), Column("y", "y", "number", float)), ({"x": text, "y": -3.5},))
+    columns = Column("x", "x", "text", str), Column("y", "y", "number", float)
+    table = Table("t", columns, pandas.DataFrame({"x": [text], "y": [-3.5]}, dtype=object))
     [_, [cell, number]] = csv.reader(io.StringIO(render.csv_text(table)))
 
     assert cell == "'" + plain(text)

@@ -13,7 +13,8 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import ConversionError
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.report import interned, kinds, store
+from actbench.report import kinds, store
+from actbench.report.tabled import TabledRecord
 from actbench.scheme import Scheme
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.testing import check_scheme
@@ -103,7 +104,7 @@ def test_the_same_number_of_draws_shows_a_bias(spec: str, monkeypatch: pytest.Mo
 
 
 def test_the_committed_records_say_the_same() -> None:
-    records, _ = store.read_all(kinds.files_in([RESULTS]), interned.UNTABLED)
+    records, _ = store.read_all(kinds.files_in([RESULTS]), TabledRecord)
     known = [
         (record.case.scheme, record.outcome.gradient_error)
         for record in records

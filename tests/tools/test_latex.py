@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from actbench.report.exporting import Exported
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
@@ -33,7 +35,8 @@ def test_a_table_has_its_rows_between_the_lines_of_booktabs(cli: Any, tmp_path: 
 
 def test_marks_of_latex_are_shown_as_they_are() -> None:
     names = Column[str]("name", "A_b", "text", str)
-    table = Table("50 % & more", (names,), [{"name": r"x_1 {$y^2} \input{/etc/passwd} #~<|>"}], notes=("a\n\nb",))
+    frame = pandas.DataFrame({"name": [r"x_1 {$y^2} \input{/etc/passwd} #~<|>"]}, dtype=object)
+    table = Table("50 % & more", (names,), frame, notes=("a\n\nb",))
     text = latex(table)
 
     assert r"\caption{50 \% \& more}" in text

@@ -231,7 +231,7 @@ def export(
 
     write_files(
         (flags.export_markdown, markdown),
-        (flags.export_csv, lambda: formats.csv_lines(csv() if csv else tables[0])),
+        (flags.export_csv, lambda: formats.csv_text(csv() if csv else tables[0])),
         (getattr(flags, "export_json", None), json or str),
         *((path, partial(text_of, name, exported)) for name, path in flags.plugged.items()),
     )

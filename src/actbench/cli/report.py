@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,21 +17,8 @@ ResultsArgument = Annotated[
 ]
 
 
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Switch off the garbage collector: many rows have no cycles, and looking for them takes a quarter of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 @command(rank=70)
 @expanded
-@_no_collector()
 def report(
     *,
     results: ResultsArgument,
@@ -63,15 +47,16 @@ def report(
 
     actbench report results/accuracy --html accuracy.html
     """
-    from actbench.report import interned, kinds, store, tables
+    from actbench.report import kinds, store, tables
     from actbench.report.render.formats import json_lines
+    from actbench.report.tabled import TabledRecord
 
     columns = exports.chosen
     kind, files = kinds.kind_in(results)
     if kind is not kinds.MEASURED:
         _report_other(kind, files, title, exports)
         return
-    records, notices = store.read_all(files, interned.UNTABLED if exports.export_json is None else ())
+    records, notices = store.read_all(files, TabledRecord if exports.export_json is None else kinds.MEASURED.record)
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
@@ -83,11 +68,11 @@ def report(
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
     from actbench.report.render.formats import json_lines
-    from actbench.report.store import read_kind
+    from actbench.report.store import read_all
 
     if exports.columns:
         raise UsageError(f"--columns is for measured cases, and {files[0]} holds other records: leave it out")
-    records, notices = read_kind(files, kind.record)
+    records, notices = read_all(files, kind.record)
     for notice in notices:
         remark(notice)
     shown = kind.tables(records, title)
@@ -107,7 +92,6 @@ class CompareFlags(ExportFlags):
 
 @command(rank=80)
 @expanded
-@_no_collector()
 def compare(
     *,
     before: Annotated[
@@ -142,15 +126,16 @@ def compare(
 
     actbench compare results-of-main results --fail-on peak:2% --format github --export-junit memory.xml
     """
-    from actbench.report import gates, interned, kinds, store
+    from actbench.report import gates, kinds, store
     from actbench.report.compare import compare as compared, parse_limit
+    from actbench.report.tabled import TabledRecord
 
     if not fail_on and (exports.export_junit is not None or told_as == "github"):
         raise UsageError("--export-junit and --format github report limits: give --fail-on too, or leave them out")
 
     limits = [parse_limit(text) for text in fail_on or []]
-    first, first_notices = store.read_all(kinds.files_in([before]), interned.UNCOMPARED)
-    second, second_notices = store.read_all(kinds.files_in([after]), interned.UNCOMPARED, like=first)
+    first, first_notices = store.read_all(kinds.files_in([before]), TabledRecord)
+    second, second_notices = store.read_all(kinds.files_in([after]), TabledRecord)
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo
 
 
 class Data(BaseModel):
@@ -14,7 +16,35 @@ class Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class CaseData(Data):
+class _NoFieldsSet:
+    """Takes the place of pydantic's set of given fields, and keeps nothing."""
+
+    def __get__(self, instance: object, owner: type) -> set[str]:
+        return set()
+
+    def __set__(self, instance: object, given: set[str]) -> None:
+        pass
+
+
+class StoredData(Data):
+    """Data that results files hold by the thousand.
+
+    A line has every field, so which ones were given says nothing; pydantic's set of them takes more memory than the
+    values. ``model_fields_set`` is empty.
+    """
+
+    __pydantic_fields_set__ = _NoFieldsSet()
+
+
+def shared(part: Any, info: ValidationInfo) -> Any:
+    """Return the first part that equals this one, of those read with one dictionary as pydantic's context."""
+    if info.context is None:
+        return part
+    key = (type(part), *vars(part).values()) if isinstance(part, Data) else part  # compared at once, not by pydantic
+    return info.context.setdefault(key, part)
+
+
+class CaseData(StoredData):
     """What an experiment runs, with the words that its progress is told in; a subclass has a ``name`` for messages."""
 
     @property
@@ -47,7 +77,7 @@ LEFT_OUT = "left out"
 """The state of a case that a search leaves out, since its model or device refuses it."""
 
 
-class OutcomeData(Data):
+class OutcomeData(StoredData):
     """The outcome of a case, in the words of progress; the table's column shows its ``peak_bytes``, if it has any."""
 
     @property

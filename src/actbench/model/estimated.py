@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from actbench.model.data import Data
+from actbench.model.data import Data, StoredData
 from actbench.units import NonNegativeFloat, NonNegativeInt
 
 OTHERS = "(others)"
 """Name of the sum of all operators of a step that are not named."""
 
 
-class OperatorTime(Data):
+class OperatorTime(StoredData):
     """The estimated time of the calls of one operator in a step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Communication(Data):
     sent_bytes: NonNegativeInt
 
 
-class EstimatedTime(Data):
+class EstimatedTime(StoredData):
     """The estimated time of a simulated step on the simulated device; nothing of it was measured.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from actbench.model.blocks import BlockReadings
-from actbench.model.data import Data, OutcomeData
+from actbench.model.data import Data, OutcomeData, StoredData, shared
 from actbench.model.estimated import Communication, EstimatedTime
 from actbench.model.records import Built, Case, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.model.timeline import Timeline
@@ -58,7 +58,7 @@ OF_MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 """Fields of :class:`PeakParts` that do not depend on the batch."""
 
 
-class PeakParts(Data):
+class PeakParts(StoredData):
     """What the peak is made of; the parts add up to it.
 
     Attributes:
@@ -97,7 +97,7 @@ class PeakParts(Data):
         return bool(10 * needed >= sum(self.model_dump().values()))
 
 
-class PhasePeaks(Data):
+class PhasePeaks(StoredData):
     """The peak of each part of a step; the largest is the peak of the step."""
 
     forward_bytes: NonNegativeInt
@@ -282,7 +282,7 @@ class Measurement(OutcomeData):
     autocast: str | None = None
     optimizer: str | None = None
     weights_origin: str = "random"
-    built: Built | None = None
+    built: Annotated[Built, AfterValidator(shared)] | None = None
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from actbench.errors import UsageError
-from actbench.model.data import Data, OutcomeData
+from actbench.model.data import Data, OutcomeData, StoredData, shared
 from actbench.model.meters import MeterName
 from actbench.model.modelspecs import dtype_for, optimizer_for
 from actbench.model.provenance import Machine, Published, Versions
@@ -182,7 +182,7 @@ def differ(peaks: Sequence[int]) -> bool:
     return max(peaks, default=0) > _ALIKE * min(peaks, default=0)
 
 
-class Built(Data):
+class Built(StoredData):
     """The model, task and sizes that were really built and fed for a case.
 
     Attributes:
@@ -216,7 +216,7 @@ class Built(Data):
     step_peaks: tuple[NonNegativeInt, ...] = ()
 
 
-class Site(Data):
+class Site(StoredData):
     """One place of the model that a scheme changed.
 
     Attributes:
@@ -275,7 +275,7 @@ OutcomeT = TypeVar("OutcomeT")
 Migrations = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
-class Record(Data, Generic[CaseT, OutcomeT]):
+class Record(StoredData, Generic[CaseT, OutcomeT]):
     """One line of a results file of any kind of experiment. ``label`` is the recipe's name for the scheme.
 
     Attributes:
@@ -292,9 +292,9 @@ class Record(Data, Generic[CaseT, OutcomeT]):
     recipe: str
     case: CaseT
     outcome: OutcomeT
-    machine: Machine
-    versions: Versions
-    command: str
+    machine: Annotated[Machine, AfterValidator(shared)]
+    versions: Annotated[Versions, AfterValidator(shared)]
+    command: Annotated[str, AfterValidator(shared)]
     recorded_at: str
     label: str | None = None
     published: tuple[Published, ...] = ()

@@ -121,31 +121,33 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
 
 
-def parse_record(kind: type[RecordT], line: bytes, place: str) -> RecordT:
+def parse_record(kind: type[RecordT], line: bytes, place: str, shared: dict[Any, Any] | None = None) -> RecordT:
     """Read a line as a record, migrating older schema versions; ``place`` is for messages.
+
+    Records that are read with the same ``shared`` have equal parts in common.
 
     Raises:
         StoreError: The line is broken or was written by a newer actbench.
     """
     with suppress(ValidationError):  # the code below finds the reason: an older version is no error
-        return kind.model_validate_json(line)
+        return kind.model_validate_json(line, context=shared)
     try:
         data = from_json(line)
     except ValueError:
         if not line.lstrip().startswith(b"{"):
             raise StoreError(f"{place}: this is not a record of actbench; is it a results file?") from None
         raise StoreError(f"{place}: {_broken(line)}") from None
-    return record_of(kind, data, place)
+    return record_of(kind, data, place, shared)
 
 
-def record_of(kind: type[RecordT], data: Any, place: str) -> RecordT:
+def record_of(kind: type[RecordT], data: Any, place: str, shared: dict[Any, Any] | None = None) -> RecordT:
     """Return the record that JSON values make, migrating older schema versions; ``place`` is for messages.
 
     Raises:
         StoreError: They are no record of this kind, or one of a newer actbench.
     """
     try:
-        return kind.model_validate(_migrated(data, place, kind.migrations))
+        return kind.model_validate(_migrated(data, place, kind.migrations), context=shared)
     except ValidationError as error:
         first = error.errors()[0]
         raise StoreError(

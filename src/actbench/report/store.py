@@ -6,7 +6,7 @@ another file before the next line is written. The last of several records of one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from actbench.model.provenance import Machine
 from actbench.model.records import Failure, Record
 from actbench.paths import file_name
 from actbench.report import lines
-from actbench.report.interned import Interned
 from actbench.report.linefile import LineFile, locked
 from actbench.report.lines import RecordT
 from actbench.units import format_bytes
@@ -52,7 +51,6 @@ class Store(Generic[RecordT]):
         self._machine = machine
         self._records: dict[Identity, RecordT] = {}
         self._here: dict[Data, RecordT] = {}
-        self._interned = Interned()
         self._contents = Contents()
         for record in results.records:
             self._note(record)
@@ -112,7 +110,6 @@ class Store(Generic[RecordT]):
         if len(line) > lines.LONGEST:
             raise StoreError(f"{self.path}: the record has {format_bytes(len(line))}, more than a line may have")
         self._file.append(line)
-        self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)
 
 
@@ -131,45 +128,25 @@ def read_results(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
     return Results(tuple(_latest([found], kind).values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
-def read_all(
-    paths: Sequence[Path], without: Collection[str] = (), like: Sequence[MeasuredRecord] = ()
-) -> tuple[list[MeasuredRecord], list[str]]:
-    """Read several results files of sweeps as one, and return their records and notices; later records win.
-
-    Args:
-        paths: The files.
-        without: Fields of measurements that records do not keep, as ``interned.UNTABLED``: many rows take less memory.
-        like: Records that were read before, whose cases the new ones share where they are the same.
+def read_all(paths: Sequence[Path], kind: type[RecordT]) -> tuple[list[RecordT], list[str]]:
+    """Read several results files of one kind as one, and return their records and notices; later records win.
 
     Raises:
         StoreError: As of :func:`read_results`; or no file holds a record.
     """
-    return read_kind(paths, MeasuredRecord, without, like)
-
-
-def read_kind(
-    paths: Sequence[Path],
-    kind: type[RecordT],
-    without: Collection[str] = (),
-    like: Sequence[RecordT] = (),
-) -> tuple[list[RecordT], list[str]]:
-    """Read several results files of one kind as one, as :func:`read_all` does."""
     found = [lines.split(path) for path in paths]
-    records = _latest(found, kind, Interned(without, like))
+    records = _latest(found, kind)
     if found and not records:
         raise StoreError(_no_row(found))
     return list(records.values()), [file.notice for file in found if file.notice]
 
 
-def _latest(
-    files: Sequence[lines.Lines], kind: type[RecordT], shared: Interned | None = None
-) -> dict[Identity, RecordT]:
-    shared = shared or Interned()
+def _latest(files: Sequence[lines.Lines], kind: type[RecordT]) -> dict[Identity, RecordT]:
     found: dict[Identity, RecordT] = {}
+    shared: dict[Any, Any] = {}
     for file in files:
         for number, line in file.numbered():
-            record = lines.parse_record(kind, line, f"{file.path}:{number}")
-            shared.share(record)
+            record = lines.parse_record(kind, line, f"{file.path}:{number}", shared)
             found[_identity(record)] = record
     return found
 

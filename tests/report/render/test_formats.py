@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable
 
+import pandas
 import pytest
 
 from actbench.model.measured import MeasuredRecord
 from actbench.model.provenance import Published
 from actbench.report import render, tables
 from actbench.report.tables import Table
+from actbench.report.tables.table import fill
 from actbench.report.tables.values import Column
 from actbench.tools.html import html as page
 
@@ -112,7 +114,7 @@ def test_json_is_indented_as_a_list(records: list[MeasuredRecord]) -> None:
 
 def test_what_a_user_named_cannot_break_a_format() -> None:
     nasty = '<b>|\n"a",b\\'
-    table = Table(nasty, (Column("x", nasty, "text", str),), ({"x": nasty},), (nasty,))
+    table = Table(nasty, (Column("x", nasty, "text", str),), pandas.DataFrame({"x": [nasty]}, dtype=object), (nasty,))
 
     assert render.markdown(table).splitlines()[4] == '| &lt;b&gt;\\| "a",b\\\\ |'
     assert list(csv.reader(io.StringIO(render.csv_text(table)))) == [["x"], [nasty]]
@@ -120,8 +122,16 @@ def test_what_a_user_named_cannot_break_a_format() -> None:
 
 
 def test_an_empty_table_is_a_title() -> None:
-    table = Table("Nothing", (), ())
+    table = Table("Nothing", (), pandas.DataFrame())
 
     assert render.markdown(table) == "## Nothing\n"
     assert render.csv_text(table) == "\n"
     assert "<h2>Nothing</h2>" in page.html_page([table], "x")
+
+
+def test_a_nan_is_a_value_and_none_is_unknown() -> None:
+    columns = Column("x", "X", "number", lambda value: value), Column("y", "Y", "count", lambda value: 2**60 + 1)
+    table = fill("t", columns, [math.nan, None, 0.5])
+
+    assert [row.split(" | ")[0] for row in render.markdown(table).splitlines()[4:]] == ["| nan", "| –", "| 0.5"]
+    assert render.csv_text(table) == "x,y\nnan,1152921504606846977\n,1152921504606846977\n0.5,1152921504606846977\n"

@@ -55,9 +55,9 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_so(table: Table) -> None:
 
 def test_columns_leave_in_order_of_their_detail(table: Table) -> None:
     widths = range(40, 200, 5)
-    shown = [[column.detail for column in fitted(table, width).columns] for width in widths]
+    shown = [[column.detail for column in fitted(table, width).text.columns] for width in widths]
     columns = [column for column in table.columns if not column.quiet and not column.spread_of]
-    dropped = [[c.detail for c in columns if c not in fitted(table, width).columns] for width in widths]
+    dropped = [[c.detail for c in columns if c not in fitted(table, width).text.columns] for width in widths]
 
     for kept, gone in zip(shown, dropped, strict=True):
         assert min((d for d in gone if d), default=9) >= max(kept)

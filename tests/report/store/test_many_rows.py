@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.errors import StoreError
+from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Site
-from actbench.report import interned, lines, store
+from actbench.report import lines, store
 from actbench.report.linefile import LineFile
 from actbench.report.store import Store
+from actbench.report.tabled import TabledRecord
 
 MakeRecord = Callable[..., MeasuredRecord]
 
@@ -52,75 +55,58 @@ def test_a_record_in_memory_is_little_larger_than_its_line(tmp_path: Path, make_
     assert many - few < 2 * (many_bytes - few_bytes)
 
 
-def test_records_to_compare_take_half_of_the_memory(tmp_path: Path, make_record: MakeRecord) -> None:
-    path, parts = tmp_path / "box.jsonl", dict.fromkeys(PeakParts.model_fields, 2**40)
-    outcome = {"peak_parts": PeakParts(**parts), "untimed": "No step time is estimated. " * 9, "warnings": ("w" * 200,)}
-    written(path, *(make_record(seed=seed, **outcome) for seed in range(400)))
+def test_a_record_of_a_table_takes_a_third_of_the_memory(tmp_path: Path, make_record: MakeRecord) -> None:
+    sites = tuple(Site(path=f"layer.{place}", was="nn.GELU", becomes="3-bit GELU", calls=1) for place in range(20))
+    written(tmp_path / "box.jsonl", *(make_record(seed=seed, sites=sites) for seed in range(400)))
 
-    def held_bytes(without: tuple[str, ...], *, twice: bool = False) -> int:
-        like, _ = store.read_all([path], without) if twice else ([], [])
+    def held_bytes(kind: type[MeasuredRecord]) -> int:
         tracemalloc.start()
         try:
-            records, _ = store.read_all([path], without, like)
+            records, _ = store.read_all([tmp_path / "box.jsonl"], kind)
             assert len(records) == 400
             return tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
 
-    held_bytes(())  # what is loaded once
-    whole = held_bytes(())
-    assert held_bytes(interned.UNCOMPARED) < 0.75 * whole
-    assert held_bytes(interned.UNCOMPARED, twice=True) < 0.55 * whole
+    held_bytes(MeasuredRecord)  # what is loaded once
+    assert 3 * held_bytes(TabledRecord) < held_bytes(MeasuredRecord)
 
 
 def test_records_share_what_they_have_in_common(tmp_path: Path, make_record: MakeRecord) -> None:
-    sites = (Site(path="a", was="nn.GELU", becomes="3-bit GELU", bytes_before=8, bytes_after=1),)
-    there = make_record(machine="there", sites=sites, seed=1)
-    written(tmp_path / "box.jsonl", make_record(sites=sites), make_record("fewbit:3", sites=sites), there)
+    there = make_record(machine="there", seed=1)
+    written(tmp_path / "box.jsonl", make_record(), make_record("fewbit:3"), there)
     first, second, third = store.read_results(tmp_path / "box.jsonl").records
-    assert isinstance(first.outcome, Measurement)
-    assert isinstance(second.outcome, Measurement)
 
     assert first.machine is second.machine
     assert first.versions is second.versions is third.versions
-    assert first.outcome.sites[0] is second.outcome.sites[0]
-    assert first.case.model_fields_set is second.case.model_fields_set
     assert third == there
     assert third.model_dump_json() == there.model_dump_json()
 
 
-def test_a_changed_copy_of_a_record_leaves_the_others_alone(tmp_path: Path, make_record: MakeRecord) -> None:
-    line = make_record().model_dump_json(exclude={"label"})
-    (tmp_path / "box.jsonl").write_text(line + "\n" + line.replace('"seed":0', '"seed":1') + "\n")
-    first, second = store.read_results(tmp_path / "box.jsonl").records
-
-    assert "label" in first.model_copy(update={"label": "mine"}).model_fields_set
-    assert "label" not in second.model_fields_set
-
-
-def test_records_can_be_read_without_their_sites(tmp_path: Path, make_record: MakeRecord) -> None:
+def test_a_table_reads_all_but_places_blocks_and_operators(tmp_path: Path, make_record: MakeRecord) -> None:
     path = tmp_path / "box.jsonl"
-    written(path, make_record(sites=(Site(path="a", was="nn.GELU", becomes="3-bit GELU"),)))
-    (whole,), _ = store.read_all([path])
-    (lean,), _ = store.read_all([path], interned.UNTABLED)
+    written(path, make_record(sites=(Site(path="a", was="nn.GELU", becomes="3-bit GELU"),), label="mine"))
+    (whole,), _ = store.read_all([path], MeasuredRecord)
+    (lean,), _ = store.read_all([path], TabledRecord)
     assert isinstance(whole.outcome, Measurement)
     assert isinstance(lean.outcome, Measurement)
 
     assert len(whole.outcome.sites) == 1
     assert lean.outcome.sites == ()
-    assert lean.outcome.model_dump() == whole.outcome.model_copy(update={"sites": ()}).model_dump()
+    left_out = {"sites", "unreached", "blocks", "trace"}
+    assert lean.outcome.model_dump() == whole.outcome.model_dump(exclude=left_out)
+    assert lean.model_dump(exclude={"outcome"}) == whole.model_dump(exclude={"outcome"})
 
 
-def test_parts_of_measurements_share_the_names_of_their_fields(tmp_path: Path, make_record: MakeRecord) -> None:
+@pytest.mark.parametrize("field", ["peak_bytes", "unheard_of"])
+def test_a_table_refuses_a_broken_record(tmp_path: Path, make_record: MakeRecord, field: str) -> None:
+    data = json.loads(make_record().model_dump_json())
+    data["outcome"][field] = [{"nested": 1}]
     path = tmp_path / "box.jsonl"
-    written(path, *(make_record(seed=seed, peak_parts=PeakParts(weights_bytes=2**40 + seed)) for seed in range(2)))
-    outcomes = [record.outcome for record in store.read_all([path], interned.UNTABLED)[0]]
-    first, second = (each.peak_parts for each in outcomes if isinstance(each, Measurement))
+    path.write_text(json.dumps(data) + "\n")
 
-    assert first is not None
-    assert second is not None
-    assert first != second
-    assert first.model_fields_set is second.model_fields_set
+    with pytest.raises(StoreError, match=f"box.jsonl:1: not a valid record.*{field}"):
+        store.read_all([path], TabledRecord)
 
 
 @pytest.mark.parametrize("length", [1, 100, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])

@@ -147,7 +147,7 @@ def test_the_same_case_on_two_machines_is_two_records(tmp_path: Path, make_recor
     write(tmp_path / "a.jsonl", here)
     write(tmp_path / "b.jsonl", there)
 
-    assert store.read_all([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]) == ([here, there], [])
+    assert store.read_all([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], MeasuredRecord) == ([here, there], [])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def shown(*records: MeasuredRecord) -> bool:
     """Return whether people are shown the bytes, having seen that CSV and frames have them in any case."""
     table = tables.results_table(records)
     assert "optimizer_bytes" in render.csv_text(table).splitlines()[0].split(",")
-    assert "optimizer_bytes" in tables.to_frame(table).columns
+    assert "optimizer_bytes" in table.frame.columns
     texts = (render.markdown(table), page.html_page([table], "x"), on_screen(table))
     found = {"Optimizer" in text for text in texts}
     assert len(found) == 1

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pandas
 import pytest
 
 from actbench.report.exporting import Exported
@@ -27,7 +28,13 @@ COLUMNS: tuple[Column[Any], ...] = (
 def table(name: str, *rows: tuple[str, int, float], limit: int | None = 4 * GIB) -> Table:
     curve = Curve(f"{name} gradients", "model on card", "plan", "took", "need", limit)
     filled = [dict(zip(("plan", "need", "took"), row, strict=True)) for row in rows]
-    return Table(f"Frontier, {name}", COLUMNS, filled, lead=(f"{name} <b>first</b>",), curve=curve)
+    return Table(
+        f"Frontier, {name}",
+        COLUMNS,
+        pandas.DataFrame(filled, dtype=object),
+        lead=(f"{name} <b>first</b>",),
+        curve=curve,
+    )
 
 
 EXACT = table("exact", ("exact", 8 * GIB, 1.0), ("checkpoint blocks 0-3", 4 * GIB, 1.3))
@@ -35,7 +42,7 @@ OTHER = table("any", ("gact", 3 * GIB, 1.2))
 
 
 def test_tables_of_one_chart_are_drawn_together_with_the_limit() -> None:
-    (group,) = curves_of_tables([EXACT, OTHER, Table("t", COLUMNS, [])]).groups
+    (group,) = curves_of_tables([EXACT, OTHER, Table("t", COLUMNS, pandas.DataFrame())]).groups
 
     (picture,) = group.pictures
     values = picture.spec["data"]["values"]
@@ -55,7 +62,7 @@ def test_without_a_limit_there_is_no_line() -> None:
 
 
 def test_a_page_has_the_answer_first_and_the_code_as_text() -> None:
-    first = Table("What fits", COLUMNS, EXACT.rows, lead=("checkpoint <i>fits</i>",), code=(("a loop", "x < y\n"),))
+    first = Table("What fits", COLUMNS, EXACT.frame, lead=("checkpoint <i>fits</i>",), code=(("a loop", "x < y\n"),))
 
     page = "".join(HTML.text(Exported([first, EXACT], "What fits", [], lambda text: None)))
 

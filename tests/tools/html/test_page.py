@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from actbench.model.estimated import EstimatedTime
@@ -267,7 +268,7 @@ def test_a_page_of_very_many_groups_draws_the_first_and_says_so() -> None:
 
 
 def test_a_table_without_columns_is_a_title() -> None:
-    assert "<h2>Nothing</h2>" in html_page([Table("Nothing", (), ())], "x")
+    assert "<h2>Nothing</h2>" in html_page([Table("Nothing", (), pandas.DataFrame())], "x")
 
 
 def test_a_very_long_table_says_that_its_rows_do_not_open(
@@ -300,7 +301,7 @@ def without_library(text: str) -> tuple[str, list[str]]:
 def test_the_pages_of_this_repository_are_what_its_records_give_today(recipe: str) -> None:
     """``make pages`` writes them."""
     file = ROOT / "docs" / "reports" / f"{recipe}.html"
-    records, _ = store.read_all(kinds.files_in([ROOT / "results" / recipe]))
+    records, _ = store.read_all(kinds.files_in([ROOT / "results" / recipe]), MeasuredRecord)
     tables_of = tables.report_tables(records, COMMITTED[recipe])[:1]
     made = "".join(HTML.text(Exported(tables_of, COMMITTED[recipe], records, print)))
     page = file.read_text(encoding="utf-8")

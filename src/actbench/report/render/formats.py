@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actbench.model.records import Record
 from actbench.report.plain import csv_cell, markdown as marked, plain
 from actbench.report.tables import Table
-from actbench.report.tables.values import Column, Rows, Value, write
+from actbench.report.tables.values import Column, Value, write
+
+if TYPE_CHECKING:
+    import pandas
 
 _REPEATED = {"text", "count", "flag"}  # units of columns in which many rows have few values
 PLUS_MINUS = " ± "
 _ARROWS = {"lower": " ↓", "higher": " ↑"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cells:
-    """The text of a table by column; an arrow in a heading shows which direction is better; numbers align right."""
+    """The text of a table: its columns, and a frame of texts with their keys; numbers align right."""
 
-    headings: tuple[str, ...]
-    numeric: tuple[bool, ...]
-    columns: tuple[Sequence[str], ...]
+    columns: tuple[Column[Any], ...]
+    frame: pandas.DataFrame
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The titles; an arrow shows which direction is better."""
+        return tuple(plain(column.title) + _ARROWS.get(column.better or "", "") for column in self.columns)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds numbers."""
+        return tuple(column.unit not in ("text", "flag") for column in self.columns)
 
     @property
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The text of each cell, by row."""
-        return zip(*self.columns, strict=True)
+        return iter(self.frame.itertuples(index=False, name=None))
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The text of each cell, by the key of its column."""
+        return {column.key: self.frame[column.key].tolist() for column in self.columns}
 
 
 def readable(table: Table) -> Table:
@@ -43,12 +59,16 @@ def cells(table: Table) -> Cells:
     table = readable(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     estimates = {column.estimate_of: column for column in table.columns if column.estimate_of}
-    shown = [column for column in table.columns if not column.within]
-    return Cells(
-        tuple(plain(column.title) + _ARROWS.get(column.better or "", "") for column in shown),
-        tuple(column.unit not in ("text", "flag") for column in shown),
-        tuple(_texts(table, column, spreads.get(column.key), estimates.get(column.key)) for column in shown),
-    )
+    shown = tuple(column for column in table.columns if not column.within)
+    texts = (_texts(table.frame, column, spreads.get(column.key), estimates.get(column.key)) for column in shown)
+    return Cells(shown, framed({column.key: text for column, text in zip(shown, texts, strict=True)}, table.frame))
+
+
+def framed(texts: Mapping[str, Sequence[str]], like: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a frame of texts by column, with the rows of another."""
+    import pandas
+
+    return pandas.DataFrame(texts, like.index, dtype=object)
 
 
 def unbroken(heading: str) -> str:
@@ -56,33 +76,29 @@ def unbroken(heading: str) -> str:
     return heading.replace(" ↓", "\xa0↓").replace(" ↑", "\xa0↑")
 
 
-def _texts(table: Table, column: Column[Any], spread: Column[Any] | None, estimate: Column[Any] | None) -> list[str]:
-    texts = _written(table, column)
+def _texts(
+    frame: pandas.DataFrame, column: Column[Any], spread: Column[Any] | None, estimate: Column[Any] | None
+) -> list[str]:
+    texts = _written(frame, column)
     if spread is not None:
         texts = [
             f"{text}{PLUS_MINUS}{written}" if value is not None else text
-            for text, written, value in zip(texts, _written(table, spread), values_of(table, spread), strict=True)
+            for text, written, value in zip(texts, _written(frame, spread), frame[spread.key], strict=True)
         ]
     if estimate is not None:
         texts = [
             estimate.mark.format(written) if value is not None else text
-            for text, written, value in zip(texts, _written(table, estimate), values_of(table, estimate), strict=True)
+            for text, written, value in zip(texts, _written(frame, estimate), frame[estimate.key], strict=True)
         ]
     return texts
 
 
-def _written(table: Table, column: Column[Any]) -> list[str]:
-    values = values_of(table, column)
+def _written(frame: pandas.DataFrame, column: Column[Any]) -> list[str]:
+    values: list[Value] = frame[column.key].tolist()
     if column.unit not in _REPEATED:
         return [write(value, column.unit) for value in values]
     texts = {value: plain(write(value, column.unit)) for value in set(values)}
     return [texts[value] for value in values]
-
-
-def values_of(table: Table, column: Column[Any]) -> Sequence[Value]:
-    """Return the raw values of a column of a table."""
-    rows = table.rows
-    return rows.column(column.key) if isinstance(rows, Rows) else [row[column.key] for row in rows]
 
 
 def markdown(table: Table) -> str:
@@ -114,22 +130,15 @@ def _markdown_row(row: Iterable[str]) -> str:
 
 def csv_text(table: Table) -> str:
     """Return CSV: column keys as the heading, raw values in bytes and seconds, empty for unknown."""
-    return "".join(csv_lines(table))
+    texts = {column.key: list(map(_csv_value, table.frame[column.key])) for column in table.columns}
+    text: str = framed(texts, table.frame).to_csv(index=False, lineterminator="\n")
+    return text
 
 
-def csv_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of CSV."""
-    writer = csv.writer(_Line(), lineterminator="\n")
-    yield writer.writerow([column.key for column in table.columns])
-    for row in table.rows:
-        yield writer.writerow([csv_cell(value) if isinstance(value, str) else value for value in row.values()])
-
-
-class _Line:
-    """A file whose ``write`` returns the text, so that ``writerow`` does too."""
-
-    def write(self, text: str) -> Any:
-        return text
+def _csv_value(value: Value) -> str:
+    if isinstance(value, str):
+        return csv_cell(value)
+    return "" if value is None else str(value)
 
 
 def json_text(records: Sequence[Record[Any, Any]]) -> str:

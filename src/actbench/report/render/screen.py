@@ -6,9 +6,8 @@ A pipe gets plain lines.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -17,15 +16,14 @@ from rich.text import Text
 
 from actbench.model.advice import PHASES
 from actbench.model.timeline import Timeline
-from actbench.report.render.formats import Cells, readable
-from actbench.report.render.widths import fitted, size, widths, wrapped
+from actbench.report.render.formats import Cells, framed, readable
+from actbench.report.render.widths import cells_in, fitted, widths, wrapped
 from actbench.report.tables import Table
 from actbench.units import counted, format_bytes
 
 LIMIT = 500
 """Most rows, and most notes, on a terminal."""
 
-_LINES_AT_ONCE = 1000
 _BOX = box.SIMPLE_HEAD
 
 
@@ -37,13 +35,13 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = readable(self.table)
-        shown = fitted(replace(table, rows=table.rows[:LIMIT]), options.max_width)
+        shown = fitted(replace(table, frame=table.frame.head(LIMIT)), options.max_width)
         yield from (Text(line, style="bold") for line in table.lead)
         yield from console.render(_grid(table.title, shown.text), options)
         for line in [*shown.told, *table.notes[:LIMIT]]:
             yield Text(line, style="dim")
-        if len(table.rows) > LIMIT or len(table.notes) > LIMIT:
-            yield Text(_left_out(len(table.rows), len(table.notes)), style="dim")
+        if len(table.frame) > LIMIT or len(table.notes) > LIMIT:
+            yield Text(_left_out(len(table.frame), len(table.notes)), style="dim")
 
 
 def show(table: Table, console: Console) -> None:
@@ -51,9 +49,7 @@ def show(table: Table, console: Console) -> None:
     if console.is_terminal:
         console.print(Screen(table), crop=False)
         return
-    lines = _lines(readable(table), console.options)
-    while block := list(islice(lines, _LINES_AT_ONCE)):
-        console.file.write("\n".join([*block, ""]))
+    console.file.writelines(f"{line}\n" for line in _lines(readable(table), console.options))
 
 
 def _left_out(rows: int, notes: int) -> str:
@@ -69,7 +65,7 @@ def _left_out(rows: int, notes: int) -> str:
 def _grid(title: str, text: Cells) -> Grid:
     grid = Grid(title=Text(title, style="bold"), title_justify="left", box=_BOX, pad_edge=False)
     grid.padding = (0, 1, 0, 0)
-    for heading, numeric, width in zip(text.headings, text.numeric, widths(text), strict=True):
+    for heading, numeric, width in zip(text.headings, text.numeric, widths(text).values(), strict=True):
         grid.add_column(
             Text("\n".join(wrapped(heading, width))),
             justify="right" if numeric else "left",
@@ -90,7 +86,11 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
             yield from _paragraphs([table.title], options.max_width)
         shown = fitted(table, options.max_width)
         text, told = shown.text, shown.told
-        yield from _grid_lines(replace(text, columns=tuple(map(_unfolded, text.columns))), _BOX.substitute(options))
+        one_line = {
+            key: [each if each.isprintable() else " ".join(each.split()) for each in texts]
+            for key, texts in text.texts.items()
+        }
+        yield from _grid_lines(Cells(text.columns, framed(one_line, text.frame)), _BOX.substitute(options))
     else:
         yield ""
     yield from _paragraphs([*told, *table.notes], options.max_width)
@@ -102,39 +102,29 @@ def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:
-    sizes = widths(text)
+    sizes = list(widths(text).values())
     padded = [width + 1 for width in sizes[:-1]] + sizes[-1:]
     parts_of = [wrapped(title, width) for title, width in zip(text.headings, sizes, strict=True)]
     height = max(map(len, parts_of))
     headings = [[""] * (height - len(parts)) + parts for parts in parts_of]  # headings align at the bottom
     yield lines.get_top(padded)
-    for row in _aligned(headings, text.numeric, sizes, f" {lines.head_vertical}"):
-        yield lines.head_left + row + lines.head_right
+    for row in _aligned(headings, text.numeric, sizes):
+        yield lines.head_left + f" {lines.head_vertical}".join(row) + lines.head_right
     yield lines.get_row(padded, "head")
-    for row in _aligned(text.columns, text.numeric, sizes, f" {lines.mid_vertical}"):
-        yield lines.mid_left + row + lines.mid_right
+    for row in _aligned(text.texts.values(), text.numeric, sizes):
+        yield lines.mid_left + f" {lines.mid_vertical}".join(row) + lines.mid_right
     yield lines.get_bottom(padded)
 
 
 def _aligned(
-    columns: Sequence[Sequence[str]], numeric: Sequence[bool], sizes: Sequence[int], divider: str
-) -> Iterator[str]:
-    """Yield rows with every cell as wide as its column."""
-    places, filled = [], []
+    columns: Iterable[Sequence[str]], numeric: Sequence[bool], sizes: Sequence[int]
+) -> Iterator[tuple[str, ...]]:
+    """Return rows with every cell as wide as its column."""
+    filled = []
     for texts, is_number, width in zip(columns, numeric, sizes, strict=True):
-        align, length = ">" if is_number else "<", size(texts)
-        if length is len:
-            places.append(f"{{:{align}{width}}}")
-            filled.append(texts)
-        else:  # str.format counts each character as one cell, but some take two or none
-            places.append("{}")
-            filled.append([f"{text:{align}{width - length(text) + len(text)}}" for text in texts])
-    return map(divider.join(places).format, *filled)
-
-
-def _unfolded(texts: Sequence[str]) -> Sequence[str]:
-    """Return texts without line ends: a row is one line."""
-    return texts if "".join(texts).isprintable() else [" ".join(text.split()) for text in texts]
+        gaps = (" " * (width - cells_in(text)) for text in texts)
+        filled.append([gap + text if is_number else text + gap for text, gap in zip(texts, gaps, strict=True)])
+    return zip(*filled, strict=True)
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

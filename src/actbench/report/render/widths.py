@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.cells import cell_len
 
-from actbench.report.render.formats import PLUS_MINUS, Cells, cells, readable, unbroken
+from actbench.report.render.formats import PLUS_MINUS, Cells, cells, framed, unbroken
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
 
@@ -34,14 +34,12 @@ class Fitted:
     """The text of a table that fits.
 
     Attributes:
-        columns: The shown columns.
-        text: Their cells.
+        text: The cells of the shown columns.
         left_out: Titles of what is not shown.
         names: The full name of each shortened name.
         alike: Values that all rows share, by the titles of their columns, which are not shown.
     """
 
-    columns: tuple[Column[Any], ...]
     text: Cells
     left_out: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -60,89 +58,69 @@ class Fitted:
 
 def fitted(table: Table, width: int) -> Fitted:
     """Return as much of a table as fits in ``width`` characters; columns of detail 0 are there even if they do not."""
-    table = readable(table)
-    columns, text = [column for column in table.columns if not column.within], cells(table)
-    natural, kept = widths(text), list(range(len(columns)))
+    text = cells(table)
+    kept, natural = text.columns, widths(text)
     if _total(natural, kept) <= width:
-        return Fitted(tuple(columns), text)
-    least = _floors(columns, text, natural, 0)
-    while _total(least, kept) > width and any(columns[place].detail for place in kept):
-        detail = max(columns[place].detail for place in kept)
-        kept.remove([place for place in kept if columns[place].detail == detail][-1])
-    left_out = [column.title for place, column in enumerate(columns) if place not in kept]
+        return Fitted(text)
+    least = _floors(text, natural, 0)
+    while _total(least, kept) > width and (detail := max(column.detail for column in kept)):
+        last = max(place for place, column in enumerate(kept) if column.detail == detail)
+        kept = (*kept[:last], *kept[last + 1 :])
+    left_out = [column.title for column in text.columns if column not in kept]
     alike: dict[str, str] = {}
     if _total(least, kept) > width:
-        same = [place for place in kept if columns[place].key in _ALIKE and len(set(text.columns[place])) == 1]
+        same = [column for column in kept if column.key in _ALIKE and len(set(text.frame[column.key])) == 1]
         if len(same) < len(kept):
-            alike = {columns[place].title: text.columns[place][0] for place in same}
-            kept = [place for place in kept if place not in same]
+            alike = {column.title: text.frame[column.key].iloc[0] for column in same}
+            kept = tuple(column for column in kept if column not in same)
     if _total(least, kept) > width:
         bare = _without_spreads(text)
-        left_out += [SPREADS] if bare != text else []
+        left_out += [] if bare.frame.equals(text.frame) else [SPREADS]
         text, natural = bare, widths(bare)
-        least = _floors(columns, text, natural, 1)
-    chosen, names = _with_room(columns, text, kept, (natural, least), width)
-    return Fitted(tuple(columns[place] for place in kept), chosen, tuple(left_out), names, alike)
-
-
-def _with_room(
-    columns: Sequence[Column[Any]],
-    text: Cells,
-    kept: Sequence[int],
-    sizes: tuple[Sequence[int], Sequence[int]],
-    width: int,
-) -> tuple[Cells, dict[str, str]]:
-    """Return the cells of columns, with names no shorter than necessary, and the full names of the shortened ones.
-
-    ``sizes`` are the widths of columns with full names, and their least widths.
-    """
+        least = _floors(text, natural, 1)
     names: dict[str, str] = {}
-    (natural, least), texts = sizes, list(text.columns)
+    texts = {column.key: text.frame[column.key] for column in kept}
     slack = width - _total(least, kept)
-    for place in sorted(kept, key=lambda place: _FLOORS.get(columns[place].key) != _OF_SCHEMES):  # they get room first
-        given = max(0, min(natural[place] - least[place], slack))
-        slack -= given
-        if least[place] + given < natural[place]:
-            texts[place], found = _shortened(texts[place], least[place] + given)
-            names |= found
-    headings, numeric = tuple(text.headings[place] for place in kept), tuple(text.numeric[place] for place in kept)
-    return Cells(headings, numeric, tuple(texts[place] for place in kept)), names
+    for column in sorted(kept, key=lambda column: _FLOORS.get(column.key) != _OF_SCHEMES):  # they get room first
+        key = column.key
+        room = max(0, min(natural[key] - least[key], slack))
+        slack -= room
+        if least[key] + room < natural[key]:
+            short = _short_names(texts[key], least[key] + room)
+            texts[key] = [short[text] for text in texts[key]]
+            names |= {cut: name for name, cut in short.items() if cut != name}
+    return Fitted(Cells(kept, framed(texts, text.frame)), tuple(left_out), names, alike)
 
 
-def _total(sizes: Sequence[int], kept: Sequence[int]) -> int:
+def _total(sizes: Mapping[str, int], kept: Sequence[Column[Any]]) -> int:
     """Return the width of a table: a space in front, and gaps between its columns."""
-    return 1 + sum(sizes[place] + _GAP for place in kept)
+    return 1 + sum(sizes[column.key] + _GAP for column in kept)
 
 
-def _floors(columns: Sequence[Column[Any]], text: Cells, natural: Sequence[int], step: int) -> list[int]:
+def _floors(text: Cells, natural: Mapping[str, int], step: int) -> dict[str, int]:
     """Return the least widths of columns; none is narrower than its heading."""
-    found = list(natural)
-    for place, (column, heading, texts) in enumerate(zip(columns, text.headings, text.columns, strict=True)):
-        if column.key in _FLOORS and natural[place] > (
-            least := max(_FLOORS[column.key][step], _heading_width(heading))
-        ):
-            found[place] = max(least, max(map(cell_len, _short_names(texts, least).values())))
+    found = dict(natural)
+    for column, heading in zip(text.columns, text.headings, strict=True):
+        least = max(_FLOORS.get(column.key, _OF_SCHEMES)[step], _heading_width(heading))
+        if column.key in _FLOORS and natural[column.key] > least:
+            found[column.key] = max(least, *map(cell_len, _short_names(text.frame[column.key], least).values()))
     return found
 
 
 def _without_spreads(text: Cells) -> Cells:
-    bare = [
-        [each.partition(PLUS_MINUS)[0] for each in column] if is_number else column
+    bare = {
+        column.key: [each.partition(PLUS_MINUS)[0] for each in text.frame[column.key]]
+        if is_number
+        else text.frame[column.key]
         for column, is_number in zip(text.columns, text.numeric, strict=True)
-    ]
-    return replace(text, columns=tuple(bare))
-
-
-def _shortened(texts: Sequence[str], width: int) -> tuple[list[str], dict[str, str]]:
-    """Return texts of this width, and the full text of each shortened one."""
-    short = _short_names(texts, width)
-    return [short[each] for each in texts], {cut: name for name, cut in short.items() if cut != name}
+    }
+    return Cells(text.columns, framed(bare, text.frame))
 
 
 _SHARES = (0.5, 0.25, 0.75, 0.1)  # shares of a shortened name before the gap
 
 
-def _short_names(texts: Sequence[str], width: int) -> dict[str, str]:
+def _short_names(texts: Iterable[str], width: int) -> dict[str, str]:
     """Cut names that are too wide in the middle; cut elsewhere, or less, if two of them would look the same."""
     names = dict.fromkeys(texts)
     while True:
@@ -173,18 +151,17 @@ _PARTS = re.compile(r", |\+")
 """Between two parts of a name."""
 
 
-def widths(text: Cells) -> list[int]:
-    """Return the width of each column: the longest cell, or the longest word of its heading."""
-    return [
-        max(_heading_width(heading), *map(size(texts), texts)) if texts else _heading_width(heading)
-        for heading, texts in zip(text.headings, text.columns, strict=True)
-    ]
+def widths(text: Cells) -> dict[str, int]:
+    """Return the width of each column by key: the longest cell, or the longest word of its heading."""
+    return {
+        key: max([_heading_width(heading), *map(cells_in, texts)])
+        for heading, (key, texts) in zip(text.headings, text.texts.items(), strict=True)
+    }
 
 
-def size(texts: Sequence[str]) -> Callable[[str], int]:
-    """Return a function that counts the terminal cells of each of these texts."""
-    letters = "".join(texts)
-    return len if letters.isascii() or all(cell_len(letter) == 1 for letter in set(letters)) else cell_len
+def cells_in(text: str) -> int:
+    """Return the cells of a terminal that a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def wrapped(heading: str, width: int) -> list[str]:

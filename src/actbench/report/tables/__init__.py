@@ -8,7 +8,6 @@ from actbench.report.tables.table import (
     fill,
     report_tables,
     results_table,
-    to_frame,
     varying_settings,
 )
 from actbench.report.tables.values import Curve
@@ -20,6 +19,5 @@ __all__ = [
     "fill",
     "report_tables",
     "results_table",
-    "to_frame",
     "varying_settings",
 ]

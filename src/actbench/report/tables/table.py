@@ -30,7 +30,7 @@ from actbench.report.tables.columns import (
 from actbench.report.tables.computed import step_change
 from actbench.report.tables.entries import Entry, join
 from actbench.report.tables.estimates import about_estimates
-from actbench.report.tables.values import Column, Curve, Item, Rows, Unit, Value, blocks, write
+from actbench.report.tables.values import Column, Curve, Item, Unit, Value, write
 
 if TYPE_CHECKING:
     import pandas
@@ -68,14 +68,10 @@ def constant(
     entries: Sequence[Entry], columns: Sequence[Column[Entry]]
 ) -> dict[Column[Entry], dict[Group, Value] | None]:
     """Return for each column the value of each model and meter; None if rows of one group differ."""
-    groups: set[Group] = set()
-    found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
-    for block in blocks(entries):
-        theirs = [(entry.record.case.model, entry.record.case.meter) for entry in block]
-        groups.update(theirs)
-        for column, values in found.items():
-            values.update(zip(theirs, map(column.compute, block), strict=True))
-    return {column: dict(values) if len(values) == len(groups) else None for column, values in found.items()}
+    groups = [(entry.record.case.model, entry.record.case.meter) for entry in entries]
+    count = len(set(groups))
+    found = {column: set(zip(groups, map(column.compute, entries), strict=True)) for column in columns}
+    return {column: dict(values) if len(values) == count else None for column, values in found.items()}
 
 
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
@@ -151,14 +147,14 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
         yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of raw values, by column key, in base units; ``columns`` has no column without any value.
+    """Rows of raw values in base units; ``columns`` has no column without any value.
 
     Attributes:
         title: The heading.
         columns: The columns.
-        rows: The rows.
+        frame: The rows, with the keys of the columns; its dtypes are ``object``, since None is unknown and NaN a value.
         notes: Sentences below the rows.
         lead: Sentences above the rows: the answer that they support.
         curve: What a page draws of it.
@@ -167,11 +163,17 @@ class Table:
 
     title: str
     columns: tuple[Column[Any], ...]
-    rows: Sequence[Mapping[str, Value]]
+    frame: pandas.DataFrame
     notes: tuple[str, ...] = ()
     lead: tuple[str, ...] = ()
     curve: Curve | None = None
     code: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Value]]:
+        """The values of each row by column key."""
+        found: list[dict[str, Value]] = self.frame.to_dict("records")
+        return found
 
 
 def fill(
@@ -182,14 +184,18 @@ def fill(
     asked: Collection[str] = (),
 ) -> Table:
     """Compute every column of every item; empty columns are left out, except those with names in ``asked``."""
-    values: dict[str, list[Value]] = {column.key: [] for column in columns}
-    for block in blocks(items):
-        for column in columns:
-            values[column.key].extend(map(column.compute, block))
-    known = {column.key for column in columns if any(value is not None for value in values[column.key])}
-    known |= {column.estimate_of for column in columns if column.estimate_of and column.key in known}
-    used = tuple(column for column in columns if (column.name in asked and not column.within) or column.key in known)
-    return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
+    import pandas  # takes half a second, which no command pays that prints no table
+
+    filled: dict[str, pandas.Series] = {}
+    for column in columns:
+        values = list(map(column.compute, items))
+        if values.count(None) < len(values):
+            filled[column.key] = pandas.Series(values, dtype=object)
+    shown = {*filled, *(column.estimate_of for column in columns if column.key in filled)}
+    used = tuple(column for column in columns if (column.name in asked and not column.within) or column.key in shown)
+    unknown = pandas.Series([None] * len(items), dtype=object)
+    frame = pandas.DataFrame({column.key: filled.get(column.key, unknown) for column in used}, range(len(items)))
+    return Table(title, used, frame, tuple(notes))
 
 
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
@@ -219,7 +225,7 @@ def report_tables(
     entries = join(records, schemes)
     results = _results_table(entries, title, columns)
     estimates = _estimates_table([] if columns else entries)
-    return (results, estimates) if estimates.rows else (results,)
+    return (results, estimates) if len(estimates.frame) else (results,)
 
 
 def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
@@ -285,10 +291,3 @@ def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
     known = {column.key for column in RESULTS}
     found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
     return [diagnostic(name, title) for name, title in found.items() if name not in known]
-
-
-def to_frame(table: Table) -> pandas.DataFrame:
-    """Return the table as a data frame with the columns' keys, in bytes and seconds."""
-    import pandas  # takes a third of a second, too long for a report on a terminal
-
-    return pandas.DataFrame(list(table.rows), columns=[column.key for column in table.columns])

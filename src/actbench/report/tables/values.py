@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, overload
+from typing import Generic, Literal, TypeVar
 
 from actbench.units import format_bytes, format_seconds
 
@@ -115,50 +115,6 @@ def change(before: float | None, after: float | None) -> float | None:
 
 
 Item = TypeVar("Item")
-
-_AT_ONCE = 256
-
-
-def blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Yield a few hundred items at a time, so that they stay in the cache while several columns read them."""
-    return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
-
-
-class Rows(Sequence[Mapping[str, Value]]):
-    """Rows that are made on access from the values of each column, by its key."""
-
-    def __init__(self, columns: Mapping[str, Sequence[Value]], count: int) -> None:
-        self._columns = dict(columns)
-        self._count = count
-
-    def column(self, key: str) -> Sequence[Value]:
-        """Return the values of a column from the first row to the last."""
-        return self._columns[key]
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, place: int) -> Mapping[str, Value]: ...
-    @overload
-    def __getitem__(self, place: slice) -> Rows: ...
-    def __getitem__(self, place: int | slice) -> Mapping[str, Value] | Rows:
-        if isinstance(place, slice):
-            columns = {key: values[place] for key, values in self._columns.items()}
-            return Rows(columns, len(range(self._count)[place]))
-        place = range(self._count)[place]
-        return {key: values[place] for key, values in self._columns.items()}
-
-    def __iter__(self) -> Iterator[Mapping[str, Value]]:
-        if not self._columns:
-            return iter([{} for _ in range(self._count)])
-        keys = tuple(self._columns)
-        return (dict(zip(keys, values, strict=True)) for values in zip(*self._columns.values(), strict=True))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Mapping.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -151,13 +151,16 @@ def _identity(record: FitRecord) -> list[str]:
 def _data_of(table: Table) -> dict[str, Any]:
     columns = [{key: value for key, value in vars(each).items() if key != "compute"} for each in table.columns]
     curve = table.curve and vars(table.curve)
-    return {**vars(table), "columns": columns, "rows": [dict(row) for row in table.rows], "curve": curve}
+    return {**vars(table), "columns": columns, "frame": table.rows, "curve": curve}
 
 
 def _table(data: Mapping[str, Any]) -> Table:
+    import pandas
+
     columns = tuple(Column(**column, compute=itemgetter(column["key"])) for column in data["columns"])
     made = {each.name: data[each.name] for each in fields(Table)}
     texts = {name: tuple(data[name]) for name in ("notes", "lead")}
     code = tuple((heading, text) for heading, text in data["code"])
     curve = Curve(**data["curve"]) if data["curve"] else None
-    return Table(**{**made, **texts, "columns": columns, "code": code, "curve": curve})
+    frame = pandas.DataFrame(data["frame"], columns=[column.key for column in columns], dtype=object)
+    return Table(**{**made, **texts, "columns": columns, "frame": frame, "code": code, "curve": curve})

@@ -16,7 +16,7 @@ from itertools import repeat
 from typing import Any
 
 from actbench.report.plain import plain
-from actbench.report.render.formats import Cells, cells, readable, unbroken, values_of
+from actbench.report.render.formats import Cells, cells, readable, unbroken
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column, Value
 from actbench.tools.html import library
@@ -130,13 +130,12 @@ def section(table: Table, details: Sequence[Details], *, heading: bool) -> Itera
     The lead stands below the heading; without one it is expected above.
     """
     table, text = readable(table), cells(table)
-    columns = [column for column in table.columns if not column.within]
     yield "<section>\n"
     if heading:
         yield f"<h2>{html.escape(table.title)}</h2>\n"
         yield from _lead(table)
-    if columns:
-        yield from _grid(table, text, columns, details)
+    if text.columns:
+        yield from _grid(table, text, details)
     if table.notes:
         yield f'<ul class="notes">{"".join(f"<li>{html.escape(note)}</li>" for note in table.notes)}</ul>\n'
     for title, code in table.code:
@@ -144,16 +143,16 @@ def section(table: Table, details: Sequence[Details], *, heading: bool) -> Itera
     yield "</section>\n"
 
 
-def _grid(table: Table, text: Cells, columns: Sequence[Column[Any]], details: Sequence[Details]) -> Iterator[str]:
-    forms = list(map(_form, columns, text.columns))
+def _grid(table: Table, text: Cells, details: Sequence[Details]) -> Iterator[str]:
+    forms = [_form(column, text.frame[column.key]) for column in text.columns]
     titles = (
         f"<th{form.mark}>{html.escape(unbroken(title))}</th>" for title, form in zip(text.headings, forms, strict=True)
     )
     opener = '<th class="opener"></th>' if details else ""
     yield f'<div class="scroll"><table>\n<thead><tr>{opener}{"".join(titles)}</tr></thead>\n<tbody>\n'
     values = [
-        values_of(table, column) if form.has_value else repeat(None)
-        for column, form in zip(columns, forms, strict=True)
+        table.frame[column.key] if form.has_value else repeat(None)
+        for column, form in zip(text.columns, forms, strict=True)
     ]
     starts = map(_start, details) if details else repeat("<tr>")
     rows = zip(text.rows, zip(*values, strict=False), starts, strict=False)
@@ -161,7 +160,7 @@ def _grid(table: Table, text: Cells, columns: Sequence[Column[Any]], details: Se
     yield "</tbody>\n</table></div>\n"
 
 
-def _form(column: Column[Any], texts: Sequence[str]) -> _Form:
+def _form(column: Column[Any], texts: Iterable[str]) -> _Form:
     is_number = column.unit not in ("text", "flag")
     is_long = not is_number and max(map(len, texts), default=0) > _LONGEST_LINE
     names = [*(["number"] if is_number else []), *(["long"] if is_long else [])]
