@@ -147,7 +147,7 @@ def test_a_conversion_that_is_written_somewhere_ends_well(words: tuple[str, ...]
 @pytest.mark.parametrize(
     "line",
     [
-        "actbench fit llama-3.1-8b --device-profile h100 --batch-size 4",
+        "actbench fit llama-3.1-8b --device-profile h1000 --batch-size 4",
         "actbench measure roberta-base -s fewbyt:3",
         "actbench sweep quickstrat",
         "make everything",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.reading import Held
 from actbench.tools.script.steps import Steps
@@ -26,7 +28,7 @@ class Untrained:
         self.held: Held | None = None
 
     def ran(self) -> None:
-        """Note that a model has run."""
+        """Note that a model has run, unless its weights have no storages, as within ``torch.func.vmap``."""
         models = len(self._lines.roots)
-        if models != self._models and self._steps.are_unasked:
+        if models != self._models and self._steps.are_unasked and not torch._C._are_functorch_transforms_active():
             self.held, self._models = self._read(), models
