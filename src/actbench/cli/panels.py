@@ -34,8 +34,7 @@ PANELS = {
 USUAL = {
     "run": "--device-profile --scheme --batch-size --module --gpus --max-batch --whole --require-fit --meter "
     "--export-json",
-    "measure": "--scheme --batch-size --sequence-length --image-size --optimizer --dtype --meter --device-profile "
-    "--max-batch --output",
+    "measure": "--scheme --batch-size --sequence-length --dtype --meter --device-profile --max-batch --infer --output",
     "sweep": "--scheme --batch-size --meter --device-profile --max-batch --jobs --timeout --output --export-markdown "
     "--export-csv",
     "fit": "--device-profile --batch-size --sequence-length --scheme --max-slowdown --script "
@@ -46,7 +45,8 @@ USUAL = {
 """The options of a verb that ``--help`` shows; ``--help-all`` shows all."""
 
 WITHOUT_PANEL = (
-    "--help --help-all --version --debug --title --fail-on --format --export-junit --encoding --distribution --elements"
+    "--help --help-all --version --debug --title --fail-on --format --export-junit --encoding --distribution "
+    "--elements --prompt"
 )
 """The other flags, of verbs with few, which write tables: no plug-in's export can have their names."""
 

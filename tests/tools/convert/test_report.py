@@ -42,7 +42,7 @@ def test_sites_whose_bytes_are_not_known_have_no_total() -> None:
 def test_unreached_places_have_their_reason() -> None:
     table = converted.unreached_table([Unreached(path="classifier", kind="tanh", reason="a function")])
 
-    assert table.rows == ({"path": "classifier", "kind": "tanh", "reason": "a function"},)
+    assert table.rows == [{"path": "classifier", "kind": "tanh", "reason": "a function"}]
 
 
 def test_a_site_inside_another_is_not_counted_twice() -> None:
