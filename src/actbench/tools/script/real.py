@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ContextDecorator, ExitStack, nullcontext
+from contextlib import ContextDecorator, ExitStack
 from typing import Any, Self
 
 import torch
@@ -90,9 +90,7 @@ class RealRun(TimedRun):
             stack.enter_context(card_is_the_cpu())
             stack.enter_context(storages_addressed())  # a simulation before this run may have left some
             ordered = None if self._whole is None else self._whole.ordered
-            stack.enter_context(
-                prepared_for_real(self._note, **self._batches.loading, real=nullcontext, ordered=ordered)
-            )
+            stack.enter_context(prepared_for_real(self._note, **self._batches.loading, ordered=ordered))
             for owner in (torch.autograd.profiler, torch.profiler):
                 stack.enter_context(replaced(owner, "record_function", lambda own: _NoScope))
             stack.enter_context(self.lines.watching())
