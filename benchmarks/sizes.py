@@ -26,11 +26,14 @@ class Size(NamedTuple):
 
 
 def room_of(path: PurePosixPath) -> str:
-    """Return the room of a file: a folder of the package, one below ``methods`` and ``tools``, or all tests."""
+    """Return the room of a file: a folder of the package, one below ``methods`` and ``tools``, or all tests.
+
+    Modules beside the package, as the pytest plug-in, stand with the modules at its top.
+    """
     if path.parts[0] == "tests":
         return "tests"
     inside = path.parts[2:]
-    if len(inside) == 1:
+    if len(inside) <= 1:
         return "(top)"
     return "/".join(inside[:2]) if inside[0] in ("methods", "tools") and len(inside) > 2 else inside[0]
 

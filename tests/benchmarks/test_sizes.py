@@ -10,6 +10,7 @@ import sizes
     ("path", "room"),
     [
         ("src/actbench/units.py", "(top)"),
+        ("src/actbench_pytest.py", "(top)"),
         ("src/actbench/cli/app.py", "cli"),
         ("src/actbench/methods/dropit.py", "methods"),
         ("src/actbench/methods/fewbit/ops/mask/cpu.py", "methods/fewbit"),
