@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from actbench.errors import ModelError
 from actbench.ops import hostmemory
-from actbench.simulator import foreach, profiles
+from actbench.simulator import foreach, known, profiles
 from actbench.simulator.card import simulated
 from actbench.simulator.recalled import RecallingMode
 
@@ -201,6 +202,24 @@ def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: RecallingMode) ->
 
     assert mode.from_tensor(made) is made
     assert made.ne(3).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("written", ["tensor", "view"])
+def test_values_that_are_written_over_are_no_longer_held(mode: RecallingMode, written: str) -> None:
+    state = torch.zeros(1024, dtype=torch.uint8)
+    view = state.view(32, 32)
+    values = [known.value_of(each) for each in (state, view)]
+    assert all(value is not None and not value.any() for value in values)
+    held = [ref(value) for value in values]
+    del values
+
+    if written == "tensor":
+        state.copy_(torch.randn(1024))
+    else:
+        view.copy_(torch.randn(32, 32))
+
+    assert known.value_of(state) is known.value_of(view) is None
+    assert [each() for each in held] == [None, None]
 
 
 def test_what_is_moved_to_the_host_is_there_each_time(mode: RecallingMode) -> None:

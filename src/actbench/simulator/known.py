@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -51,18 +52,25 @@ _disabled: Any = torch._C._DisableTorchDispatch
 
 
 class _Known:
-    """The value of a fake tensor; its views share ``valid``, a list of one truth value."""
+    """The value of a fake tensor, until it is forgotten; ``views`` are those that share its storage, with itself."""
 
-    __slots__ = ("valid", "value")
+    __slots__ = ("__weakref__", "value", "views")
 
-    def __init__(self, value: Tensor, valid: list[bool]) -> None:
-        self.value, self.valid = value, valid
+    def __init__(self, value: Tensor, views: WeakSet[_Known]) -> None:
+        self.value: Tensor | None = value
+        self.views = views
+        views.add(self)
+
+    def forget(self) -> None:
+        """Drop the values: those of the state of an optimizer are as large as the real ones would be."""
+        for each in self.views:
+            each.value = None
 
 
-def keep(fake: FakeTensor, value: Tensor, valid: list[bool] | None = None) -> None:
+def keep(fake: FakeTensor, value: Tensor, views: WeakSet[_Known] | None = None) -> None:
     """Keep the value of a fake tensor, if it is small."""
     if value.device.type == "cpu" and _may_be_kept(value):
-        vars(fake)[NAME] = _Known(value, [True] if valid is None else valid)
+        vars(fake)[NAME] = _Known(value, WeakSet() if views is None else views)
 
 
 def value_of(tensor: Any) -> Tensor | None:
@@ -70,9 +78,7 @@ def value_of(tensor: Any) -> Tensor | None:
     if not isinstance(tensor, FakeTensor):
         return tensor if isinstance(tensor, Tensor) and type(tensor) is Tensor and not tensor.is_meta else None
     found: _Known | None = vars(tensor).get(NAME)
-    if found is not None:
-        return found.value if found.valid[0] else None
-    return tensor.constant
+    return tensor.constant if found is None else found.value
 
 
 def integers(tensor: Tensor, unknown: str) -> list[int]:
@@ -88,7 +94,7 @@ def forget(tensor: Any) -> None:
     """Forget the values of a tensor and its views."""
     found: _Known | None = vars(tensor).get(NAME) if isinstance(tensor, FakeTensor) else None
     if found is not None:
-        found.valid[0] = False
+        found.forget()
 
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -127,7 +133,11 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
         if writes:
             _forget(func, args, kwargs)
         return
-    shared = {known.value.untyped_storage()._cdata: known.valid for known in _all_known((args, kwargs))}
+    shared = {
+        known.value.untyped_storage()._cdata: known.views
+        for known in _all_known((args, kwargs))
+        if known.value is not None
+    }
     for output, value in zip(outputs, [leaf for leaf in _flat(found) if isinstance(leaf, Tensor)], strict=True):
         if NAME not in vars(output):
             keep(output, value, shared.get(value.untyped_storage()._cdata))
@@ -144,7 +154,7 @@ def _forget(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     for each in func._schema.arguments:
         if each.alias_info is not None and each.alias_info.is_write:
             for known in _all_known(named.get(each.name)):
-                known.valid[0] = False
+                known.forget()
 
 
 def _flat(values: Any) -> list[Any]:
