@@ -151,11 +151,14 @@ class Growth(Data):
         step_bytes: How much each step leaves, at least.
         more_steps: After how many more steps the device is full; None if nobody knows its memory.
         line: The line of the script that made most of it, if it is known.
+        keeper: The line that keeps it, or the variable where no line fills one; None if neither is known, and in older
+            records.
     """
 
     step_bytes: PositiveInt
     more_steps: NonNegativeInt | None = None
     line: str | None = None
+    keeper: str | None = None
 
 
 RunPart = Literal["first step", "step", "last step", "next step", "evaluation", "generation", "save", "load"]

@@ -147,7 +147,9 @@ def _codes(values: Iterable[Any], module: str) -> Iterator[CodeType]:
             yield from _codes(vars(value).values(), module)
         elif isinstance(value, property):
             yield from _codes((value.fget, value.fset), module)
-        elif (code := getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)) is not None:
+        elif isinstance(
+            code := getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None), CodeType
+        ):
             waiting = [code]
             while waiting:
                 yield (code := waiting.pop())

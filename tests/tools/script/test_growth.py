@@ -118,3 +118,96 @@ def test_steps_that_leave_other_amounts_grow_by_the_least() -> None:
 
     assert found.growth is not None
     assert found.growth.step_bytes == KEPT // 2
+
+
+class Meter:
+    """Keeps what it is told in an attribute."""
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[Tensor]] = {"outputs": []}
+
+    def update(self, y: Tensor) -> None:
+        self.history["outputs"].append(y.detach())
+
+
+def in_a_list() -> tuple[Callable[[Tensor, int], object], str]:
+    outputs: list[Tensor] = []
+    return lambda y, number: outputs.append(y), "outputs.append(y)"
+
+
+def in_a_dictionary() -> tuple[Callable[[Tensor, int], object], str]:
+    seen: dict[int, Tensor] = {}
+
+    def keep(y: Tensor, number: int) -> None:
+        seen[number] = y
+
+    return keep, "seen[number] = y"
+
+
+def in_an_attribute() -> tuple[Callable[[Tensor, int], object], str]:
+    meter = Meter()
+    return lambda y, number: meter.update(y), 'self.history["outputs"].append(y.detach())'
+
+
+def by_the_graphs_of_losses() -> tuple[Callable[[Tensor, int], object], str]:
+    losses: list[Tensor] = []
+    return lambda y, number: losses.append(y.square().sum()), "losses.append(y.square().sum())"
+
+
+def by_the_graph_of_a_sum() -> tuple[Callable[[Tensor, int], object], str]:
+    total = torch.zeros((), device="cuda")
+
+    def keep(y: Tensor, number: int) -> None:
+        nonlocal total
+        total = total + y.square().sum()
+
+    return keep, "total = total + y.square().sum()"
+
+
+def by_a_graph_of_packed_tensors() -> tuple[Callable[[Tensor, int], object], str]:
+    losses: list[Tensor] = []
+
+    def unpack(packed: tuple[Tensor]) -> Tensor:
+        raise AssertionError("a hook must not run when a graph is looked at")
+
+    def keep(y: Tensor, number: int) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved,), unpack):
+            losses.append(y.square().sum())
+
+    return keep, "losses.append(y.square().sum())"
+
+
+def where_no_line_fills_it() -> tuple[Callable[[Tensor, int], object], str]:
+    ring: deque[Tensor] = deque()
+    return lambda y, number: deque.append(ring, y), "ring"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_a_list,
+        in_a_dictionary,
+        in_an_attribute,
+        by_the_graphs_of_losses,
+        by_the_graph_of_a_sum,
+        by_a_graph_of_packed_tensors,
+        where_no_line_fills_it,
+    ],
+)
+def test_the_line_that_keeps_is_named(make: Callable[[], tuple[Callable[[Tensor, int], object], str]]) -> None:
+    with actbench.simulate("rtx-4090") as card:
+        keep, words = make()
+        module = model().cuda()
+        optimizer = torch.optim.AdamW(module.parameters())
+        for number in range(2000):
+            y = module(torch.randn(ROWS, WIDTH, device="cuda"))
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            keep(y, number)
+
+    growth = card.measurement.growth
+    assert growth is not None
+    assert growth.keeper is not None
+    assert words in growth.keeper
+    assert "y = module(torch.randn" in (growth.line or "")

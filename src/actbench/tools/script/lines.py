@@ -133,15 +133,20 @@ class Lines:
 
     def line(self) -> str:
         """Return the innermost line of the user's that runs now; empty if none does."""
+        for frame in self.frames():
+            return self.text(frame.f_code.co_filename, frame.f_lineno)
+        return ""
+
+    def frames(self) -> Iterator[FrameType]:
+        """Yield the frames of the user's code that runs now, the innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code not in self._own:
                 self._own[code] = self._is_own(code.co_filename)
             if self._own[code]:
-                return self._text(code.co_filename, frame.f_lineno)
+                yield frame
             frame = frame.f_back
-        return ""
 
     def path_of(self, module: nn.Module) -> str:
         """Return the path of a module in the model that it is part of."""
@@ -153,7 +158,8 @@ class Lines:
             return True
         return found.startswith(self._folder) and is_users(file)
 
-    def _text(self, file: str, number: int) -> str:
+    def text(self, file: str, number: int) -> str:
+        """Return a line of a file as it is shown: the file's name, its number and its words, cut short."""
         text = linecache.getline(file, number).strip()
         shown = f"{text[: _LONGEST_LINE - 1]}…" if len(text) > _LONGEST_LINE else text
         return f"{Path(file).name}:{number} {shown}".rstrip()

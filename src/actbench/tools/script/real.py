@@ -26,6 +26,7 @@ from actbench.tools.script.counting import Step
 from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
+from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared_for_real
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
@@ -79,6 +80,7 @@ class RealRun(TimedRun):
         self._whole = Whole(self.steps, self.lines.line, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
         self._untrained = Untrained(self.steps, self.lines, self._holds)
+        self._keepers = Keepers(self._allocations, self.lines)
         self._begun_at: float | None = None
         self._seconds: list[float] = []
 
@@ -126,7 +128,7 @@ class RealRun(TimedRun):
         made, of_model = self._allocations, self._held.of_model
 
         def grown(steps: Sequence[Step]) -> Measurement:
-            return with_growth(found, steps, made.events, made.origins, of_model)
+            return with_growth(found, steps, made.events, made.origins, of_model, self._keepers.line)
 
         if self._whole is None:
             found = grown(self.steps.steady(self._began))
@@ -166,6 +168,8 @@ class RealRun(TimedRun):
         step.rows = self._batches.of_step()
         if self._allocations.is_on:
             self._held = self._holds() if self.steps.trains else self._untrained.held
+            if self._held is not None:
+                self._keepers.look(self.steps.done[self._began :], self._allocations.events, self._held.of_model)
             self._stepped(len(self.steps.done), step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()

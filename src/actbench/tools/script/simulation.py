@@ -43,6 +43,7 @@ from actbench.tools.script.ending import Ending
 from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
+from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.memory import CardMemory
@@ -149,6 +150,7 @@ class Simulation:
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
         self._untrained = Untrained(self.steps, self.lines, self._holds)
+        self._keepers = Keepers(self.tracker, self.lines)
         self._cached: set[int] = set()
         self._measured: Measurement | None = None
         self._stack = ExitStack()
@@ -302,7 +304,8 @@ class Simulation:
         )
 
         def grown(steps: Sequence[Step]) -> Measurement:
-            return with_growth(found, steps, self.tracker.events, self.lines.origins, held.of_model)
+            made, keeper = self.tracker.events, self._keepers.line
+            return with_growth(found, steps, made, self.lines.origins, held.of_model, keeper)
 
         if self._whole is None or seen is None:
             found = grown(self.steps.steady(self._began))
@@ -339,6 +342,7 @@ class Simulation:
         step.rows = self._batches.of_step()
         self._held = self._holds() if self.steps.trains else self._untrained.held
         assert self._held is not None
+        self._keepers.look(self.steps.done[self._began :], self.tracker.events, self._held.of_model)
         self._stepped(len(self.steps.done), step)
         if self._inductor is None or not self._inductor.has_run:  # compiled code calls no hooks of blocks
             self._blocks.find(self.lines.roots)

@@ -161,7 +161,7 @@ def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
     if more is not None and measured.fits:
         before = measured.built.stopped_after if measured.built else None
         full = f", and runs out of memory after some {_rounded(more + (before or 0))} steps"
-    made = f": it keeps what {line} makes" if line else ""
+    made = f": {measured.growth.keeper or 'it'} keeps what {line} makes" if line else ""
     return [f"{_what(record)} grows by {format_bytes(rate)} a step{full}{made}."]
 
 

@@ -1,0 +1,161 @@
+"""The line of a script that keeps what its steps make: the variable from which that can be reached, and who fills it.
+
+A list of outputs holds its tensors itself. A list of losses, or their sum, holds them by graphs: nodes of autograd are
+followed too, and what they saved is read as it was packed, so that no hook unpacks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from itertools import islice
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from actbench.measuring.meters.peak import Event
+from actbench.tools.script.counting import Step
+from actbench.tools.script.growth import left_alive
+from actbench.tools.script.lines import Lines
+from actbench.tools.script.reading import Names
+
+_FEWEST = 3
+"""Steps that must have ended, each with more bytes alive than the one before."""
+
+_MOST_OBJECTS = 100_000
+"""Objects that are looked at, which takes some 0.2 s."""
+
+_LATEST = 256
+"""Elements of a container that are looked at: what steps leave there is at its end."""
+
+_FILLING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"))
+"""Methods by which a container gets elements."""
+
+
+class Holder(NamedTuple):
+    """How a tensor is reached: the last name on the way to it, and the file that uses the name."""
+
+    name: str
+    file: str
+
+
+class Keepers:
+    """Looks for the line that keeps what steps leave, while the frames of the script are alive.
+
+    Args:
+        names: Tells the storages of tensors.
+        lines: Tells which frames are the user's.
+
+    Attributes:
+        line: The line, or the variable's name where no line fills it; None while neither is known.
+    """
+
+    def __init__(self, names: Names, lines: Lines) -> None:
+        self._names, self._lines = names, lines
+        self.line: str | None = None
+
+    def look(self, steps: Sequence[Step], events: Sequence[Event], kept: Set[int]) -> None:
+        """Look for what holds most of the bytes that the last steps left, if each left some.
+
+        Args:
+            steps: The steps that have ended; the last has just ended.
+            events: All events.
+            kept: Names of weights, gradients and optimizer state.
+        """
+        last = steps[-_FEWEST:]
+        if self.line or len(last) < _FEWEST or not all(map(Step.has_grown_from, last[1:], last)):
+            return
+        left = {
+            name: amount for name, born, amount in left_alive(events, kept) if last[0].begun <= born < last[-1].begun
+        }
+        frames = list(self._lines.frames())
+        held: Counter[Holder] = Counter()
+        for holder, tensor in _reached(frames):
+            for name in self._names.names([tensor]) & left.keys():
+                held[holder] += left.pop(name)
+        if not held or 2 * held.most_common(1)[0][1] < sum(left.values()) + held.total():
+            return
+        holder = held.most_common(1)[0][0]
+        files = dict.fromkeys([holder.file, *(frame.f_code.co_filename for frame in frames)])
+        lines = (self._lines.text(file, number) for file in files for number in _filling(file, holder.name))
+        self.line = next(lines, holder.name)
+
+
+def _reached(frames: Iterable[FrameType]) -> Iterator[tuple[Holder, Tensor]]:
+    """Yield the tensors that variables of frames hold, the nearest first, each once."""
+    waiting: deque[tuple[Holder, Any]] = deque()
+    for frame in frames:
+        file = frame.f_code.co_filename
+        waiting += ((Holder(name, file), value) for name, value in {**frame.f_globals, **frame.f_locals}.items())
+    seen: dict[
+        int, Any
+    ] = {}  # with the objects: nodes of autograd are made when they are asked for, and ids come again
+    while waiting and len(seen) < _MOST_OBJECTS:
+        holder, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if issubclass(type(value), Tensor):
+            yield holder, value
+            value = value.grad_fn
+        waiting += _inside(holder, value)
+
+
+def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
+    """Yield what an object holds, of a long container only its last elements."""
+    kind = type(value)
+    if issubclass(kind, Node):
+        saved = (getattr(value, name) for name in dir(kind) if name.startswith("_raw_saved"))
+        flat: list[Any] = [each for one in saved for each in (one if isinstance(one, tuple | list) else [one])]
+        yield from ((holder, each.data) for each in flat if each is not None)
+        yield from ((holder, node) for node, _ in value.next_functions)
+    elif issubclass(kind, dict):
+        yield from ((holder, each) for each in islice(reversed(value.values()), _LATEST))
+    elif issubclass(kind, list | tuple | deque):
+        yield from ((holder, each) for each in islice(reversed(value), _LATEST))
+    elif issubclass(kind, set | frozenset):
+        yield from ((holder, each) for each in islice(value, _LATEST))
+    elif issubclass(kind, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # of a cell that is empty still
+                yield Holder(name, value.__code__.co_filename), cell.cell_contents
+    elif issubclass(kind, MethodType):
+        yield holder, value.__self__
+    elif not issubclass(kind, type | ModuleType):
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or holder.file
+        yield from ((Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
+
+
+def _filling(file: str, name: str) -> Iterator[int]:
+    """Yield the numbers of the lines of a file that add something to what a variable or an attribute holds."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # of no file of Python, as a cell with magics
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=changed, attr=method)) if method in _FILLING:
+                pass
+            case ast.AugAssign(target=changed) | ast.Assign(targets=[ast.Subscript() as changed]):
+                pass
+            case ast.Assign(targets=[ast.Name() | ast.Attribute() as changed], value=value) if any(
+                _name(each) == name for each in ast.walk(value)
+            ):
+                pass
+            case _:
+                continue
+        if _name(changed) == name:
+            yield node.lineno
+
+
+def _name(node: ast.AST) -> str | None:
+    """Return the last name of an expression that leads to an object, without its subscripts."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
