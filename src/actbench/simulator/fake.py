@@ -184,7 +184,8 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves, tree = tree_flatten((args, kwargs))
         if asks_for_device(leaves) and (mode := active_fake_mode()) is not None:
             return self._made_elsewhere(func, args, kwargs, mode)
-        if not _allocates(func, leaves):
+        # real values tell a shape that depends on them; a fake form could only bound it
+        if not _allocates(func, leaves) or torch.Tag.dynamic_output_shape in func.tags:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         try:

@@ -162,12 +162,17 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """Make a tensor fake that is not yet; a small real one of integers or booleans keeps its values."""
+        """Make a tensor fake that is not yet; a small real one of integers or booleans keeps its values.
+
+        So does a small part of a large one, such as a batch of the tokens in a file.
+        """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self:
             return tensor  # torch 2.11 would make another, whose values nobody knows
         made = super().from_tensor(tensor, **options)
         if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
-            known.keep(made, tensor)
+            is_part = tensor.nbytes <= known.MOST_BYTES < tensor.untyped_storage().nbytes()
+            with _internals._DisableTorchDispatch():
+                known.keep(made, tensor.clone() if is_part else tensor)
         return made
 
     def _key(

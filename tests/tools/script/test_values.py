@@ -296,3 +296,13 @@ def test_a_batch_that_was_left_in_host_memory_is_refused_as_on_a_card() -> None:
                 model(batch)
             with pytest.raises(RuntimeError, match="same device"):
                 unknown(1, 512) * batch
+
+
+def test_a_file_of_a_hundred_million_tokens_is_looked_through() -> None:
+    with actbench.simulate("rtx-4090"):
+        tokens = torch.zeros(100_000_000, dtype=torch.uint16, pin_memory=True)
+        tokens.numpy()[[70_000_000, 90_000_000]] = 50_256
+        ends = (tokens == 50_256).nonzero().squeeze(-1)
+        assert ends.tolist() == [70_000_000, 90_000_000]
+        card = tokens[ends[0] :][:1024].to(device="cuda", dtype=torch.int64, non_blocking=True)
+        assert int(card[0]) == 50_256

@@ -60,8 +60,8 @@ from actbench.tools.script.values import ScriptMode
 from actbench.tools.script.whole import Whole
 from actbench.units import MIB
 
-KNOWN_BYTES = 64 * MIB
-"""Storages of integers and booleans keep their values up to this size."""
+HOST_INTEGERS_BYTES = 512 * MIB
+"""Tensors of integers and booleans in host memory are real up to this size: files of 100 million tokens are read."""
 
 KNOWN_FLOAT_BYTES = 8 * MIB
 """Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
@@ -145,7 +145,7 @@ class Simulation:
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share)
-        self._modes = self._mode, LargeAreFake(KNOWN_BYTES, HostDraws(self.note).draw)
+        self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
