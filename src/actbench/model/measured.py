@@ -158,15 +158,17 @@ class Growth(Data):
     line: str | None = None
 
 
-RunPart = Literal["first step", "step", "last step", "next step", "evaluation", "generation", "save", "load"]
+RunPart = Literal[
+    "first step", "step", "last step", "next step", "resumed step", "evaluation", "generation", "save", "load", "resume"
+]
 
 
 class RunEvent(Data):
     """What one part of a script's whole run needs.
 
     Attributes:
-        part: ``last step`` is that of an epoch in which memory grows, and ``next step`` the first one after an
-            evaluation.
+        part: ``last step`` is that of an epoch in which memory grows, ``next step`` the first one after an evaluation,
+            and ``resumed step`` that after a ``resume``, a load of an optimizer's state.
         line: The line of the script that began it; None of steps.
         count: How many times it was seen; the bytes are those of the largest.
         reserved_bytes: Most bytes that the allocator had of the card meanwhile; None for other devices.
