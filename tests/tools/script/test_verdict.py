@@ -279,7 +279,7 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
         f"train.py runs out of memory at its evaluation of 40 batches ({line}), which needs 26.00 GiB: 2.00 GiB more "
         "than the 24.00 GiB that rtx-4090 has for it."
     )
-    assert f"{line} leaves 512.00 MiB on the card" in over[1]
+    assert f"{line} leaves 512.00 MiB on the card, 20.00 GiB in all" in over[1]
     assert f"{line} records gradients" in graphs[1]
 
 

@@ -160,7 +160,12 @@ def _preset(name: str, note: Note) -> dict[str, Any]:
             f"it; fetch its config with 'hf download {name} config.json'"
         )
     note(f"{name} is not in the cache: the config that actbench ships as {found.name} is used.")
-    return dict(found.config)
+    config = dict(found.config)
+    if found.task == "causal-lm":  # by this name TRL makes a reference model
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+        config.setdefault("architectures", [CLASSES[config["model_type"]]])
+    return config
 
 
 def _models(note: Note) -> Change:
