@@ -186,7 +186,7 @@ def test_nothing_is_suggested_where_nothing_helps_or_is_known() -> None:
     assert suggestions(measured()) == []
 
 
-@pytest.mark.parametrize(("limit", "is_advised"), [(101 * GIB, False), (99 * GIB, True), (None, True)])
+@pytest.mark.parametrize(("limit", "is_advised"), [(21 * GIB, False), (19 * GIB, True), (None, True)])
 def test_nothing_is_suggested_where_most_of_the_memory_is_free(limit: int | None, is_advised: bool) -> None:
     found = suggestions(measured(peak_parts=PeakParts(activation_bytes=6 * GIB), memory_limit_bytes=limit))
 

@@ -160,11 +160,11 @@ def _preset(name: str, note: Note) -> dict[str, Any]:
             f"it; fetch its config with 'hf download {name} config.json'"
         )
     note(f"{name} is not in the cache: the config that actbench ships as {found.name} is used.")
-    config = dict(found.config)
-    if found.task == "causal-lm":  # by this name TRL makes a reference model
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    from actbench.workload.architectures import causal_class  # which imports transformers, as the script has
 
-        config.setdefault("architectures", [CLASSES[config["model_type"]]])
+    config = dict(found.config)
+    if found.task == "causal-lm" and (made := causal_class(config["model_type"])) is not None:
+        config.setdefault("architectures", [made])  # by which TRL makes a reference model
     return config
 
 
