@@ -161,15 +161,35 @@ class Growth(Data):
     keeper: str | None = None
 
 
-RunPart = Literal["first step", "step", "last step", "next step", "evaluation", "generation", "save", "load"]
+RemedyName = Literal["zero_grad", "set_to_none", "del", "expandable_segments"]
+
+
+class Remedy(Data):
+    """A change of a script that lets its steps need less and costs nothing.
+
+    Attributes:
+        kind: ``zero_grad``: drop gradients before the forward pass; ``set_to_none``: drop them in place of filling them
+            with zeros; ``del``: drop what a line made after its last use; ``expandable_segments``: of the allocator.
+        line: The line of the script that made what is dropped; None of gradients and of the allocator.
+        saved_bytes: How much less the step needs, after the remedies before it.
+    """
+
+    kind: RemedyName
+    line: str | None = None
+    saved_bytes: PositiveInt
+
+
+RunPart = Literal[
+    "first step", "step", "last step", "next step", "resumed step", "evaluation", "generation", "save", "load", "resume"
+]
 
 
 class RunEvent(Data):
     """What one part of a script's whole run needs.
 
     Attributes:
-        part: ``last step`` is that of an epoch in which memory grows, and ``next step`` the first one after an
-            evaluation.
+        part: ``last step`` is that of an epoch in which memory grows, ``next step`` the first one after an evaluation,
+            and ``resumed step`` that after a ``resume``, a load of an optimizer's state.
         line: The line of the script that began it; None of steps.
         count: How many times it was seen; the bytes are those of the largest.
         reserved_bytes: Most bytes that the allocator had of the card meanwhile; None for other devices.
@@ -215,6 +235,7 @@ class Measurement(OutcomeData):
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
         growth: What each step of a script leaves for good; None if its memory does not grow, and in older records.
+        free_remedies: What lets a script's steps need less and costs nothing; empty in older records.
         events: What each part of a script's whole run needs, in order; empty where only steps were run.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         script_peak_bytes: Most bytes allocated since a simulated script began, before and between its steps too; None
@@ -262,6 +283,7 @@ class Measurement(OutcomeData):
     memory_limit_bytes: PositiveInt | None = None
     over_limit_bytes: PositiveInt | None = None
     growth: Growth | None = None
+    free_remedies: tuple[Remedy, ...] = ()
     events: tuple[RunEvent, ...] = ()
     reserved_bytes: NonNegativeInt | None = None
     script_peak_bytes: NonNegativeInt | None = None

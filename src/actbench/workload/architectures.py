@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import transformers
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from actbench.errors import ModelError, boundary
 from actbench.model.records import Task
@@ -147,6 +148,12 @@ def _of_task(config: Any, task: Task, source: Source, trusted: bool) -> Choice:
             raise ModelError(f"--task {task}: a {config.model_type} model such as {source.spec} does {_able(config)}")
         cls = able[task][0]
     return Choice(task, cls)
+
+
+def causal_class(model_type: str) -> str | None:
+    """Return the name of the class of causal language models of a kind; None if there is none."""
+    found: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return found
 
 
 def _own_task(source: Source) -> Task | None:

@@ -32,14 +32,14 @@ def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) 
 
 
 def test_the_last_line_is_the_command_that_plans_for_the_same_step(cli: Any) -> None:
-    given = ("--device-profile", "rtx-4090", "--memory-limit", "20GiB", "-b", "4")
+    given = ("--device-profile", "rtx-4090", "--memory-limit", "4GiB", "-b", "4")
     last = cli("run", *given, "train.py", "--lr", "1 2").out.splitlines()[-1]
 
     words = shlex.split(last.partition(": ")[2])
     flags = {"--script": "train.py --lr '1 2'", "--device-profile": "rtx-4090", "--batch-size": "4"}
     assert last.startswith("Or plan schemes block by block: ")
     assert words[:2] == ["actbench", "fit"]
-    assert dict(zip(words[2::2], words[3::2], strict=True)) == {**flags, "--memory-limit": f"{20 * 1024**3}B"}
+    assert dict(zip(words[2::2], words[3::2], strict=True)) == {**flags, "--memory-limit": f"{4 * 1024**3}B"}
     assert "block by block" not in cli("run", "--gpus", "2", "train.py").out, "fit plans for one card"
 
 

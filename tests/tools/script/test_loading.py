@@ -102,6 +102,7 @@ def test_a_model_that_is_not_there_comes_from_a_shipped_config(notes: list[str])
 
     assert model.num_parameters() == 8_030_261_248
     assert any("ships as llama-3.1-8b" in note for note in notes)
+    assert model.config.architectures == ["LlamaForCausalLM"]
 
 
 def test_a_model_that_is_nowhere_is_named_with_what_to_do(notes: list[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -118,6 +119,35 @@ def test_weights_that_are_one_are_read_as_one(tmp_path: Path) -> None:
         assert (found["part"].shape, found["part"].storage_offset()) == ((512, 508), 4)
 
 
+def test_what_safetensors_was_given_is_read_again(tmp_path: Path) -> None:
+    with Simulation(profiles.get("rtx-4090")):
+        from safetensors.torch import load_file, load_model, save_file, save_model
+
+        own, other = nn.Linear(300, 300).cuda(), nn.Linear(300, 300).cuda()
+        save_model(own, tmp_path / "model.safetensors")
+        save_file({"part": own.weight.detach()[:100]}, tmp_path / "part.safetensors")
+        missing, unexpected = load_model(other, tmp_path / "model.safetensors")
+        before = torch.cuda.memory_allocated()
+        part = load_file(str(tmp_path / "part.safetensors"), device="cuda")["part"]
+
+        assert (list(missing), unexpected) == ([], [])
+        assert torch.cuda.memory_allocated() - before == 235 * 512
+        assert (part.shape, part.requires_grad) == ((100, 300), False)
+        assert not load_file(tmp_path / "part.safetensors")["part"].is_cuda
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_safetensors_is_read_onto_the_card(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"weight": torch.ones(300, 300)}, tmp_path / "x.safetensors")
+
+    with Simulation(profiles.get("rtx-4090")):
+        before = torch.cuda.memory_allocated()
+        weight = safetensors.torch.load_file(tmp_path / "x.safetensors", device="cuda")["weight"]
+
+        assert weight.is_cuda
+        assert torch.cuda.memory_allocated() - before == 360_448
+
+
 def test_a_state_that_is_kept_in_memory_or_in_an_open_file_is_read_again(notes: list[str], tmp_path: Path) -> None:
     buffer, file = io.BytesIO(), tmp_path / "x.pt"
     torch.save(large(), buffer)
@@ -170,6 +200,7 @@ def test_models_and_checkpoints_are_not_written(notes: list[str], tmp_path: Path
     (tmp_path / "checkpoint-1").mkdir()
     arguments = TrainingArguments(str(tmp_path), save_total_limit=1, use_cpu=True)
     trainer = Trainer(model, arguments)
+    trainer.create_optimizer_and_scheduler(1)
 
     model.save_pretrained(tmp_path / "model")
     trainer.save_model(str(tmp_path / "trained"))

@@ -151,6 +151,22 @@ state = torch.load("FILE", map_location="cuda", weights_only=True)
 model.load_state_dict(state["model"]); optimizer.load_state_dict(state["optimizer"])
 for x in loader(80): step(x)
 """,
+    "resumes twice as large": """
+from safetensors.torch import load_file, save_model
+for x in loader(80): step(x)
+save_model(model, "FILE")
+torch.save(optimizer.state_dict(), "FILE.optimizer")
+del optimizer
+model = Mixed({inner}).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+state = torch.load("FILE.optimizer", map_location="cuda", weights_only=True)
+copies = {i: {name: value.clone() for name, value in each.items()} for i, each in state["state"].items()}
+optimizer.load_state_dict({**state, "state": copies})
+weights = load_file("FILE", device="cuda")
+model.load_state_dict(weights)
+del weights, state, copies
+for x in loader(80): step(x)
+""",
     "joins scores": """
 for epoch in range(2):
     model.train()
@@ -164,7 +180,8 @@ for epoch in range(2):
 """,
 }
 
-QUICK = ("keeps outputs", "meets its longest batch late", "joins scores")
+QUICK = ("keeps outputs", "meets its longest batch late", "joins scores", "resumes twice as large")
+RESUMES = ("loads a second copy", "resumes twice as large")
 GROWS = ("keeps outputs", "sums losses with graphs")
 
 Run = Callable[[str, str], Measurement]
@@ -208,7 +225,7 @@ def parts(found: Measurement) -> dict[str, RunEvent]:
     ],
 )
 def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str, whole: Run) -> None:
-    text = BEGIN.replace("{inner}", MODELS[model]) + ENDINGS[ending]
+    text = (BEGIN + ENDINGS[ending]).replace("{inner}", MODELS[model])
     real, simulated = whole(text, "cpu"), whole(text, "simulated")
 
     expected, found = parts(real), parts(simulated)
@@ -217,6 +234,7 @@ def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str
     assert expected.keys() <= found.keys()
     for part in expected.keys() - {"step", "next step"}:  # what is kept until the real epoch ends is in its last step
         assert found[part].peak_bytes == pytest.approx(expected[part].peak_bytes, rel=0.01), part
+    assert any(each.part == "resume" for each in real.events) == (ending in RESUMES)
     assert (simulated.growth is None) == (real.growth is None) == (ending not in GROWS)
     if real.growth is not None and simulated.growth is not None:
         assert simulated.growth.step_bytes == pytest.approx(real.growth.step_bytes, rel=0.01)
@@ -302,3 +320,40 @@ def test_trainers_evaluate_and_save_early(text: str, whole: Run, tmp_path: Path)
         assert found[part].peak_bytes == pytest.approx(expected[part].peak_bytes, rel=0.02), part
     ran = sum(each.count for part, each in found.items() if "step" in part)
     assert ran < sum(each.count for part, each in expected.items() if "step" in part)
+
+
+@pytest.mark.slow
+def test_a_trainer_resumes_once_from_its_checkpoint_with_what_a_new_process_needs(whole: Run, tmp_path: Path) -> None:
+    text = TRAINER.replace("OUT", str(tmp_path / "written"))
+    simulated = whole(text, "simulated")
+    assert not list(tmp_path.glob("written/*"))
+    whole(text, "cpu")
+    real = whole(text.replace(".train()", f'.train("{tmp_path}/written/checkpoint-15")'), "cpu")
+
+    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
+    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
+        pytest.approx(expected, rel=0.01)
+    ]
+    assert any(each.part == "resumed step" for each in simulated.events)
+
+
+@pytest.mark.slow
+def test_a_trainer_finds_its_checkpoint_again(whole: Run, tmp_path: Path) -> None:
+    begin, _, made = TRAINER.replace("OUT", str(tmp_path / "written")).rpartition("\nTrainer(")
+    made = made.replace(".train()", "")
+    ending = f"""
+from transformers.trainer_utils import get_last_checkpoint
+trainer = Trainer({made}
+trainer.train()
+del trainer
+trainer = Trainer({made}
+trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+print(len(BertForMaskedLM.from_pretrained(get_last_checkpoint(arguments.output_dir)).state_dict()))
+"""
+    real, simulated = (
+        [each.peak_bytes for each in whole(begin + ending, meter).events if each.part == "resume"]
+        for meter in ("cpu", "simulated")
+    )
+
+    assert len(real) == 1
+    assert simulated == [pytest.approx(peak, rel=0.01) for peak in (*real, *real)]

@@ -1,11 +1,13 @@
-"""``torch.save`` and ``torch.load`` of a simulated run: shapes of tensors are kept in mind, and no file is written."""
+"""Files of tensors that a simulated run saves: shapes are kept in mind, no file is written, and it loads them again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,12 +16,12 @@ from torch.utils._pytree import tree_map
 
 from actbench.simulator import known
 from actbench.simulator.places import is_made_of_others, is_on_card
-from actbench.tools.script.arrivals import rebound
+from actbench.tools.script.arrivals import Change, rebound
 from actbench.tools.script.saving import holds_fake
 
 Note = Callable[[str], None]
 
-_WRITES_NOTHING = "torch.save writes nothing: tensors of a simulated run have no values."
+_WRITES_NOTHING = "{} writes nothing: tensors of a simulated run have no values."
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,22 @@ class _Saved:
             value=value,
         )
 
+    def alone(self, number: int) -> _Saved:
+        """Return what a safetensors file holds of the tensor: its elements in order, and no more of its storage."""
+        elements, stride = 1, list[int]()
+        for size in reversed(self.shape):
+            stride.insert(0, elements)
+            elements *= size
+        return replace(
+            self,
+            stride=tuple(stride),
+            offset=0,
+            storage=number,
+            elements=elements,
+            is_parameter=False,
+            requires_grad=False,
+        )
+
     def read(self, map_location: Any, storages: dict[Any, Tensor]) -> Tensor:
         """Return a new tensor like the saved one; ``storages`` are those that were read before from this file."""
         device = _place_of(map_location) or ("cuda" if self.is_on_card else "cpu")
@@ -84,44 +102,98 @@ def _place_of(map_location: Any) -> Any:
     return "cpu" if callable(map_location) else map_location
 
 
-@contextmanager
-def kept_in_mind(note: Note) -> Iterator[None]:
-    """Inside the block, let ``torch.load`` return what ``torch.save`` was given for the same file.
+class Contents:
+    """What files would hold that a simulated run saved, by their paths.
 
-    A file is not written if it would hold fake tensors, in containers or as they are. Modules and other objects with
-    such tensors are neither written nor kept.
+    Args:
+        note: Receives a sentence about what is not written.
+        is_ours: Whether a path is in a folder of ours, where an empty file stands for what was saved.
     """
-    contents: dict[str | int, tuple[Any, Any]] = {}  # with the file itself, so that no other object gets its number
 
-    def saving(own: Callable[..., None]) -> Callable[..., None]:
-        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-            contents.pop(_place(f), None)
-            if not holds_fake(obj):
-                return own(obj, f, *args, **options)
-            note(_WRITES_NOTHING)
-            found = tree_map(
-                lambda leaf: _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_made_of_others(leaf) else leaf, obj
-            )
-            if not holds_fake(found):
-                contents[_place(f)] = f, found
-            return None
+    def __init__(self, note: Note, is_ours: Callable[[Any], bool]) -> None:
+        self._note, self._is_ours = note, is_ours
+        self._kept: dict[str | int, tuple[Any, Any]] = {}  # with the file itself: no other object gets its number
 
-        return save
+    def keep(self, file: Any, found: Any) -> None:
+        """Keep what a file would hold, with each tensor as a ``_Saved``."""
+        self._kept[_place(file)] = file, found
+        if self._is_ours(file):
+            Path(file).touch()
 
-    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+    def keep_named(self, file: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what a safetensors file would hold of named tensors."""
+        self.keep(file, {name: _Saved.of(each).alone(number) for number, (name, each) in enumerate(tensors.items())})
+
+    @contextmanager
+    def of_torch(self) -> Iterator[None]:
+        """Inside the block, let ``torch.load`` return what ``torch.save`` was given for the same file.
+
+        A file is not written if it would hold fake tensors, in containers or as they are. Modules and other objects
+        with such tensors are neither written nor kept. In a folder of ours real tensors are kept, too: torch reads
+        no values of a file while tensors are fake.
+        """
+
+        def saving(own: Callable[..., None]) -> Callable[..., None]:
+            def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+                self._kept.pop(_place(f), None)
+                if holds_fake(obj):
+                    self._note(_WRITES_NOTHING.format("torch.save"))
+                elif not self._is_ours(f):
+                    return own(obj, f, *args, **options)
+                found = tree_map(
+                    lambda leaf: _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_made_of_others(leaf) else leaf,
+                    obj,
+                )
+                if not holds_fake(found):
+                    self.keep(f, found)
+                return None
+
+            return save
+
+        with rebound(torch, "save", saving), rebound(torch, "load", self._loading):
+            yield
+
+    def changes(self) -> dict[str, Change]:
+        """Return the same of ``safetensors.torch``."""
+
+        def saving(own: Callable[..., None]) -> Callable[..., None]:
+            def save_file(tensors: Mapping[str, Tensor], filename: Any, *args: Any, **options: Any) -> None:
+                self._kept.pop(_place(filename), None)
+                if not holds_fake(tensors):
+                    return own(tensors, filename, *args, **options)
+                self._note(_WRITES_NOTHING.format("safetensors.torch.save_file"))
+                return self.keep_named(filename, tensors)
+
+            return save_file
+
+        def change(module: ModuleType) -> AbstractContextManager[object]:
+            with ExitStack() as stack:
+                stack.enter_context(rebound(module, "save_file", saving))
+                stack.enter_context(rebound(module, "load_file", self._loading_named))
+                return stack.pop_all()
+
+        return {"safetensors.torch": change}
+
+    def _loading(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
-            if _place(f) not in contents:
-                return own(f, map_location, *args, **options)
-            storages: dict[Any, Tensor] = {}
-            return tree_map(
-                lambda leaf: leaf.read(map_location, storages) if isinstance(leaf, _Saved) else leaf,
-                contents[_place(f)][1],
-            )
+            return self._read(f, map_location) if _place(f) in self._kept else own(f, map_location, *args, **options)
 
         return load
 
-    with rebound(torch, "save", saving), rebound(torch, "load", loading):
-        yield
+    def _loading_named(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def load_file(filename: Any, device: Any = "cpu", **options: Any) -> Any:
+            if _place(filename) in self._kept:
+                return self._read(filename, device)
+            found = own(filename, **options)  # which would write into memory of the card
+            return {name: each.to(device) for name, each in found.items()}
+
+        return load_file
+
+    def _read(self, file: Any, place: Any) -> Any:
+        storages: dict[Any, Tensor] = {}
+        return tree_map(
+            lambda leaf: leaf.read(place, storages) if isinstance(leaf, _Saved) else leaf, self._kept[_place(file)][1]
+        )
 
 
 def _place(file: Any) -> str | int:

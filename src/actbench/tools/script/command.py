@@ -270,21 +270,22 @@ def _show(
 
 
 def _worth_trying(record: MeasuredRecord) -> list[str]:
-    from actbench.tools.script.suggestions import has_room, suggestions
+    from actbench.tools.script.suggestions import free_remedies, has_room, suggestions
 
     measured = record.outcome
     if isinstance(measured, Failure):
         return []
     if has_room(measured) and measured.largest_batch is None and measured.growth is None:
         return _larger_batch(record.case, measured)
-    found = suggestions(measured)
+    free, found = free_remedies(measured), suggestions(measured)
+    before = ["", "Free of cost:", *(f"  {each}" for each in free)] if free else []
     if not found:
-        return []
+        return before
     from actbench.tools.fit.paste import lines_for
 
     assert record.case.script is not None
     compared = with_options(sys.argv[1:], record.case.script, ("--scheme", "NAME"))
-    lines = ["", f"Worth trying; to see what each saves and costs: {compared}"]
+    lines = [*before, "", f"Worth trying; to see what each saves and costs: {compared}"]
     for each in found:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]

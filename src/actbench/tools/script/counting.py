@@ -21,6 +21,10 @@ _LITTLE = 1e-6
 """The share of the bytes by which a step has to grow for anybody to care."""
 
 
+LOADS: tuple[RunPart, ...] = ("load", "resume")
+"""Parts of a run that are one where they follow each other: what reads a file, and what takes over what was read."""
+
+
 @dataclass
 class Span:
     """A part of a run that is no part of a step, by numbers of events of the tracker.

@@ -10,7 +10,7 @@ from typing import Any
 
 from actbench.measuring.meters.peak import Event
 from actbench.model.measured import Growth, RunEvent, RunPart
-from actbench.tools.script.counting import Span, Step
+from actbench.tools.script.counting import LOADS, Span, Step
 
 _STEEPEST = 3
 """Times what a batch leaves, by which the next peak can grow: a tensor that is joined anew is there twice."""
@@ -93,8 +93,7 @@ def run_events(
     for number, step in enumerate((*steps, *([rest] if rest is not None else []))):
         each += (_of_span(span, found) for span in step.spans)
         if number < len(steps):
-            part: RunPart = "first step" if not number else "next step" if _is_next(step) else "step"
-            each.append(found.event(part, step.begun, step.ended))
+            each.append(found.event(_part(step, number), step.begun, step.ended))
     if growth is not None and first_epoch is not None and (more := (epoch_steps or 0) - first_epoch) > 0:
         last = steps[first_epoch - 1]
         most = last.peak_bytes + more * growth.step_bytes
@@ -108,8 +107,11 @@ def run_events(
     return tuple(merged.values())
 
 
-def _is_next(step: Step) -> bool:
-    return any(span.part == "evaluation" for span in step.spans)
+def _part(step: Step, number: int) -> RunPart:
+    before = {span.part for span in step.spans}
+    if not number:
+        return "first step"
+    return "resumed step" if "resume" in before else "next step" if "evaluation" in before else "step"
 
 
 def _of_span(span: Span, found: Bytes) -> RunEvent:
@@ -117,7 +119,7 @@ def _of_span(span: Span, found: Bytes) -> RunEvent:
     of = span.follows or span
     if span.ends_lowest:
         span.ended = found.lowest(span.begun, span.ended)
-    elif span.part == "save":  # with the copies that are made for it
+    elif span.part in ("save", *LOADS):  # with the copies that are made for it
         span.begun = found.lowest(span.begun, span.ended)
     about: dict[str, Any] = {"line": span.line or None, "has_graph": of.has_graph}
     if of.part == "evaluation":

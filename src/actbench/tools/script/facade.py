@@ -113,6 +113,15 @@ def _loading(own: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(own)(load)
 
 
+def loading_named(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the change of ``safetensors.torch.load_file``, which knows the card by a driver."""
+
+    def load_file(filename: Any, device: Any = "cpu", **options: Any) -> Any:
+        return own(filename, "cpu" if is_card(device) else device, **options)
+
+    return functools.wraps(own)(load_file)
+
+
 def _default(own: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda device: own(None if device is None else torch.device(device))
 

@@ -24,7 +24,8 @@ from actbench.tools.script import (
     saving,
     zero,
 )
-from actbench.tools.script.arrivals import Change, on_arrival
+from actbench.tools.script.arrivals import Change, on_arrival, rebound
+from actbench.tools.script.facade import loading_named
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
@@ -66,13 +67,15 @@ def prepared(
         (loggers if package in silent else flash).told(once)(package)
 
     with ExitStack() as stack:
-        again = stack.enter_context(savedmodels.found_again())
+        saved = savedmodels.SavedModels(stack)
+        contents = checkpoints.Contents(once, saved.is_ours)
         modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
-        parts = [*(module.changes(once) for module in modules), again]
+        parts = [*(module.changes(once) for module in modules)]
+        parts += [contents.changes(), savedmodels.changes(saved, contents, once)]
         changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
-        stack.enter_context(checkpoints.kept_in_mind(once))
+        stack.enter_context(contents.of_torch())
         stack.enter_context(loading.nothing_fetched_by_torch(once))
         stack.enter_context(compiler(once))
         stack.enter_context(kernels.unflattened())
@@ -100,7 +103,11 @@ def prepared_for_real(
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(note, real, batch_size, fetched, ordered))
         stack.enter_context(kernels.uncompiled(note))
-        stack.enter_context(on_arrival(loggers.changes(note), loggers.stand_ins(), loggers.told(note)))
+        found: dict[str, Change] = {
+            **loggers.changes(note),
+            "safetensors.torch": lambda module: rebound(module, "load_file", loading_named),
+        }
+        stack.enter_context(on_arrival(found, loggers.stand_ins(), loggers.told(note)))
         yield
 
 

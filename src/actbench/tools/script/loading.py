@@ -160,7 +160,12 @@ def _preset(name: str, note: Note) -> dict[str, Any]:
             f"it; fetch its config with 'hf download {name} config.json'"
         )
     note(f"{name} is not in the cache: the config that actbench ships as {found.name} is used.")
-    return dict(found.config)
+    from actbench.workload.architectures import causal_class  # which imports transformers, as the script has
+
+    config = dict(found.config)
+    if found.task == "causal-lm" and (made := causal_class(config["model_type"])) is not None:
+        config.setdefault("architectures", [made])  # by which TRL makes a reference model
+    return config
 
 
 def _models(note: Note) -> Change:

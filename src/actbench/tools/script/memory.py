@@ -43,6 +43,7 @@ class CardMemory:
         total_bytes: Its memory, or the memory limit that a step was given.
         limit_bytes: What of it the allocator may take: what a CUDA context leaves, or less if the script limits itself.
         devices: How many such cards there are.
+        grows: Whether segments of the allocator grow.
         reserved_at: After how many events of the tracker how many bytes were reserved, wherever that changed.
     """
 
@@ -60,7 +61,7 @@ class CardMemory:
         self.total_bytes, self.devices = memory_limit_bytes or profile.memory_bytes, devices
         self.limit_bytes = self._room = profile.step_bytes(memory_limit_bytes)
         self._tracker, self._refuses = tracker, raise_oom
-        self._grows = False
+        self.grows = False
         self._left_out: dict[str, None] = {}
         self._pools = self._empty()
         self._is_configured = not profile.is_cuda
@@ -73,7 +74,7 @@ class CardMemory:
 
     def _empty(self) -> Pools:
         streams = self._tracker.communicated.streams
-        return Pools(self.limit_bytes, expandable=self._grows, streams=streams, refuses=self._refuses)
+        return Pools(self.limit_bytes, expandable=self.grows, streams=streams, refuses=self._refuses)
 
     def limit_to(self, fraction: float) -> str:
         """Let the allocator take no more than a share of the card from now on; return what to say of it."""
@@ -211,9 +212,9 @@ class CardMemory:
 
     def _grow(self, grows: bool) -> None:
         """Let segments grow, or not."""
-        if grows == self._grows:
+        if grows == self.grows:
             return
-        self._grows, before = grows, self._pools
+        self.grows, before = grows, self._pools
         self._pools = self._empty()
         self._pools.play((name, amount) for name, amount in self._held.items() if name not in self._waiting)
         self._pools.peak_bytes = max(self._pools.peak_bytes, before.peak_bytes)

@@ -1,19 +1,22 @@
-"""Models that a script saves by ``save_pretrained``: nothing is written there, and the same run finds them again.
+"""Models and checkpoints that a script saves: nothing is written there, and the same run finds them again.
 
-The configs that such a folder would hold are in a folder of ours.
+What such a folder would hold beside tensors is in a folder of ours.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from actbench.device.patches import attribute
 from actbench.leftovers import temporary_folder
 from actbench.tools.script.arrivals import Change, changed, rebound
+from actbench.tools.script.checkpoints import Contents
+from actbench.tools.script.saving import Note
 
 
 class SavedModels:
@@ -24,9 +27,17 @@ class SavedModels:
         self._root: Path | None = None
         self._folders: dict[str, Path] = {}
 
+    def is_ours(self, path: Any) -> bool:
+        """Return whether a path is in a folder that stands for one of the script."""
+        is_path = isinstance(path, str | os.PathLike)
+        return is_path and self._root is not None and Path(os.path.abspath(path)).is_relative_to(self._root)
+
     def place(self, folder: str | os.PathLike[str]) -> Path:
         """Return the folder that stands for one of the script, which may be a new one."""
         name = os.path.abspath(folder)
+        if self.is_ours(name):
+            Path(name).mkdir(parents=True, exist_ok=True)
+            return Path(name)
         if name not in self._folders:
             if self._root is None:
                 self._root = self._stack.enter_context(temporary_folder())
@@ -35,9 +46,15 @@ class SavedModels:
         return self._folders[name]
 
     def found(self, folder: Any) -> Path | None:
-        """Return the folder that stands for one of the script; None if it saved no model there."""
-        is_path = isinstance(folder, str | os.PathLike) and folder
-        return self._folders.get(os.path.abspath(folder)) if is_path else None
+        """Return the folder that stands for one of the script; None if it saved nothing there."""
+        if not (isinstance(folder, str | os.PathLike) and folder):
+            return None
+        name = Path(os.path.abspath(folder))
+        for above in (name, *name.parents):
+            if (place := self._folders.get(str(above))) is not None:
+                found = place / name.relative_to(above)
+                return found if found.is_dir() else None
+        return None
 
     def keep(self, model: Any, folder: str | os.PathLike[str]) -> None:
         """Keep what is saved of a model of transformers beside its weights."""
@@ -59,23 +76,60 @@ class SavedModels:
         model.save_config(self.place(folder))
 
 
-@contextmanager
-def found_again() -> Iterator[dict[str, Change]]:
-    """Give the changes of libraries that save and load models, by the names of their modules.
+def changes(saved: SavedModels, contents: Contents, note: Note) -> dict[str, Change]:
+    """Return the changes of libraries that save and load models, by the names of their modules.
 
     They go around those of :mod:`actbench.tools.script.saving`.
     """
-    with ExitStack() as stack:
-        saved = SavedModels(stack)
-        yield {
-            "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
-            "transformers.trainer": _method("Trainer", "save_model", _keeping_trained(saved)),
-            "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
-            "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
-            "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
-            "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping(saved.keep_config)),
-            "diffusers.configuration_utils": _redirected(saved, "ConfigMixin", "load_config"),
-        }
+    return {
+        "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
+        "transformers.trainer": _of_trainer(saved, contents, note),
+        "transformers.trainer_utils": lambda module: rebound(module, "get_last_checkpoint", _looking(saved)),
+        "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
+        "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
+        "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
+        "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping(saved.keep_config)),
+        "diffusers.configuration_utils": _redirected(saved, "ConfigMixin", "load_config"),
+    }
+
+
+def _of_trainer(saved: SavedModels, contents: Contents, note: Note) -> Change:
+    """Let a Trainer write its checkpoints into a folder of ours, and resume from there."""
+
+    def checkpointing(own: Callable[..., None]) -> Callable[..., None]:
+        def save_checkpoint(trainer: Any, *args: Any, **options: Any) -> None:
+            note("Trainer.save_checkpoint writes nothing: tensors of a simulated run have no values.")
+            if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # which save shards
+                with attribute(trainer.args, "output_dir", str(saved.place(trainer.args.output_dir))):
+                    own(trainer, *args, **options)
+
+        return save_checkpoint
+
+    def training(own: Callable[..., Any]) -> Callable[..., Any]:
+        def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+            place = saved.found(resume_from_checkpoint)
+            return own(trainer, resume_from_checkpoint if place is None else str(place), *args, **options)
+
+        return train
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            stack.enter_context(changed(module.Trainer, "save_model", _keeping_trained(saved, contents)))
+            stack.enter_context(changed(module.Trainer, "_save_checkpoint", checkpointing))
+            stack.enter_context(changed(module.Trainer, "train", training))
+            return stack.pop_all()
+
+    return change
+
+
+def _looking(saved: SavedModels) -> Callable[[Any], Any]:
+    def change(own: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+        def get_last_checkpoint(folder: Any) -> str | None:
+            return own(saved.found(folder) or folder)
+
+        return get_last_checkpoint
+
+    return change
 
 
 def _method(owner: str, name: str, change: Callable[[Any], Any]) -> Change:
@@ -95,7 +149,7 @@ def _keeping(keep: Callable[[Any, Any], object]) -> Callable[[Any], Any]:
     return change
 
 
-def _keeping_trained(saved: SavedModels) -> Callable[[Any], Any]:
+def _keeping_trained(saved: SavedModels, contents: Contents) -> Callable[[Any], Any]:
     def change(own: Callable[..., Any]) -> Callable[..., Any]:
         def save_model(self: Any, output_dir: Any = None, *args: Any, **options: Any) -> Any:
             folder = output_dir or self.args.output_dir
@@ -106,6 +160,9 @@ def _keeping_trained(saved: SavedModels) -> Callable[[Any], Any]:
                 saved.keep(model, folder)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)  # files without tensors, as when a script saves it
+            if saved.is_ours(folder):  # a checkpoint, from which it may resume
+                kind = "adapter_model" if hasattr(model, "peft_config") else "model"
+                contents.keep_named(saved.place(folder) / f"{kind}.safetensors", model.state_dict())
             return own(self, output_dir, *args, **options)
 
         return save_model

@@ -90,7 +90,6 @@ def _nothing_awaited() -> Future[None]:
 
 _SHARDED = "torch.distributed.checkpoint"
 _FUNCTIONS: dict[str, dict[str, tuple[str, Callable[[], Any]]]] = {
-    "safetensors.torch": dict.fromkeys(("save_file", "save_model"), ("safetensors.torch.{} writes nothing", _none)),
     f"{_SHARDED}.state_dict_saver": {
         **dict.fromkeys(("save", "save_state_dict"), (f"{_SHARDED}.{{}} writes nothing", _none)),
         "async_save": (f"{_SHARDED}.{{}} writes nothing", _nothing_awaited),
@@ -103,9 +102,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, Callable[[], Any]]]] = {
 
 METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "transformers.modeling_utils": (("PreTrainedModel", "save_pretrained"),),
-    "transformers.trainer": tuple(
-        ("Trainer", name) for name in ("_save_checkpoint", "save_model", "save_state", "create_model_card")
-    ),
+    "transformers.trainer": tuple(("Trainer", name) for name in ("save_model", "save_state", "create_model_card")),
     "trl.trainer.base_trainer": (("_BaseTrainer", "create_model_card"),),
     "peft.peft_model": (("PeftModel", "save_pretrained"),),
     "diffusers.models.modeling_utils": (("ModelMixin", "save_pretrained"),),
@@ -118,6 +115,9 @@ METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "sentence_transformers.SentenceTransformer": (("SentenceTransformer", "save_pretrained"),),
 }
 """Methods that write a model or a checkpoint, and may remove older ones."""
+
+CHECKPOINTS: dict[str, tuple[tuple[str, str], ...]] = {"transformers.trainer": (("Trainer", "_save_checkpoint"),)}
+"""Methods that write a checkpoint into a folder of ours, in which :mod:`actbench.tools.script.savedmodels` finds it."""
 
 _UPLOADS = (
     *("create_repo", "create_commit", "upload_file", "upload_folder", "upload_large_folder"),

@@ -17,7 +17,7 @@ from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
-from actbench.model.measured import Measurement
+from actbench.model.measured import Measurement, Remedy
 from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
@@ -29,9 +29,11 @@ from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.places import is_on_card
+from actbench.simulator.recalled import tensors_of
+from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import compiled, groups, kernels, reading, sensors, sharing
+from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing
 from actbench.tools.script.arrivals import on_arrival, searched_once
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
@@ -67,6 +69,7 @@ KNOWN_FLOAT_BYTES = 8 * MIB
 """Storages of floats that follow from known integers do so too: anchors, but no masks, which would be filled."""
 
 _TO_COPY = torch.ops.aten._to_copy.default
+_ADD = torch.ops.aten.add_.Tensor
 
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
@@ -152,6 +155,8 @@ class Simulation:
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self.tracker, self.lines)
         self._cached: set[int] = set()
+        self._accumulated: list[tuple[int, int]] = []
+        self._used: dict[int, int] = {}
         self._measured: Measurement | None = None
         self._stack = ExitStack()
 
@@ -311,11 +316,35 @@ class Simulation:
             found = grown(self.steps.steady(self._began))
         else:
             found = self._whole.told(grown, self._began, seen)
+        found = found.model_copy(update={"free_remedies": self._remedies(step, held, found.reserved_bytes)})
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         if self._applied is None:
             found = found.model_copy(update={"script_peak_bytes": most_bytes})
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+
+    def _remedies(self, step: Step, held: reading.Held, reserved_bytes: int | None) -> tuple[Remedy, ...]:
+        if not self.steps.trains:
+            return ()
+        events, shared = self.tracker.events, self.tracker.communicated
+        others = held.weights | held.copies | held.state | self._cached | shared.buffers | shared.gathered
+        found = remedies.of_step(
+            step,
+            events,
+            origins=self.lines.origins,
+            used={} if self._inductor is not None and self._inductor.has_run else self._used,
+            accumulated=self._accumulated,
+            others=others | {self.tracker.workspace},
+        )
+        if reserved_bytes is None or self.memory.grows:
+            return found
+        return found + remedies.of_allocator(
+            reserved_bytes,
+            step.peak_bytes,
+            lambda: reserved(
+                [events[: step.ended]], limit_bytes=self.memory.limit_bytes, expandable=True, streams=shared.streams
+            ),
+        )
 
     def _note_buckets(self, buckets: list[Tensor]) -> None:
         """Note what tensors in which processes average gradients are for, and who made them."""
@@ -377,6 +406,9 @@ class Simulation:
         if func is _TO_COPY and is_on_card(result) and not is_on_card(args[0]):
             self.tracker.add([result], func)
             self.moved |= self.tracker.names([result])
+        self._used.update(dict.fromkeys(self.tracker.names(tensors_of((args, kwargs))), len(self.tracker.events)))
+        if func is _ADD and self.steps.phase == "backward":
+            self._accumulated += ((name, len(self.tracker.events)) for name in self.tracker.names([args[0]]))
 
     def _restart(self) -> None:
         self.steps.restart()

@@ -25,7 +25,7 @@ from actbench.ops.simulation import plain_tensors
 from actbench.scheme.wrapped import renews_next
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.optimizerstate import use_foreach
-from actbench.tools.script.counting import Counting, Span, Step
+from actbench.tools.script.counting import LOADS, Counting, Span, Step
 from actbench.tools.script.turns import Turns
 
 _MOST = 8
@@ -162,7 +162,11 @@ class Steps:
         """End a part of the run that is none of the running step, which begins only now."""
         span.ended = self._counting.now(self.phase)
         self._counting.begin()
-        self._step.spans.append(span)
+        before = self._step.spans[-1] if self._step.spans else None
+        if before is not None and before.part in LOADS and span.part in LOADS:
+            before.ended, before.part = span.ended, max(before.part, span.part, key=LOADS.index)
+        else:
+            self._step.spans.append(span)
         self._step.begun = self._forward_at = self._counting.now(self.phase)
         self._recorder.begin()
         self._recorded = 0

@@ -1,14 +1,15 @@
-"""The schemes that are worth trying on a script, by what its peak is made of."""
+"""What is worth trying on a script, by what its peak is made of: changes that cost nothing, and then schemes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from actbench.model.measured import Measurement, PeakParts
+from actbench.model.measured import Measurement, PeakParts, RemedyName
 from actbench.model.timeline import Holder
 from actbench.report.advice import needed_bytes
+from actbench.units import format_bytes
 
 MOST = 3
 """Most schemes that are suggested."""
@@ -16,7 +17,7 @@ MOST = 3
 _WORTH = 0.1
 """Share of the peak that a scheme has to save, at best, to be suggested."""
 
-_ROOMY = 0.1
+_ROOMY = 0.5
 """Share of the memory up to which nobody has to save any."""
 
 _ADAMS = ("Adam", "AdamW")
@@ -33,9 +34,28 @@ class Suggestion(NamedTuple):
 
 
 def has_room(measured: Measurement) -> bool:
-    """Return whether a step needs so little of the memory that it could be many times larger."""
+    """Return whether all parts of a run need so little of the memory that steps could be larger."""
     limit = measured.memory_limit_bytes
-    return limit is not None and needed_bytes(measured) <= _ROOMY * limit
+    parts = (max(each.peak_bytes, each.reserved_bytes or 0) for each in measured.events)
+    return limit is not None and max(needed_bytes(measured), *parts, 0) < _ROOMY * limit
+
+
+_FREE: Mapping[RemedyName, str] = {
+    "zero_grad": "gradients of the step before are alive in the forward pass: call optimizer.zero_grad() before it",
+    "set_to_none": "gradients that are filled with zeros are alive in the forward pass: zero_grad(set_to_none=True)",
+    "del": "what {} makes is alive at the peak, and nothing reads it any more: del it once it is used",
+    "expandable_segments": "gaps between blocks: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+}
+
+
+def free_remedies(measured: Measurement) -> list[str]:
+    """Return what saves memory at no cost, in sentences with the bytes; nothing where there is room for good."""
+    growth, found = measured.growth, [] if has_room(measured) else measured.free_remedies
+    told = [f"{_FREE[each.kind].format(each.line)} (saves {format_bytes(each.saved_bytes)})" for each in found]
+    if growth is not None and growth.line:
+        kept = f"keep .item() of a number and .detach().cpu() of a tensor, of what {growth.line} makes"
+        return [f"{kept} (saves {format_bytes(growth.step_bytes)} a step)", *told]
+    return told
 
 
 def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggestion]:

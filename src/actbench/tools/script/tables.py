@@ -70,10 +70,12 @@ PARTS: Mapping[RunPart, str] = {
     "step": "steps after it",
     "last step": "last step of an epoch",
     "next step": "step after an evaluation",
+    "resumed step": "step after a resume",
     "evaluation": "evaluation",
     "generation": "generation",
     "save": "save",
     "load": "load",
+    "resume": "resume",
 }
 """What parts of a run are called in tables."""
 

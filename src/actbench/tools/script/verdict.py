@@ -132,9 +132,10 @@ def _remedies(events: Sequence[RunEvent]) -> Iterator[str]:
         if event.has_graph:
             yield f"The evaluation at {event.line} records gradients: put it under torch.no_grad()."
         if event.over_limit_bytes and event.batch_bytes:
+            total = "" if event.batches is None else f", {format_bytes(event.batches * event.batch_bytes)} in all"
             yield (
-                f"Each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card: "
-                "move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1)."
+                f"Each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card"
+                f"{total}: move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1)."
             )
 
 

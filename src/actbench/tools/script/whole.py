@@ -12,6 +12,7 @@ gradients are recorded; it ends at ``train()``. If a backward pass follows, it w
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -21,14 +22,15 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from actbench.device.patches import replaced
 from actbench.model.measured import Measurement, RunPart
-from actbench.tools.script.arrivals import Change, changed, on_arrival
-from actbench.tools.script.counting import Span, Step
+from actbench.tools.script.arrivals import Change, changed, on_arrival, rebound
+from actbench.tools.script.counting import LOADS, Span, Step
 from actbench.tools.script.events import Bytes, run_events
-from actbench.tools.script.saving import METHODS, methods_changed
+from actbench.tools.script.saving import CHECKPOINTS, METHODS, methods_changed
 from actbench.tools.script.steps import Steps
 
 FEWEST, FEWEST_SLOW = 6, 4
@@ -81,6 +83,8 @@ class Whole:
         self._begun_at = time.monotonic()
         self._settled_at: float | None = None
         self._rest: Step | None = None
+        self._has_resumed = False
+        self._loaded: Step | None = None  # that in which something was loaded, and no model has run since
         self._seen: WeakSet[DataLoader[Any]] = WeakSet()
         self.first_epoch: int | None = None
         self.epoch_steps: int | None = None
@@ -99,6 +103,8 @@ class Whole:
             stack.enter_context(replaced(nn.Module, "train", self._switching))
             stack.enter_context(replaced(torch, "save", self._within("save")))
             stack.enter_context(replaced(torch, "load", self._within("load")))
+            stack.enter_context(replaced(nn.Module, "load_state_dict", self._continuing("load")))
+            stack.enter_context(replaced(Optimizer, "load_state_dict", self._continuing("resume")))
             stack.enter_context(on_arrival(self._changes(), {}, lambda package: None))
             yield
 
@@ -247,22 +253,41 @@ class Whole:
                 finally:
                     if self._open is span and self._steps.running is running:
                         self._close()
+                        self._loaded = running if part in LOADS else None
 
             return call
+
+        return change
+
+    def _continuing(self, part: RunPart) -> Callable[[Any], Any]:
+        """Return the change of a function that takes over what was loaded: it belongs to the load before it."""
+        within = self._within(part)
+
+        def change(own: Callable[..., Any]) -> Callable[..., Any]:
+            loading = within(own)
+
+            def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+                return (loading if self._steps.running is self._loaded else own)(*args, **kwargs)
+
+            return load_state_dict
 
         return change
 
     def _changes(self) -> dict[str, Change]:
         within = self._within("save")
         found: dict[str, Change] = {
-            name: methods_changed(methods, lambda method: within) for name, methods in METHODS.items()
+            name: methods_changed((*methods, *CHECKPOINTS.get(name, ())), lambda method: within)
+            for name, methods in METHODS.items()
         }
-        found["safetensors.torch"] = lambda module: changed(module, "save_file", within)
+        found["safetensors.torch"] = _both(
+            lambda module: changed(module, "save_file", within),
+            lambda module: rebound(module, "load_file", self._within("load")),
+        )
         found["transformers.generation.utils"] = lambda module: changed(
             module.GenerationMixin, "generate", self._within("generation")
         )
         if self._is_cut:
-            found["transformers.trainer"] = _both(found["transformers.trainer"], self._forwarded)
+            found["transformers.trainer"] = _both(found["transformers.trainer"], _both(self._forwarded, self._resuming))
             for package in ("lightning.pytorch", "pytorch_lightning"):
                 name = f"{package}.trainer.trainer"
                 found[name] = _both(found[name], lambda module: changed(module.Trainer, "__init__", _brief))
@@ -273,7 +298,10 @@ class Whole:
         whole = self
 
         class Forward(module.TrainerCallback):  # type: ignore[misc, name-defined]
-            settled = 0
+            settled = saved = 0
+
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                self.saved = state.global_step
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 if not whole.is_settled:
@@ -295,6 +323,39 @@ class Whole:
             return make
 
         return changed(module.Trainer, "__init__", init)
+
+    def _resuming(self, module: ModuleType) -> AbstractContextManager[object]:
+        """Let the first Trainer that has trained and saved resume once from its checkpoint."""
+
+        def training(own: Callable[..., Any]) -> Callable[..., Any]:
+            def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+                result = own(trainer, resume_from_checkpoint, *args, **kwargs)
+                saved = max(
+                    each.saved for each in trainer.callback_handler.callbacks if type(each).__name__ == "Forward"
+                )
+                if not self._has_resumed and not resume_from_checkpoint and saved:
+                    self._resume(own, trainer, f"{module.PREFIX_CHECKPOINT_DIR}-{saved}")
+                self._has_resumed = True
+                return result
+
+            return train
+
+        return changed(module.Trainer, "train", training)
+
+    def _resume(self, train: Callable[..., Any], trainer: Any, checkpoint: str) -> None:
+        """Let a Trainer train on from a checkpoint that it saved, as it would in a new process."""
+        if trainer.args.save_only_model or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or self.is_late:
+            self._note(f"no resume from {checkpoint} was tried; what it needs is not in the figures")
+            return
+        trainer.model.zero_grad(set_to_none=True)
+        for optimizer in self._steps.optimizers:
+            optimizer.state.clear()
+        try:
+            train(trainer, os.path.join(trainer.args.output_dir, checkpoint))
+        except Exception as error:
+            self._note(f"the resume from {checkpoint} ended with {type(error).__name__}: {error}")
+        else:
+            self._note(f"the Trainer resumed once from its {checkpoint}, as a later process would")
 
     def told(self, grown: Callable[[Sequence[Step]], Measurement], began: int, found: Bytes) -> Measurement:
         """Return a measurement with what each part of the run needs.
@@ -319,6 +380,7 @@ class Whole:
 
     def ran(self) -> None:
         """Note that a model has run."""
+        self._loaded = None
         if self._open is None:
             return
         self._open.has_graph |= torch.is_grad_enabled()

@@ -1,0 +1,114 @@
+"""What lets a script's steps need less and costs nothing: as many bytes as a real run saves that follows the advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainings import RunScript
+
+from actbench.model.measured import Growth, Measurement, Remedy
+from actbench.model.records import Case, Failure
+from actbench.model.scripts import Script
+from actbench.tools.script.suggestions import free_remedies
+from actbench.units import GIB, MIB
+
+TRAIN = """
+import os
+import torch
+from torch import nn
+
+CONFIGURED
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for rows in ROWS:
+    x = torch.randn(rows, 512, device="cuda")
+    LOOP
+"""
+
+LOOPS = {
+    "zero_grad": (
+        "loss = model(x).pow(2).mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()",
+        "optimizer.zero_grad(); loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()",
+    ),
+    "set_to_none": (
+        "optimizer.zero_grad(set_to_none=False); loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()",
+        "optimizer.zero_grad(); loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()",
+    ),
+    "del": (
+        "optimizer.zero_grad(); model(x).pow(2).mean().backward(); optimizer.step(); shown = model(x).detach().abs()",
+        "optimizer.zero_grad(); model(x).pow(2).mean().backward(); optimizer.step(); model(x).detach().abs()",
+    ),
+}
+
+ROWS = {"zero_grad": 512, "set_to_none": 512, "del": 4096}
+
+Run = Callable[..., Measurement]
+
+
+@pytest.fixture
+def measured(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run:
+    """Return what runs the loop of a kind for real on the CPU, or on a simulated one, as it is or with its remedy."""
+
+    def ran(kind: str, meter: str, *, is_remedied: bool = False) -> Measurement:
+        loop = LOOPS[kind][is_remedied]
+        file = tmp_path / "train.py"
+        file.write_text(TRAIN.replace("CONFIGURED", "").replace("ROWS", f"[{ROWS[kind]}] * 9").replace("LOOP", loop))
+        profile = "cpu" if meter == "simulated" else None
+        found = outcome(
+            Case.model_validate(
+                {
+                    "model": "train.py",
+                    "batch_size": 1,
+                    "meter": meter,
+                    "script": Script(target=str(file)),
+                    "device_profile": profile,
+                }
+            )
+        )
+        assert isinstance(found, Measurement), found.message
+        return found
+
+    return ran
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_remedy_saves_what_it_saves_for_real(kind: str, measured: Run) -> None:
+    found = measured(kind, "simulated")
+    saved = measured(kind, "cpu").peak_bytes - measured(kind, "cpu", is_remedied=True).peak_bytes
+
+    assert [each.kind for each in found.free_remedies] == [kind]
+    assert found.free_remedies[0].saved_bytes == pytest.approx(saved, rel=0.02)
+    assert not measured(kind, "simulated", is_remedied=True).free_remedies
+
+
+def test_segments_that_grow_save_the_gaps_that_late_large_batches_leave(run: RunScript) -> None:
+    loop = "optimizer.zero_grad(); model(x).pow(2).mean().backward(); optimizer.step(); del x"
+    text = TRAIN.replace("LOOP", loop).replace("ROWS", "range(4096, 12288, 1024)")
+    grown = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"'
+    before, after = (run(text.replace("CONFIGURED", each), steps=8) for each in ("", grown))
+
+    (remedy,) = before.free_remedies
+    assert remedy.kind == "expandable_segments"
+    assert before.reserved_bytes - after.reserved_bytes == remedy.saved_bytes
+    assert not after.free_remedies
+
+
+def test_remedies_are_told_where_memory_is_scarce_and_what_is_kept_always() -> None:
+    found = Measurement(
+        weights_bytes=GIB,
+        activation_bytes=GIB,
+        peak_bytes=5 * GIB,
+        memory_limit_bytes=8 * GIB,
+        free_remedies=(Remedy(kind="del", line="train.py:3 y = f(x)", saved_bytes=GIB),),
+        growth=Growth(step_bytes=MIB, line="train.py:4 kept.append(y)"),
+    )
+
+    growing, dropped = free_remedies(found)
+    assert "train.py:4 kept.append(y)" in growing
+    assert "(saves 1.00 MiB a step)" in growing
+    assert dropped.startswith("what train.py:3 y = f(x) makes")
+    assert dropped.endswith("(saves 1.00 GiB)")
+    assert len(free_remedies(found.model_copy(update={"memory_limit_bytes": 11 * GIB}))) == 1
