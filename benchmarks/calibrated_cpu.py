@@ -113,8 +113,8 @@ def calibrated(path: Path) -> float:
             _say(text)
             taken.extend(measure_yard() for _ in range(3))
 
-        found = calibrate("cpu", clock=time.process_time, budget_seconds=900, progress=progress)
-        path.write_text(toml(found.profile))
+        found, _ = calibrate("cpu", clock=time.process_time, budget_seconds=900, progress=progress)
+        path.write_text(toml(found))
         beside.write_text(str(statistics.median(taken)))
     return float(beside.read_text())
 

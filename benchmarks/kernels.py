@@ -45,7 +45,7 @@ from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
 from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
-from actbench.tools.calibrate.device import device_named, settle_heap
+from actbench.tools.calibrate.calibrate import device_named, settle_heap
 from actbench.units import format_seconds
 
 Call = Callable[[], object]

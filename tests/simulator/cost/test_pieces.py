@@ -16,7 +16,7 @@ from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode
 from actbench.simulator.simulated import SimulatedMeter
-from actbench.tools.calibrate.stopwatch import Stopwatch
+from actbench.tools.calibrate.calibrate import Operators
 
 ROWS, WIDTH = 300, 4096
 
@@ -54,9 +54,9 @@ def simulated(spec: str) -> Counter[str]:
 def real(spec: str) -> Counter[str]:
     step = TrainStep(setup(spec), batch())
     step()
-    with Stopwatch(torch.device("cpu")) as watch:
+    with Operators() as operators:
         step()
-    return Counter(sample.work.label for sample in watch.samples)
+    return Counter(work.label for work in operators.works if work.kind)
 
 
 @pytest.mark.sampled(fast=1, slow=1)

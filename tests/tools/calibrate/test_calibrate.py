@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,39 +13,46 @@ from actbench.errors import MeasurementError
 from actbench.measuring import bench
 from actbench.model.records import Case
 from actbench.simulator import profiles
-from actbench.tools.calibrate.calibrate import Calibrated, _Bench, _notes, calibrate
+from actbench.simulator.profiles import DeviceTable
+from actbench.tools.calibrate import calibrate as calibration
+from actbench.tools.calibrate.calibrate import Operators, calibrate, seconds_of
 from actbench.tools.calibrate.profile import toml
-from actbench.tools.calibrate.subjects import Call, Subject
+from actbench.tools.calibrate.subjects import Subject
 
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")
 
 
 @pytest.fixture(scope="module")
-def found() -> Calibrated:
-    return calibrate("cpu", schemes=("fewbit:3",), most_sizes=1)
+def profile() -> DeviceTable:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "_PACKING", ("fewbit:3",))
+        found, _ = calibrate("cpu", most_sizes=1)
+    return found
 
 
 @pytest.fixture
-def path(found: Calibrated, tmp_path: Path) -> Path:
+def path(profile: DeviceTable, tmp_path: Path) -> Path:
     file = tmp_path / "here.toml"
-    file.write_text(toml(found.profile))
+    file.write_text(toml(profile))
     return file
 
 
 @pytest.mark.exhaustive
-def test_the_file_says_what_was_found(found: Calibrated, path: Path) -> None:
-    assert profiles.read_device_table(path) == found.profile
+def test_the_file_says_what_was_found(profile: DeviceTable, path: Path) -> None:
+    assert profiles.read_device_table(path) == profile
 
 
 @pytest.mark.exhaustive
-def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:
-    operators = found.profile.operators or {}
+def test_operators_that_pack_are_measured_too(profile: DeviceTable) -> None:
+    operators = profile.operators or {}
 
     assert {"addmm", "mm", "bmm", "native_layer_norm", "stepwise_decode"} <= operators.keys()
     assert {"convolution_backward", "convolution_backward with channels last"} <= operators.keys()
     assert operators["addmm"].fp32
     assert operators["addmm"].half
-    assert "packing" in {kind.kind for kind in found.report.kinds}
+    assert "packing" in (profile.efficiencies or {})
+    assert profile.host is not None
+    assert min(profile.host.forward, profile.host.backward, profile.host.view, profile.host.packing) > 0
 
 
 @pytest.mark.exhaustive
@@ -60,24 +68,69 @@ def test_a_step_needs_the_memory_of_the_cpu_and_has_a_time(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_time_that_is_too_short_is_told() -> None:
-    with pytest.raises(MeasurementError, match=r"mm, copy_ was not measured in 1e-09 s"):
+def test_a_time_that_is_too_short_is_refused() -> None:
+    with pytest.raises(MeasurementError, match=r"mm, copy_, to_host, add was not measured in 1e-09 s"):
         calibrate("cpu", budget_seconds=1e-9)
 
 
 @pytest.mark.slow
-def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off() -> None:
-    bench = _Bench(torch.device("cpu"), time.perf_counter, time.monotonic() + 60, lambda text: None)
+def test_what_a_device_lacks_is_noted_and_a_fault_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(error: Exception) -> Subject:
+        def run(size: int) -> None:
+            raise error
 
-    def make(size: int) -> Call:
-        raise NotImplementedError("no kernel image is available")
+        return Subject("adamfp8 on a small model", run, ((1,),))
 
-    broken = Subject("adamfp8 on resnet18", make, (1, 2))
-    assert not bench.run(broken, None, of_scheme=True)
-    assert bench.run(Subject("copies", lambda size: lambda: torch.zeros(size).add(1), (1, 2)), None)
-    assert bench.samples
-    assert _notes(bench) == (
-        "Not measured, because they failed: adamfp8 on resnet18: NotImplementedError: no kernel image is available.",
-    )
-    with pytest.raises(NotImplementedError):
-        bench.run(broken, None)
+    monkeypatch.setattr(calibration, "_PACKING", ("fewbit:3",))
+    monkeypatch.setattr(calibration, "packing", lambda *_: lacking(NotImplementedError("no kernel image")))
+    _, notes = calibrate("cpu", most_sizes=1)
+    assert notes == ("Not measured at every size: adamfp8 on a small model (no kernel image).",)
+
+    monkeypatch.setattr(calibration, "packing", lambda *_: lacking(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        calibrate("cpu", most_sizes=1)
+
+
+def test_operators_are_listed_with_their_work_and_times() -> None:
+    x = torch.randn(8, 8)
+
+    with Operators(lambda call, *, is_cold: 2.0 if is_cold else 1.0) as operators:
+        (x @ x).view(64).t()
+        torch.ops.aten.gelu_backward(x, x)
+
+    samples = [(sample.work.name, sample.work.flops, sample.seconds) for sample in operators.samples]
+    assert samples == [("mm", 2 * 8**3, 1.0), ("gelu_backward", 0, 2.0)]
+    assert [work.kind for work in operators.works].count(None) == 2  # views
+
+
+def test_one_disturbed_call_does_not_count() -> None:
+    ticks = iter([0.0, 1.0, 1.0, 9.0, *(9.0 + tick for place in range(8) for tick in (2 * place, 2 * place + 1))])
+
+    assert seconds_of(lambda: None, lambda: next(ticks), is_cuda=False) == 1.0
+
+
+def test_the_device_waits_longer_where_the_host_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return waited[-1] < 1_000_000_000  # the host needs as long
+
+        def elapsed_time(self, other: Event) -> float:
+            return float(waited[-1])
+
+    waited: list[int] = []
+    monkeypatch.setattr(calibration, "_MOST_CALLS", 1)
+    monkeypatch.setattr(calibration, "_LEAST_CALLS", 1)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", waited.append)
+
+    seconds = seconds_of(lambda: None, time.perf_counter, is_cuda=True)
+
+    assert waited == [2_000_000, 8_000_000, 32_000_000, 128_000_000, 512_000_000, 2_000_000_000]
+    assert seconds == 2_000_000  # milliseconds of the last one alone

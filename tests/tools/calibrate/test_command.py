@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from actbench.simulator.profiles import DeviceTable, read_device_table
 from actbench.tools.calibrate import calibrate as calibration
-from actbench.tools.calibrate.records import CalibrationReport
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the smallest sizes, and no scheme."""
-    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, schemes=(), most_sizes=1))
+    """Measure the smallest sizes, and one scheme."""
+    monkeypatch.setattr(calibration, "_PACKING", ("fewbit:3",))
+    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, most_sizes=1))
 
 
 @pytest.mark.slow
@@ -32,8 +33,9 @@ def test_the_profile_and_exports_are_written(cli: Any, tmp_path: Path) -> None:
     )
 
     assert ended.status == 0, ended.err
-    report = CalibrationReport.model_validate_json(as_json.read_bytes())
-    assert {"matmul", "convolution", "attention", "elementwise"} <= {kind.kind for kind in report.kinds}
+    written = DeviceTable.model_validate_json(as_json.read_bytes())
+    assert written == read_device_table(profile)
+    assert {"matmul", "convolution", "attention", "elementwise"} <= set(written.efficiencies or {})
     assert "| matmul | fp32 |" in markdown.read_text()
     assert "matmul" in ended.out
     assert "products of matrices …" in ended.err

@@ -2,185 +2,239 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from statistics import median
+from typing import Any, Literal
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory, told
-from actbench.machine import machine, now, provenance
+from actbench.errors import ActbenchError, MeasurementError, first_line
+from actbench.machine import machine, memory_bytes, now, versions
+from actbench.simulator.cost.work import OperatorWork, idle, idle_work, work_of
 from actbench.simulator.profiles import DeviceTable
-from actbench.tools.calibrate.device import DeviceName, device_named, settle_heap
-from actbench.tools.calibrate.host import host_of
-from actbench.tools.calibrate.profile import Found, Key, by_kind, found_in, peaks, profile_of
-from actbench.tools.calibrate.records import CalibrationReport
-from actbench.tools.calibrate.stopwatch import Clock, Sample, Stopwatch
-from actbench.tools.calibrate.subjects import Subject, single, specs_of_schemes, steps
+from actbench.tools.calibrate.profile import Sample, found_in, profile_of
+from actbench.tools.calibrate.subjects import packing, single, step_of
+from actbench.units import GIB
 
-_LONGEST_CALL = 0.6
-"""Seconds: a subject whose call takes longer is not run at larger sizes."""
-_SPENT = 0.12
-"""Seconds of timed calls of one size."""
-_MOST_CALLS = 12
-_LEAST_CALLS = 3
+Clock = Callable[[], float]
+DeviceName = Literal["cpu", "cuda"]
+
+_SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 2, 10
+"""Time for the calls of an operator of one size, and their number."""
+_LONGEST_SUBJECT = 5.0
+"""Seconds after which a subject is not run at larger sizes."""
+_LEAST_SECONDS = 2e-7
+_AHEAD_CYCLES, _MOST_CYCLES = 2_000_000, 2_000_000_000
+_CACHE_BYTES = 2**26
+"""More than the caches of most processors."""
+_LARGEST_KEPT = 31 << 20
+
+_PACKING = (
+    "fewbit:3",
+    "actnn:L2",
+    "gact:L1",
+    "randomized:0.2",
+    "smaq",
+    "adam8bit",
+    "coat",
+    "backrazor:0.25",
+    "qlora:8",
+)
+_ROUNDS, _VIEWS = 5, 2000
+_LISTED_SECONDS = 4e-7
+"""Of the host for each tensor of a list: too short to measure beside the rest."""
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """A device profile of this machine, and the report behind it."""
+class Operators(TorchDispatchMode):
+    """Lists what each operator that runs inside does, and times it if ``seconds_of`` is given.
 
-    profile: DeviceTable
-    report: CalibrationReport
+    Attributes:
+        works: The operators in their order; those that move no bytes have no kind.
+        samples: Their times.
+    """
+
+    def __init__(self, seconds_of: Callable[..., float] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seconds_of = seconds_of
+        self.works: list[OperatorWork] = []
+        self.samples: list[Sample] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
+        result = call()
+        work = idle_work(func) if idle(func) else work_of(func, args, kwargs or {}, result)
+        self.works += [work] if work else []
+        if self._seconds_of and work and work.kind:
+            # the arguments of a backward pass were made in the forward pass, long ago
+            self.samples.append(Sample(work, self._seconds_of(call, is_cold="backward" in work.name)))
+        return result
 
 
-@dataclass
-class _Bench:
-    """Runs subjects and collects the times of their operators."""
+def seconds_of(call: Callable[[], object], clock: Clock, *, is_cuda: bool, is_cold: bool = False) -> float:
+    """Return the median seconds of a call that has run before.
 
-    device: torch.device
-    clock: Clock
-    end: float
-    progress: Callable[[str], None]
-    samples: list[Sample] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    known: set[Key] = field(default_factory=set)
+    Args:
+        call: Runs one operator.
+        clock: Seconds of a processor; on CUDA, the time is that between two events.
+        is_cuda: Where it runs.
+        is_cold: Whether its arguments have left the caches of the processor since they were made.
+    """
+    taken: list[float] = []
+    end = time.monotonic() + _SECONDS
+    while len(taken) < _LEAST_CALLS or (len(taken) < _MOST_CALLS and time.monotonic() < end):
+        if is_cold:
+            torch.zeros(_CACHE_BYTES, dtype=torch.uint8)
+        taken.append(_seconds_on_cuda(call) if is_cuda else _seconds(call, clock))
+    return max(median(taken), _LEAST_SECONDS)
 
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() > self.end
 
-    def run(self, subject: Subject, most_sizes: int | None, *, of_scheme: bool = False) -> bool:
-        """Run a subject at its sizes; the subject of a scheme stops at a size without a new operator.
+def _seconds(call: Callable[[], object], clock: Clock) -> float:
+    begin = clock()
+    call()
+    return clock() - begin
 
-        A scheme that fails, because a device lacks an operator or a kernel cannot be compiled, is noted.
 
-        Returns:
-            Whether the subject ran at least once, or time ran out.
-        """
-        self.progress(subject.name)
-        for place, size in enumerate(subject.sizes[:most_sizes]):
-            if self.is_late:
-                self.left_out.append(subject.name)
-                return True
-            before = len(self.known)
-            try:
-                samples, seconds = self._timed(subject.make(size))
-            except Exception as error:
-                if not isinstance(error, ActbenchError) and not is_out_of_memory(error):
-                    if not of_scheme:
-                        raise
-                    self.failed.append(f"{subject.name}: {told(error)}")
-                return place > 0  # the scheme finds nothing in the model, or the size does not fit in memory
-            self.samples += samples
-            self.known.update((sample.work.label, sample.work.precision) for sample in samples)
-            if seconds > _LONGEST_CALL or (of_scheme and len(self.known) == before):
-                break
-        return True
-
-    def run_all(self, specs: Sequence[str], most_sizes: int | None) -> None:
-        """Run every subject, the most important first."""
-        halves = list(single(self.device, torch.bfloat16))
-        on_cuda = self.device.type == "cuda"  # a processor may take minutes for them
-        for subject in (*single(self.device, torch.float32), *(halves if on_cuda else ())):
-            self.run(subject, most_sizes)
-        for spec in dict.fromkeys(("exact", *specs)):
-            encoder, network, decoder = steps(self.device, spec)
-            is_exact = spec == "exact"
-            found = self.run(encoder, most_sizes, of_scheme=not is_exact)
-            self.run(network, most_sizes, of_scheme=not is_exact)
-            if is_exact or not found:
-                self.run(decoder, most_sizes, of_scheme=not is_exact)
-        for subject in () if on_cuda else halves:
-            self.run(subject, most_sizes)
-
-    def _timed(self, call: Callable[[], object]) -> tuple[list[Sample], float]:
-        """Return the operators of some calls, after one to warm up, and the seconds of a call."""
+def _seconds_on_cuda(call: Callable[[], object]) -> float:
+    """Return the seconds between two events; the device waits first, so that the host runs ahead of it."""
+    cycles = _AHEAD_CYCLES
+    while True:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        begin.record()
         call()
-        watch = Stopwatch(self.device, self.clock)
-        found: list[Sample] = []
-        begin, calls, spent = time.monotonic(), 0, 0.0
-        while calls < 1 or (spent < _SPENT and calls < _MOST_CALLS) or (spent < _LONGEST_CALL and calls < _LEAST_CALLS):
-            with watch:
-                call()
-            if watch.is_late:
-                continue
-            found += watch.samples
-            calls, spent = calls + 1, time.monotonic() - begin
-        gc.collect()
-        return found, spent / calls
+        end.record()
+        # where the wait has ended already, the time is that of the host
+        is_late = begin.query() and cycles < _MOST_CYCLES  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        if not is_late:
+            return float(begin.elapsed_time(end)) / 1000
+        cycles = min(4 * cycles, _MOST_CYCLES)
+
+
+def device_named(name: DeviceName) -> torch.device:
+    """Return the device of this name; a MeasurementError if it is missing."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise MeasurementError(
+            "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
+            "measures the processor"
+        )
+    return torch.device(name)
+
+
+def settle_heap() -> None:
+    """Bring the heap of the C library into the state of a process that has trained for a while.
+
+    The C library maps each tensor larger than any freed before, and a mapping costs page faults: 3 ms for 6 MiB, more
+    than a layer takes. A freed tensor of up to 32 MiB raises this limit (``DEFAULT_MMAP_THRESHOLD_MAX``).
+    """
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
 
 
 def calibrate(
     device: DeviceName = "cpu",
     *,
-    schemes: Sequence[str] | None = None,
     most_sizes: int | None = None,
     budget_seconds: float = 100.0,
     clock: Clock = time.perf_counter,
-    command: str = "",
     progress: Callable[[str], None] = lambda text: None,
-) -> Calibrated:
-    """Measure the operators of this machine and return its device profile.
+) -> tuple[DeviceTable, tuple[str, ...]]:
+    """Measure the operators of this machine.
 
     Args:
         device: The device to measure.
-        schemes: The schemes whose operators are measured in steps of small models; None for every scheme.
         most_sizes: How many sizes of each operator, from the smallest; None for all.
-        budget_seconds: Time after which nothing new begins; notes of the report say what is left out.
+        budget_seconds: Time after which nothing new begins.
         clock: Seconds of a processor: wall time, or time of this process if other programs also run.
-        command: The command line of the user.
         progress: Receives the name of what is measured next.
 
+    Returns:
+        The device profile, and notes on what was not measured.
+
     Raises:
-        MeasurementError: The device is missing, or the time was too short to find its rates and the host's times.
+        MeasurementError: The device is missing, or the time was too short to find its rates.
     """
-    where = device_named(device)
-    if device == "cpu":
-        settle_heap()
-    begin = time.monotonic()
-    bench = _Bench(where, clock, begin + budget_seconds, progress)
-    bench.run_all(specs_of_schemes() if schemes is None else schemes, most_sizes)
-    found = found_in(bench.samples)
-    _check(found, budget_seconds)
-    progress("the host")
-    host = host_of(where, found, clock, bench.left_out, bench.failed)
-    flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
-    to_host = found.get(("to_host", "fp32"))
-    facts = machine()
-    launch = median(each.points[0][2] for each in found.values() if each.kind == "elementwise")
-    report = CalibrationReport(
-        device=torch.cuda.get_device_name(where) if device == "cuda" else facts.processor,
-        threads=torch.get_num_threads(),
-        flops_per_second={**flops},
-        bandwidth=copied,
-        # a copy counts bytes twice, as read and as written
-        link=(max(to_host.rates) if to_host else copied) / 2,
-        launch_seconds=launch,
-        host=host,
-        kinds=by_kind(found, flops, copied, launch if device == "cuda" else 0.0),
-        timed=len(bench.samples),
-        seconds=time.monotonic() - begin,
-        notes=_notes(bench),
-        recorded_at=now(),
-        **provenance(command),
-    )
-    return Calibrated(profile_of(report, found, where), report)
-
-
-def _notes(bench: _Bench) -> tuple[str, ...]:
-    left_out, failed = ", ".join(bench.left_out), "; ".join(bench.failed)
-    notes = [f"The time ended before these were measured at every size: {left_out}."] if left_out else []
-    return (*notes, f"Not measured, because they failed: {failed}.") if failed else tuple(notes)
-
-
-def _check(found: dict[Key, Found], budget_seconds: float) -> None:
-    missing = [name for name in ("mm", "copy_") if (name, "fp32") not in found]
+    where, is_cuda, end = device_named(device), device == "cuda", time.monotonic() + budget_seconds
+    settle_heap()
+    samples: list[Sample] = []
+    left_out: list[str] = []
+    packed = [packing(where, spec) for spec in _PACKING]
+    for subject in (*single(where, torch.float32), *packed, *single(where, torch.bfloat16)):
+        progress(subject.name)
+        for size in subject.sizes[:most_sizes]:
+            begin = time.monotonic()
+            try:
+                if begin > end:
+                    raise MeasurementError("the time ended")
+                with Operators(partial(seconds_of, clock=clock, is_cuda=is_cuda)) as operators:
+                    subject.run(*size)
+            except (ActbenchError, NotImplementedError, torch.OutOfMemoryError) as error:  # a device lacks an operator
+                left_out.append(f"{subject.name} ({first_line(error)})")
+                break
+            samples += operators.samples
+            if time.monotonic() - begin > _LONGEST_SUBJECT:
+                break
+    found = found_in(samples)
+    missing = [name for name in ("mm", "copy_", "to_host", "add") if (name, "fp32") not in found]
     if missing:
         raise MeasurementError(
             f"the rates of this machine are unknown: {', '.join(missing)} was not measured in {budget_seconds:g} s; "
             "give a larger --budget"
         )
+    progress("the host")
+    host = host_seconds(where, clock, 0.0 if is_cuda else found["add", "fp32"].points[0][2])
+    here, card = machine(), torch.cuda.get_device_properties(where) if is_cuda else None
+    profile = profile_of(
+        found,
+        host,
+        gib=round((card.total_memory if card else memory_bytes()) / GIB, 3),
+        compute_capability=(card.major, card.minor) if card else None,
+        processors=card.multi_processor_count if card else None,
+        source=f"actbench calibrate: {card.name if card else here.processor}, {torch.get_num_threads()} threads of "
+        f"{here.name}, {here.system}, actbench {versions().actbench}, torch {versions().torch}, "
+        f"Python {versions().python}, {now()}",
+    )
+    return profile, (f"Not measured at every size: {'; '.join(left_out)}.",) if left_out else ()
+
+
+def host_seconds(device: torch.device, clock: Clock, launch: float) -> dict[str, float]:
+    """Return the seconds of the host for an operator, from steps in which each takes ``launch`` seconds on the CPU."""
+    x = torch.zeros(4, 4, requires_grad=True)
+    view = _seconds(lambda: [x.view(16) for _ in range(_VIEWS)], clock) / _VIEWS
+    each: dict[str, list[float]] = defaultdict(list)
+    for spec in ("exact", *_PACKING):
+        for name, (seconds, kinds) in _phases(device, spec, clock).items():
+            views, packed = kinds.count(None), kinds.count("packing")
+            plain = len(kinds) - views - packed
+            left = seconds - view * views - launch * (plain + packed)
+            if spec == "exact":
+                each[name].append(left / plain)
+            elif packed:
+                each["packing"].append((left - each[name][0] * plain) / packed)
+    host = {name: max(median(seconds), _LEAST_SECONDS) for name, seconds in each.items()}
+    return {**host, "view": view, "listed": _LISTED_SECONDS}
+
+
+def _phases(device: torch.device, spec: str, clock: Clock) -> dict[str, tuple[float, list[str | None]]]:
+    """Return the seconds of each phase of a small step, and the kinds of its operators."""
+    step, loss = step_of(device, spec, 1), list[torch.Tensor]()
+    phases: dict[str, Callable[[], object]] = {
+        "forward": lambda: loss.append(step.forward()),
+        "backward": lambda: step.backward(loss.pop()),
+        "optimizer": step.update,
+    }
+    taken: dict[str, list[float]] = defaultdict(list)
+    for _ in range(_ROUNDS):
+        for name, run in phases.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken[name].append(_seconds(run, clock))
+    found = {}
+    for name, run in phases.items():
+        with Operators() as operators:
+            run()
+        found[name] = (median(taken[name]), [work.kind for work in operators.works])
+    return found
