@@ -17,16 +17,14 @@ from actbench.simulator.profiles import DeviceTable
 from actbench.tools.calibrate import calibrate as calibration
 from actbench.tools.calibrate.calibrate import Operators, calibrate, seconds_of
 from actbench.tools.calibrate.profile import toml
-from actbench.tools.calibrate.subjects import Subject
+from actbench.tools.calibrate.subjects import Subject, subjects
 
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")
 
 
 @pytest.fixture(scope="module")
 def profile() -> DeviceTable:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "_PACKING", ("fewbit:3",))
-        found, _ = calibrate("cpu", most_sizes=1)
+    found, _ = calibrate("cpu", schemes=("fewbit:3",), most_sizes=1)
     return found
 
 
@@ -75,20 +73,29 @@ def test_a_time_that_is_too_short_is_refused() -> None:
 
 @pytest.mark.slow
 def test_what_a_device_lacks_is_noted_and_a_fault_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(error: Exception) -> Subject:
+    def lacking(error: Exception, *, is_scheme: bool) -> None:
         def run(size: int) -> None:
             raise error
 
-        return Subject("adamfp8 on a small model", run, ((1,),))
+        broken = Subject("adamfp8 on a small model", run, ((1,),), is_scheme)
+        monkeypatch.setattr(calibration, "subjects", lambda *given: [broken, *subjects(*given)])
 
-    monkeypatch.setattr(calibration, "_PACKING", ("fewbit:3",))
-    monkeypatch.setattr(calibration, "packing", lambda *_: lacking(NotImplementedError("no kernel image")))
-    _, notes = calibrate("cpu", most_sizes=1)
-    assert notes == ("Not measured at every size: adamfp8 on a small model (no kernel image).",)
+    lacking(NotImplementedError("no kernel image"), is_scheme=True)
+    _, notes = calibrate("cpu", schemes=("fewbit:3",), most_sizes=1)
+    assert notes == ("Not measured at every size: adamfp8 on a small model (NotImplementedError: no kernel image).",)
 
-    monkeypatch.setattr(calibration, "packing", lambda *_: lacking(ZeroDivisionError()))
+    lacking(ZeroDivisionError(), is_scheme=False)
     with pytest.raises(ZeroDivisionError):
-        calibrate("cpu", most_sizes=1)
+        calibrate("cpu", schemes=(), most_sizes=1)
+
+
+@pytest.mark.parametrize(("device", "last"), [("cpu", "optimizers"), ("cuda", "smaq on a small model")])
+def test_half_types_come_before_schemes_where_they_are_fast(device: str, last: str) -> None:
+    names = [subject.name for subject in subjects(torch.device(device), ("smaq",))]
+
+    assert names[-1] == last
+    assert names.count("attention") == 2
+    assert names.count("convolutions") == (2 if device == "cuda" else 1)
 
 
 def test_operators_are_listed_with_their_work_and_times() -> None:

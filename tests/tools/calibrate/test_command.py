@@ -18,8 +18,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the smallest sizes, and one scheme."""
-    monkeypatch.setattr(calibration, "_PACKING", ("fewbit:3",))
-    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, most_sizes=1))
+    measure = partial(calibration.calibrate, schemes=("fewbit:3",), most_sizes=1)
+    monkeypatch.setattr(calibration, "calibrate", measure)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_file_that_is_there_stays_unless_it_is_forced(cli: Any, tmp_path: Path
         (("-o", "profile.json"), "a device profile is a .toml file; name one, such as profile.json.toml"),
         (("-o", "/proc/none/x.toml"), "cannot be written"),
         (("--budget", "0"), "--budget"),
-        pytest.param(("--device", "cuda", "-o", "x.toml"), "torch finds no CUDA device here", marks=NO_GPU),
+        pytest.param(("--device", "cuda", "-o", "x.toml"), "torch sees no CUDA device here", marks=NO_GPU),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(cli: Any, arguments: tuple[str, ...], message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any, Literal
@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.errors import ActbenchError, MeasurementError, first_line
+from actbench.errors import MeasurementError, is_out_of_memory, told
 from actbench.machine import machine, memory_bytes, now, versions
+from actbench.measuring.meters.cudameter import check_cuda
 from actbench.simulator.cost.work import OperatorWork, idle, idle_work, work_of
 from actbench.simulator.profiles import DeviceTable
 from actbench.tools.calibrate.profile import Sample, found_in, profile_of
-from actbench.tools.calibrate.subjects import packing, single, step_of
+from actbench.tools.calibrate.subjects import PACKING, step_of, subjects
 from actbench.units import GIB
 
 Clock = Callable[[], float]
@@ -33,17 +34,6 @@ _CACHE_BYTES = 2**26
 """More than the caches of most processors."""
 _LARGEST_KEPT = 31 << 20
 
-_PACKING = (
-    "fewbit:3",
-    "actnn:L2",
-    "gact:L1",
-    "randomized:0.2",
-    "smaq",
-    "adam8bit",
-    "coat",
-    "backrazor:0.25",
-    "qlora:8",
-)
 _ROUNDS, _VIEWS = 5, 2000
 _LISTED_SECONDS = 4e-7
 """Of the host for each tensor of a list: too short to measure beside the rest."""
@@ -86,7 +76,7 @@ def seconds_of(call: Callable[[], object], clock: Clock, *, is_cuda: bool, is_co
     taken: list[float] = []
     end = time.monotonic() + _SECONDS
     while len(taken) < _LEAST_CALLS or (len(taken) < _MOST_CALLS and time.monotonic() < end):
-        if is_cold:
+        if is_cold and not is_cuda:
             torch.zeros(_CACHE_BYTES, dtype=torch.uint8)
         taken.append(_seconds_on_cuda(call) if is_cuda else _seconds(call, clock))
     return max(median(taken), _LEAST_SECONDS)
@@ -115,16 +105,6 @@ def _seconds_on_cuda(call: Callable[[], object]) -> float:
         cycles = min(4 * cycles, _MOST_CYCLES)
 
 
-def device_named(name: DeviceName) -> torch.device:
-    """Return the device of this name; a MeasurementError if it is missing."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise MeasurementError(
-            "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
-            "measures the processor"
-        )
-    return torch.device(name)
-
-
 def settle_heap() -> None:
     """Bring the heap of the C library into the state of a process that has trained for a while.
 
@@ -137,6 +117,7 @@ def settle_heap() -> None:
 def calibrate(
     device: DeviceName = "cpu",
     *,
+    schemes: Sequence[str] = PACKING,
     most_sizes: int | None = None,
     budget_seconds: float = 100.0,
     clock: Clock = time.perf_counter,
@@ -146,6 +127,7 @@ def calibrate(
 
     Args:
         device: The device to measure.
+        schemes: Schemes whose operators are measured in steps of a small model.
         most_sizes: How many sizes of each operator, from the smallest; None for all.
         budget_seconds: Time after which nothing new begins.
         clock: Seconds of a processor: wall time, or time of this process if other programs also run.
@@ -157,22 +139,26 @@ def calibrate(
     Raises:
         MeasurementError: The device is missing, or the time was too short to find its rates.
     """
-    where, is_cuda, end = device_named(device), device == "cuda", time.monotonic() + budget_seconds
+    where, is_cuda, end = torch.device(device), device == "cuda", time.monotonic() + budget_seconds
+    if is_cuda:
+        check_cuda("--device", "cpu")
     settle_heap()
     samples: list[Sample] = []
     left_out: list[str] = []
-    packed = [packing(where, spec) for spec in _PACKING]
-    for subject in (*single(where, torch.float32), *packed, *single(where, torch.bfloat16)):
+    for subject in subjects(where, schemes):
         progress(subject.name)
         for size in subject.sizes[:most_sizes]:
             begin = time.monotonic()
+            if begin > end:
+                left_out.append(f"{subject.name} (the time ended)")
+                break
             try:
-                if begin > end:
-                    raise MeasurementError("the time ended")
                 with Operators(partial(seconds_of, clock=clock, is_cuda=is_cuda)) as operators:
                     subject.run(*size)
-            except (ActbenchError, NotImplementedError, torch.OutOfMemoryError) as error:  # a device lacks an operator
-                left_out.append(f"{subject.name} ({first_line(error)})")
+            except Exception as error:
+                if not subject.is_scheme and not is_out_of_memory(error):
+                    raise
+                left_out.append(f"{subject.name} ({told(error)})")
                 break
             samples += operators.samples
             if time.monotonic() - begin > _LONGEST_SUBJECT:
@@ -185,7 +171,7 @@ def calibrate(
             "give a larger --budget"
         )
     progress("the host")
-    host = host_seconds(where, clock, 0.0 if is_cuda else found["add", "fp32"].points[0][2])
+    host = host_seconds(where, schemes, clock, 0.0 if is_cuda else found["add", "fp32"].points[0][2])
     here, card = machine(), torch.cuda.get_device_properties(where) if is_cuda else None
     profile = profile_of(
         found,
@@ -200,13 +186,19 @@ def calibrate(
     return profile, (f"Not measured at every size: {'; '.join(left_out)}.",) if left_out else ()
 
 
-def host_seconds(device: torch.device, clock: Clock, launch: float) -> dict[str, float]:
+def host_seconds(device: torch.device, schemes: Sequence[str], clock: Clock, launch: float) -> dict[str, float]:
     """Return the seconds of the host for an operator, from steps in which each takes ``launch`` seconds on the CPU."""
     x = torch.zeros(4, 4, requires_grad=True)
     view = _seconds(lambda: [x.view(16) for _ in range(_VIEWS)], clock) / _VIEWS
     each: dict[str, list[float]] = defaultdict(list)
-    for spec in ("exact", *_PACKING):
-        for name, (seconds, kinds) in _phases(device, spec, clock).items():
+    for spec in ("exact", *schemes):
+        try:
+            phases = _phases(device, spec, clock)
+        except Exception:
+            if spec == "exact":
+                raise
+            continue  # a note says already that its operators were not measured
+        for name, (seconds, kinds) in phases.items():
             views, packed = kinds.count(None), kinds.count("packing")
             plain = len(kinds) - views - packed
             left = seconds - view * views - launch * (plain + packed)
@@ -215,7 +207,7 @@ def host_seconds(device: torch.device, clock: Clock, launch: float) -> dict[str,
             elif packed:
                 each["packing"].append((left - each[name][0] * plain) / packed)
     host = {name: max(median(seconds), _LEAST_SECONDS) for name, seconds in each.items()}
-    return {**host, "view": view, "listed": _LISTED_SECONDS}
+    return {"packing": host["forward"], **host, "view": view, "listed": _LISTED_SECONDS}
 
 
 def _phases(device: torch.device, spec: str, clock: Clock) -> dict[str, tuple[float, list[str | None]]]:

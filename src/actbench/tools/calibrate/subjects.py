@@ -18,11 +18,12 @@ from actbench.workload.base import moved
 
 
 class Subject(NamedTuple):
-    """Something to run at several sizes, from small to large."""
+    """Something to run at several sizes, from small to large; a device may lack operators of a scheme."""
 
     name: str
     run: Callable[..., object]
     sizes: Sequence[tuple[int, ...]]
+    is_scheme: bool = False
 
 
 _ELEMENTS = ((2**12,), (2**15,), (2**18,), (2**20,), (2**23,))
@@ -41,11 +42,27 @@ _CONVOLUTIONS = (
 """Samples, input channels, side in pixels, output channels, kernel, stride, groups."""
 _CUDA_PRODUCTS = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))
 _CUDA_CONVOLUTIONS = ((64, 3, 224, 64, 7, 2, 1), (64, 64, 56, 256, 1, 1, 1), (64, 256, 14, 256, 3, 1, 1))
+PACKING = ("fewbit:3", "actnn:L2", "gact:L1", "randomized:0.2", "smaq", "adam8bit", "coat", "backrazor:0.25", "qlora:8")
+"""Schemes whose operators are measured in steps of a small model."""
 _WIDE = "tiny-roberta@num_hidden_layers=1,hidden_size=192,num_attention_heads=3,intermediate_size=768"
 
 
-def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
-    """Yield operators on tensors of one dtype, the most important first."""
+def subjects(device: torch.device, schemes: Sequence[str]) -> Iterator[Subject]:
+    """Yield all that is run, the most important first; half types may take minutes on a processor."""
+    halves = _single(device, torch.bfloat16)
+    yield from _single(device, torch.float32)
+    if device.type == "cuda":
+        yield from halves
+    for spec in schemes:
+        yield Subject(f"{spec} on a small model", partial(_step, device, spec), ((1,), (20,)), is_scheme=True)
+    yield from halves  # none are left on CUDA
+
+
+def _step(device: torch.device, spec: str, batch_size: int) -> None:
+    step_of(device, spec, batch_size, model=_WIDE)()
+
+
+def _single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     on_cuda = device.type == "cuda"
     make = partial(torch.randn, device=device, dtype=dtype)
 
@@ -87,11 +104,6 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     yield Subject("attention", attention, _ATTENTIONS)
     yield Subject("elementwise operators and reductions", layers, _ELEMENTS)
     yield Subject("optimizers", optimizers, _ELEMENTS)
-
-
-def packing(device: torch.device, spec: str) -> Subject:
-    """Return the steps of a small model under a scheme."""
-    return Subject(f"{spec} on a small model", lambda size: step_of(device, spec, size, model=_WIDE)(), ((1,), (20,)))
 
 
 def step_of(device: torch.device, spec: str, batch_size: int, *, model: str = "tiny-roberta") -> TrainStep:
