@@ -73,23 +73,23 @@ def test_a_time_that_is_too_short_is_refused() -> None:
 
 @pytest.mark.slow
 def test_what_a_device_lacks_is_noted_and_a_fault_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(error: Exception, *, is_scheme: bool) -> None:
+    def lacking(error: Exception, *, is_step: bool) -> None:
         def run(size: int) -> None:
             raise error
 
-        broken = Subject("adamfp8 on a small model", run, ((1,),), is_scheme)
+        broken = Subject("adamfp8 on a small model", run, ((1,),), is_step)
         monkeypatch.setattr(calibration, "subjects", lambda *given: [broken, *subjects(*given)])
 
-    lacking(NotImplementedError("no kernel image"), is_scheme=True)
+    lacking(NotImplementedError("no kernel image"), is_step=True)
     _, notes = calibrate("cpu", schemes=("fewbit:3",), most_sizes=1)
     assert notes == ("Not measured at every size: adamfp8 on a small model (NotImplementedError: no kernel image).",)
 
-    lacking(ZeroDivisionError(), is_scheme=False)
+    lacking(ZeroDivisionError(), is_step=False)
     with pytest.raises(ZeroDivisionError):
         calibrate("cpu", schemes=(), most_sizes=1)
 
 
-@pytest.mark.parametrize(("device", "last"), [("cpu", "optimizers"), ("cuda", "smaq on a small model")])
+@pytest.mark.parametrize(("device", "last"), [("cpu", "optimizers"), ("cuda", "smaq on tiny-roberta")])
 def test_half_types_come_before_schemes_where_they_are_fast(device: str, last: str) -> None:
     names = [subject.name for subject in subjects(torch.device(device), ("smaq",))]
 
@@ -101,7 +101,7 @@ def test_half_types_come_before_schemes_where_they_are_fast(device: str, last: s
 def test_operators_are_listed_with_their_work_and_times() -> None:
     x = torch.randn(8, 8)
 
-    with Operators(lambda call, *, is_cold: 2.0 if is_cold else 1.0) as operators:
+    with Operators(lambda call, *, is_backward: 2.0 if is_backward else 1.0) as operators:
         (x @ x).view(64).t()
         torch.ops.aten.gelu_backward(x, x)
 

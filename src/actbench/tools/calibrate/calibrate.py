@@ -59,24 +59,27 @@ class Operators(TorchDispatchMode):
         work = idle_work(func) if idle(func) else work_of(func, args, kwargs or {}, result)
         self.works += [work] if work else []
         if self._seconds_of and work and work.kind:
-            # the arguments of a backward pass were made in the forward pass, long ago
-            self.samples.append(Sample(work, self._seconds_of(call, is_cold="backward" in work.name)))
+            self.samples.append(Sample(work, self._seconds_of(call, is_backward="backward" in work.name)))
         return result
 
 
-def seconds_of(call: Callable[[], object], clock: Clock, *, is_cuda: bool, is_cold: bool = False) -> float:
+def seconds_of(
+    call: Callable[[], object], clock: Clock, *, is_cuda: bool, is_backward: bool = False, is_step: bool = False
+) -> float:
     """Return the median seconds of a call that has run before.
 
     Args:
         call: Runs one operator.
         clock: Seconds of a processor; on CUDA, the time is that between two events.
         is_cuda: Where it runs.
-        is_cold: Whether its arguments have left the caches of the processor since they were made.
+        is_backward: Whether it is of a backward pass: outside the step of a small model, the caches of the processor
+            are emptied then, since the arguments were made long ago.
+        is_step: Whether it is of such a step.
     """
     taken: list[float] = []
     end = time.monotonic() + _SECONDS
     while len(taken) < _LEAST_CALLS or (len(taken) < _MOST_CALLS and time.monotonic() < end):
-        if is_cold and not is_cuda:
+        if is_backward and not (is_step or is_cuda):
             torch.zeros(_CACHE_BYTES, dtype=torch.uint8)
         taken.append(_seconds_on_cuda(call) if is_cuda else _seconds(call, clock))
     return max(median(taken), _LEAST_SECONDS)
@@ -153,10 +156,10 @@ def calibrate(
                 left_out.append(f"{subject.name} (the time ended)")
                 break
             try:
-                with Operators(partial(seconds_of, clock=clock, is_cuda=is_cuda)) as operators:
+                with Operators(partial(seconds_of, clock=clock, is_cuda=is_cuda, is_step=subject.is_step)) as operators:
                     subject.run(*size)
             except Exception as error:
-                if not subject.is_scheme and not is_out_of_memory(error):
+                if not subject.is_step and not is_out_of_memory(error):
                     raise
                 left_out.append(f"{subject.name} ({told(error)})")
                 break

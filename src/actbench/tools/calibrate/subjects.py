@@ -18,12 +18,16 @@ from actbench.workload.base import moved
 
 
 class Subject(NamedTuple):
-    """Something to run at several sizes, from small to large; a device may lack operators of a scheme."""
+    """Something to run at several sizes, from small to large.
+
+    Attributes:
+        is_step: Whether it is the step of a model under a scheme, of which a device may lack operators.
+    """
 
     name: str
     run: Callable[..., object]
     sizes: Sequence[tuple[int, ...]]
-    is_scheme: bool = False
+    is_step: bool = False
 
 
 _ELEMENTS = ((2**12,), (2**15,), (2**18,), (2**20,), (2**23,))
@@ -46,6 +50,9 @@ PACKING = ("fewbit:3", "actnn:L2", "gact:L1", "randomized:0.2", "smaq", "adam8bi
 """Schemes whose operators are measured in steps of a small model."""
 _WIDE = "tiny-roberta@num_hidden_layers=1,hidden_size=192,num_attention_heads=3,intermediate_size=768"
 
+_NETWORKS = tuple(("resnet-cifar@depth=8,width=24", spec, ((4,), (24,))) for spec in ("exact", "actnn"))
+"""Networks whose tensors stay in the caches where batches are small; single layers are measured without."""
+
 
 def subjects(device: torch.device, schemes: Sequence[str]) -> Iterator[Subject]:
     """Yield all that is run, the most important first; half types may take minutes on a processor."""
@@ -53,13 +60,14 @@ def subjects(device: torch.device, schemes: Sequence[str]) -> Iterator[Subject]:
     yield from _single(device, torch.float32)
     if device.type == "cuda":
         yield from halves
-    for spec in schemes:
-        yield Subject(f"{spec} on a small model", partial(_step, device, spec), ((1,), (20,)), is_scheme=True)
+    for model, spec, sizes in (*_NETWORKS, *((_WIDE, spec, ((1,), (20,))) for spec in schemes)):
+        name = f"{spec} on {model.partition('@')[0]}"
+        yield Subject(name, partial(_step, device, spec, model), sizes, is_step=True)
     yield from halves  # none are left on CUDA
 
 
-def _step(device: torch.device, spec: str, batch_size: int) -> None:
-    step_of(device, spec, batch_size, model=_WIDE)()
+def _step(device: torch.device, spec: str, model: str, batch_size: int) -> None:
+    step_of(device, spec, batch_size, model=model)()
 
 
 def _single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
@@ -109,7 +117,8 @@ def _single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
 def step_of(device: torch.device, spec: str, batch_size: int, *, model: str = "tiny-roberta") -> TrainStep:
     """Return the training step of a model under a scheme; an ActbenchError if they do not go together."""
     meter = "cuda" if device.type == "cuda" else "cpu"
-    case = Case(model=model, scheme=spec, batch_size=batch_size, sequence_length=96, meter=meter)
+    length = 96 if model.startswith("tiny-roberta") else None
+    case = Case(model=model, scheme=spec, batch_size=batch_size, sequence_length=length, meter=meter)
     workload = workloads.load_workload(case)
     exact = workload.setup(materialize=True, seed=0)
     exact.module.to(device)
