@@ -108,13 +108,3 @@ def test_without_a_home_a_place_in_the_temporary_folder_is_named(tmp_path: Path)
     assert ended.stderr.count(f"caches and settings are in {tmp_path / OURS}") == 1
     assert stat.S_IMODE((tmp_path / OURS).stat().st_mode) == 0o700
     assert [each.name for each in tmp_path.iterdir()] == ["temporary"]
-
-
-MATPLOTLIB = "from actbench.tools.train import charts; print(charts.require()[0].rcParams['lines.linewidth'])"
-
-
-def test_a_matplotlibrc_of_the_current_folder_is_not_read(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 77\n")
-
-    assert "77" not in said_by(MATPLOTLIB)

@@ -43,7 +43,7 @@ def test_doctor_ends_with_its_verdict(cli: Any) -> None:
 
 def test_doctor_has_a_row_for_each_extra(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = extras.version_of
-    monkeypatch.setattr(extras, "version_of", lambda name: None if name in ("peft", "matplotlib") else own(name))
+    monkeypatch.setattr(extras, "version_of", lambda name: None if name in ("peft", "scikit-learn") else own(name))
     monkeypatch.setenv("COLUMNS", "300")
     lines = cli("doctor").out.splitlines()
     names = [extra.name for extra in extras.extras()]
@@ -56,7 +56,7 @@ def test_doctor_has_a_row_for_each_extra(cli: Any, monkeypatch: pytest.MonkeyPat
     )
     liger = "kernels of Liger on a GPU"
     assert f"(scheme chunked_loss: {liger}, for chunked_loss:liger; scheme liger: {liger})" in rows["liger"]
-    assert "matplotlib is not installed" in rows["train"]
+    assert "scikit-learn is not installed" in rows["train"]
 
 
 def test_each_extra_has_a_purpose() -> None:

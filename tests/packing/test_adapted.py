@@ -1,4 +1,4 @@
-import json
+import io
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from actbench.packing.forwardwrapper import adapt, adapted_states
 from actbench.packing.hooked import HookedForward
 from actbench.packing.samplegradients import samples
 from actbench.scheme.setup import TrainingSetup
-from actbench.tools.train.checkpoint import put_together, take_apart
 
 
 def converted(spec, width=32):
@@ -26,10 +25,11 @@ def step(model):
         model(torch.randn(64, 32) * 2).square().mean().backward()
 
 
-def through_json(state):
-    tensors = {}
-    written = json.dumps(take_apart(state, tensors, "adapted"))
-    return put_together(json.loads(written), {name: tensor.clone() for name, tensor in tensors.items()})
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def bits(model):
@@ -44,7 +44,7 @@ def test_actnn_goes_on_as_if_nothing_had_been(steps, keys):
     torch.manual_seed(1)
     for _ in range(steps):
         step(model)
-    adapt(other, through_json(adapted_states(model)))
+    adapt(other, through_a_file(adapted_states(model)))
     step(converted("actnn:L2"))  # so that there are seeds to go on with
     state, seeds = torch.get_rng_state(), saved_seeds()
     assert bits(other) == bits(model)
@@ -56,7 +56,7 @@ def test_actnn_goes_on_as_if_nothing_had_been(steps, keys):
 
     assert bits(other) == bits(model)
     assert len(set(bits(model).values())) > 1
-    left, right = (through_json(adapted_states(each)) for each in (model, other))
+    left, right = (through_a_file(adapted_states(each)) for each in (model, other))
     table = "use_gradient" in keys
     for path, site in left[":CompressedForward"]["places"].items():
         found = right[":CompressedForward"]["places"][path]
@@ -68,7 +68,7 @@ def test_gact_has_its_bits_and_counts_on():
     model, other = converted("gact:L2.2,adapt_interval=3"), converted("gact:L2.2,adapt_interval=3")
     for _ in range(2):
         step(model)
-    adapt(other, through_json(adapted_states(model)))
+    adapt(other, through_a_file(adapted_states(model)))
     one, two = (HookedForward.of(each) for each in (model, other))
 
     assert two.probing.passes == one.probing.passes == {"": 2}
@@ -94,7 +94,7 @@ def test_costs_on_their_way_to_the_host_arrive():
     waiting = CompressedForward.of(again).allocation
     waiting._gather()
     object.__setattr__(waiting._seen, "copied", Never())
-    adapt(other, through_json(adapted_states(again)))
+    adapt(other, through_a_file(adapted_states(again)))
     step(other)
 
     assert set(bits(other)) == set(shared_out)

@@ -103,7 +103,7 @@ class CurveFlags:
         """
         from actbench.report.render import exports
 
-        formats = _formats()
+        formats = curve_formats()
         suffixes = {"--export-timeline": (*formats, _JSON), "--export-flamegraph": (_HTML,)}
         for flag, file in self.files.items():
             known = suffixes.get(flag, (_JSON,))
@@ -194,8 +194,8 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: CurveFlags) -> No
     write_files(*((file, _writer(records, flag, file)) for flag, file in flags.files.items()))
 
 
-def _formats() -> dict[str, Curves]:
-    """Return what draws timelines, by the suffixes of its files."""
+def curve_formats() -> dict[str, Curves]:
+    """Return what draws curves, by the suffixes of its files."""
     found = (each.curves for _, each in formats_plugged().values())
     return {suffix: curves for curves in found if curves is not None for suffix in curves.suffixes}
 
@@ -216,7 +216,7 @@ def _writer(records: Sequence[MeasuredRecord], flag: str, file: Path) -> Callabl
         shown = Exported(tables_of(records), title, records, lambda text: remark(f"{file}: {text}"))
         if flag == "--export-flamegraph":
             return next(each.peak for _, each in formats_plugged().values() if each.peak is not None)(shown)
-        return _formats()[file.suffix].text(file.suffix, shown)
+        return curve_formats()[file.suffix].text(file.suffix, shown)
 
     if flag in (texts := {"--export-speedscope": speedscope, "--export-perfetto": perfetto}):
         return lambda: texts[flag](list(titled_timelines(records)))

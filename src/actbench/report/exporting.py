@@ -31,7 +31,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Curves:
-    """How a format draws the memory over the steps of cases, for ``--export-timeline``.
+    """How a format draws curves: the memory over the steps of cases, or the losses of training runs.
 
     Attributes:
         suffixes: Of the files that it writes, such as ``.png``.

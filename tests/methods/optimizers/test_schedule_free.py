@@ -16,7 +16,7 @@ from actbench.errors import ConversionError
 from actbench.scheme.wrapped import evaluated_weights
 from actbench.tools.train.evaluation import evaluated
 from actbench.tools.train.loop import TrainingLoop
-from actbench.tools.train.processgroup import SINGLE_PROCESS
+from actbench.tools.train.processes import SINGLE_PROCESS
 from actbench.tools.train.records import TrainingCase
 
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.99), 1e-8, 0.5

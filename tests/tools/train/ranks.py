@@ -20,7 +20,7 @@ from actbench.measuring import bench
 from actbench.tools.train import launch
 from actbench.tools.train.checkpoint import CheckpointFolder
 from actbench.tools.train.loop import TrainingLoop
-from actbench.tools.train.processgroup import ProcessGroup, joined
+from actbench.tools.train.processes import ProcessGroup, joined
 from actbench.tools.train.records import TrainingCase
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import torch
 
 from actbench.machine import machine
 from actbench.report.store import Store, read_results
+from actbench.tools.html import library
+from actbench.tools.train.checkpoint import FILE_NAME
 from actbench.tools.train.records import Trained, TrainingRun
 
 RECIPE = """
@@ -52,7 +55,7 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     flags = (
         *("--export-markdown", files["md"], "--export-csv", files["csv"], "--export-json", files["json"]),
         *("--export-html", files["html"]),
-        *(("--export-curves", files["svg"]) if _has_matplotlib() else ()),
+        *(("--export-curves", files["svg"]) if library.is_installed() else ()),
     )
     ended = cli("train", recipe, "-o", tmp_path / "out", *flags)
     again = cli("train", recipe, "-o", tmp_path / "out")
@@ -66,8 +69,8 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     assert files["md"].read_text() == next((tmp_path / "out").rglob("*.md")).read_text()
     assert files["csv"].read_text().startswith("model,data,scheme")
     assert "<h1>Which?</h1>" in files["html"].read_text()
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-    if _has_matplotlib():
+    assert not list((tmp_path / "out").rglob(FILE_NAME))
+    if library.is_installed():
         assert "<svg" in files["svg"].read_text()
 
 
@@ -76,6 +79,14 @@ def test_a_scheme_that_cannot_be_applied_is_a_row_with_the_reason(cli: Any, reci
 
     assert ended.status == 1
     assert (ended.out + ended.err).count("nothing-converted: ") == 1
+
+
+@pytest.mark.parametrize("name", ["curves.jpeg", "curves"])
+def test_curves_of_another_kind_are_refused_before_anything_runs(
+    cli: Any, recipe: Path, tmp_path: Path, name: str
+) -> None:
+    cli.refused("train", recipe, "-o", tmp_path / "out", "--export-curves", tmp_path / name, naming="--export-curves")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +151,7 @@ def test_a_killed_run_goes_on_and_its_curve_is_the_same_bit_for_bit(recipe: Path
     _train(recipe, tmp_path / "whole", *steps).wait()
     killed = _train(recipe, tmp_path / "killed", *steps, "--checkpoint-seconds", "0")
     folder = tmp_path / "killed"
-    while not (list(folder.rglob("*.runs.jsonl")) and list(folder.rglob("step-0000002*.safetensors"))):
+    while _steps_done(folder, "actnn") < 20:
         assert killed.poll() is None
         time.sleep(0.005)
     killed.send_signal(signal.SIGKILL)
@@ -152,19 +163,23 @@ def test_a_killed_run_goes_on_and_its_curve_is_the_same_bit_for_bit(recipe: Path
     (_, whole), (_, resumed) = runs_below(tmp_path / "whole"), runs_below(tmp_path / "killed")
     assert isinstance(whole.outcome, Trained)
     assert isinstance(resumed.outcome, Trained)
-    assert 19 <= resumed.outcome.resumed_at[0] < 60  # tensors of step 20 whose JSON was not there yet do not count
+    assert 20 <= resumed.outcome.resumed_at[0] < 60
     assert len(whole.outcome.losses) == 60
     assert resumed.outcome.losses == whole.outcome.losses
     assert resumed.outcome.evaluations == whole.outcome.evaluations
+
+
+def _steps_done(folder: Path, scheme: str) -> int:
+    """Return the steps of the checkpoint of a scheme's run; 0 for none."""
+    with contextlib.suppress(FileNotFoundError):  # that of the run before is removed
+        for file in folder.rglob(FILE_NAME):
+            progress = json.loads(torch.load(file, weights_only=True)["progress"])
+            if progress["case"]["scheme"].startswith(scheme):
+                return len(progress["losses"])
+    return 0
 
 
 def _train(recipe: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "actbench", "train", str(recipe), "-o", str(output), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _has_matplotlib() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("matplotlib") is not None

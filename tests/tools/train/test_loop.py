@@ -130,7 +130,7 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit(tmp_path: Path, base: Trai
     assert found.warnings == ()
 
 
-def test_a_checkpoint_is_safetensors_and_json_of_its_own_run(tmp_path: Path) -> None:
+def test_a_checkpoint_is_one_file_of_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = CheckpointFolder(tmp_path / "run")
     loop = TrainingLoop(CASE)
     next(iter(loop))
@@ -138,14 +138,42 @@ def test_a_checkpoint_is_safetensors_and_json_of_its_own_run(tmp_path: Path) -> 
     next(iter(loop))
     loop.save(folder)
 
-    assert sorted(file.name for file in folder.path.iterdir()) == [FILE_NAME, "step-00000002.safetensors"]
+    assert [file.name for file in folder.path.iterdir()] == [FILE_NAME]
     with pytest.raises(StoreError, match="another run"):
         folder.read(case(seed=5))
-    (folder.path / "step-00000002.safetensors").write_bytes(b"broken")
-    with pytest.raises(StoreError, match="remove the folder"):
-        folder.read(CASE)
+    before = (folder.path / FILE_NAME).read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("No space left on device")))
+        with pytest.raises(StoreError, match="make room there"):
+            loop.save(folder)
+    assert (folder.path / FILE_NAME).read_bytes() == before
+    for broken in (b"broken", before[: len(before) // 2], b""):
+        (folder.path / FILE_NAME).write_bytes(broken)
+        with pytest.raises(StoreError, match="remove the folder"):
+            folder.read(CASE)
     folder.remove()
     assert folder.read(CASE) is None
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    (tmp_path / "run").mkdir()
+    torch.save({"progress": Harmful()}, tmp_path / "run" / FILE_NAME)
+
+    with pytest.raises(StoreError, match="cannot be read"):
+        CheckpointFolder(tmp_path / "run").read(CASE)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_state_that_no_checkpoint_holds_is_refused_when_it_is_written() -> None:
+    loop = TrainingLoop(CASE)
+    loop._step.optimizer.param_groups[0]["names"] = {"a set"}
+
+    with pytest.raises(StoreError, match=r"\['param_groups'\]\[0\]\['names'\]: a set cannot be written"):
+        loop.save(CheckpointFolder(Path("nowhere")))
 
 
 def test_a_run_whose_loss_is_no_number_ends_there() -> None:

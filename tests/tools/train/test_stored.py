@@ -10,8 +10,9 @@ import pytest
 from withouttorch import NOTHING_STARTED
 
 from actbench.run.progress import Progress
-from actbench.tools.train import comparison, stored
+from actbench.tools.train import comparison
 from actbench.tools.train.recipe import TrainingRecipe
+from actbench.tools.train.tables import stored_runs
 
 RECIPE = """
 title = "Which is stored?"
@@ -48,10 +49,10 @@ def test_runs_that_are_stored_are_shown_without_torch(trained: TrainingRecipe, t
 
 
 def test_a_run_that_is_left_is_trained(trained: TrainingRecipe, tmp_path: Path) -> None:
-    found = stored.results(trained, tmp_path, Progress())
+    found = stored_runs(trained, tmp_path, Progress())
     assert found is not None
     assert found.summary.skipped == 2
     for change in ({"steps": 3}, {"seeds": "0-1"}):
-        assert stored.results(trained.with_flags(change), tmp_path, Progress()) is None
-    assert stored.results(trained.with_flags({}, ["checkpoint"]), tmp_path, Progress()) is None
-    assert stored.results(trained, tmp_path / "nowhere", Progress()) is None
+        assert stored_runs(trained.with_flags(change), tmp_path, Progress()) is None
+    assert stored_runs(trained.with_flags({}, ["checkpoint"]), tmp_path, Progress()) is None
+    assert stored_runs(trained, tmp_path / "nowhere", Progress()) is None

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from actbench.report import render
-from actbench.tools.train.charts import curves_of
 from actbench.tools.train.records import Evaluation
 from actbench.tools.train.tables import accuracy_table
 
@@ -51,7 +50,6 @@ def test_ratings_have_a_correlation_and_no_accuracy(make_run: MakeRun) -> None:
     assert {"accuracy", "f1"}.isdisjoint(column.key for column in table.columns)
     assert table.rows[1]["correlation"] == 0.7
     assert table.rows[1]["correlation_difference"] == pytest.approx(-0.2)
-    assert curves_of(runs)[1].y == "correlation"
 
 
 def test_what_several_processes_did_is_told(make_run: MakeRun) -> None:
@@ -89,18 +87,6 @@ def test_a_reason_that_runs_share_is_told_once(make_run: MakeRun) -> None:
     assert [note for note in beside_another if "nothing here" in note] == [
         "tiny, smaq, seed 0; tiny, smaq, seed 1: nothing-converted: nothing here"
     ]
-
-
-def test_curves_are_means_over_seeds(make_run: MakeRun) -> None:
-    runs = [make_run("exact", 0, losses=(2.0, 1.0)), make_run("exact", 1, losses=(4.0, 2.0)), make_run("smaq")]
-
-    loss, accuracy = curves_of(runs)
-
-    assert loss.curves[0].points == ((1, 3.0), (2, 1.5))
-    assert loss.curves[0].spread == pytest.approx((math.sqrt(2), math.sqrt(0.5)))
-    assert [curve.label for curve in loss.curves] == ["exact", "smaq"]
-    assert loss.curves[1].spread == ()
-    assert accuracy.y == "accuracy"
 
 
 def test_runs_with_another_gpu_are_another_row(make_run: MakeRun) -> None:

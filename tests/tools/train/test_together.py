@@ -11,7 +11,7 @@ import torch
 from actbench.errors import UsageError
 from actbench.tools.train.launch import Launch
 from actbench.tools.train.loop import TrainingLoop
-from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.processes import ProcessGroup
 from actbench.tools.train.records import Trained, TrainingCase
 
 pytestmark = pytest.mark.slow

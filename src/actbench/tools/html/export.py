@@ -47,16 +47,21 @@ def _check(suffix: str) -> None:
 
 
 def _curves(suffix: str, what: Exported) -> Text:
-    """Return a picture of the memory over the steps of cases, or a page with it."""
+    """Return a picture of the memory over the steps of cases, or of training runs' curves; or a page with it."""
     from actbench.model.measured import MeasuredRecord
     from actbench.report.tables.step import titled_timelines
     from actbench.tools.html import library
     from actbench.tools.html.html import html_lines
     from actbench.tools.html.pictures import Beside, Group
     from actbench.tools.html.timeline import memory_over_steps
+    from actbench.tools.html.training import pictures_of
+    from actbench.tools.train.records import TrainingRun
 
-    measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
-    pictures = tuple(memory_over_steps(list(titled_timelines(measured))))
+    if trained := [record for record in what.records if isinstance(record, TrainingRun)]:
+        pictures = pictures_of(trained)
+    else:
+        measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
+        pictures = tuple(memory_over_steps(list(titled_timelines(measured))))
     if suffix in _PICTURES:
         return library.image(pictures, "png" if suffix == ".png" else "svg")
     if not library.is_installed():
@@ -71,5 +76,5 @@ HTML: Final = ExportFormat(
     also="--html",
     curves=Curves((*_PICTURES, ".html"), _check, _curves),
     peak=_peak,
-    extras={"html": "charts of pages, and files of --export-timeline"},
+    extras={"html": "charts of pages, and files of --export-timeline and --export-curves"},
 )

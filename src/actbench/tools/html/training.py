@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from actbench.errors import UsageError
 from actbench.report.plain import plain
 from actbench.tools.html.pictures import Beside, Details, Group, Picture, axis, beside, spec, texts_of, tooltip
-from actbench.tools.train.charts import Chart, curves_of
-from actbench.tools.train.records import TrainingRun
-from actbench.tools.train.tables import Row, rows_of
+from actbench.tools.train.records import Trained, TrainingRun
+from actbench.tools.train.tables import Row, mean_and_deviation, rows_of
 
-_FEW = 4  # the bands of deviation of more schemes could not be told apart
+_FEW = 4
+"""The bands of deviation of more schemes could not be told apart."""
+_POINTS = 60
+"""Most points of a curve of training losses; each is a mean over steps."""
+
+Series = Sequence[tuple[int, float]]
 
 
 def beside_trained(runs: Sequence[TrainingRun]) -> Beside:
@@ -25,28 +32,69 @@ def _details(row: Row) -> Details:
     return Details(texts)
 
 
+def pictures_of(runs: Sequence[TrainingRun]) -> tuple[Picture, ...]:
+    """Return the curves of all models and data sets; a UsageError if no run was trained to its end."""
+    found = tuple(
+        Picture(f"{group.name}: {picture.title.lower()}", picture.about, picture.spec)
+        for group in groups_of(runs)
+        for picture in group.pictures
+    )
+    if not found:
+        raise UsageError("there are no curves to draw: no run was trained to its end")
+    return found
+
+
 def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
-    """Return the curves of each model and data set."""
-    charts: dict[str, list[Picture]] = {}
-    for chart in curves_of(runs):
-        charts.setdefault(chart.title.rpartition(": ")[0], []).append(_picture(chart))
-    return [Group(plain(name), tuple(pictures)) for name, pictures in charts.items()]
+    """Return the training loss and the validation metric of each model and data set."""
+    found: dict[str, list[tuple[str, Trained]]] = {}
+    for run in runs:
+        if isinstance(run.outcome, Trained):
+            name = f"{run.case.model} on {run.case.data}"
+            found.setdefault(name, []).append((run.label or run.case.scheme, run.outcome))
+    groups = []
+    for name, rows in found.items():
+        metric = rows[0][1].metric
+        pictures = (
+            _picture("Training loss", "training loss", rows, _losses),
+            _picture(f"{metric.capitalize()} on the validation set", metric, rows, _evaluations),
+        )
+        groups.append(Group(plain(name), pictures))
+    return groups
 
 
-def _picture(chart: Chart) -> Picture:
-    values = [
-        {
-            "scheme": plain(curve.label),
-            "step": x,
-            "value": y,
-            "low": y - spread,
-            "high": y + spread,
-            "text": f"{y:.4g}" + (f" ± {spread:.2g}" if spread else ""),
-        }
-        for curve in chart.curves
-        for (x, y), spread in zip(curve.points, curve.spread or [0.0] * len(curve.points), strict=True)
-        if math.isfinite(y) and math.isfinite(spread)
-    ]
+def _losses(outcome: Trained) -> Series:
+    size = math.ceil(len(outcome.losses) / _POINTS)
+    parts = [(start, outcome.losses[start : start + size]) for start in range(0, len(outcome.losses), size)]
+    return [(start + len(part), statistics.fmean(part)) for start, part in parts]
+
+
+def _evaluations(outcome: Trained) -> Series:
+    return [(found.step, float(getattr(found, outcome.metric))) for found in outcome.evaluations]
+
+
+def values_of(rows: Sequence[tuple[str, Trained]], series: Callable[[Trained], Series]) -> list[dict[str, Any]]:
+    """Return the points of schemes: the mean over the seeds, as far as the shortest, and its deviation."""
+    seeds: dict[str, list[Series]] = {}
+    for scheme, outcome in rows:
+        seeds.setdefault(scheme, []).append(series(outcome))
+    values = []
+    for scheme, members in seeds.items():
+        for place in zip(*members, strict=False):
+            found = mean_and_deviation([y for _, y in place])
+            if found is not None and math.isfinite(found.value):
+                spread = found.spread or 0.0
+                text = f"{found.value:.4g}" + (f" ± {spread:.2g}" if spread else "")
+                band = {"low": found.value - spread, "high": found.value + spread}
+                values.append(
+                    {"scheme": plain(scheme), "step": place[0][0], "value": found.value, **band, "text": text}
+                )
+    return values
+
+
+def _picture(
+    title: str, y_title: str, rows: Sequence[tuple[str, Trained]], series: Callable[[Trained], Series]
+) -> Picture:
+    values = values_of(rows, series)
     names = list(dict.fromkeys(value["scheme"] for value in values))
     color = {
         "field": "scheme",
@@ -63,7 +111,7 @@ def _picture(chart: Chart) -> Picture:
             "symbolStrokeWidth": 2.5,
         },
     }
-    x, y = axis("step", "steps"), axis("value", plain(chart.y))
+    x, y = axis("step", "steps"), axis("value", y_title)
     band = {
         "mark": {"type": "area", "opacity": 0.13},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
@@ -75,11 +123,10 @@ def _picture(chart: Chart) -> Picture:
             "x": x,
             "y": y,
             "color": color,
-            "tooltip": tooltip(scheme="scheme", step="step", text=plain(chart.y)),
+            "tooltip": tooltip(scheme="scheme", step="step", text=y_title),
         },
     }
-    several = "Mean over the seeds; the pointer shows their standard deviation."
-    about = several if any(curve.spread for curve in chart.curves) else "One seed."
-    title = plain(chart.title.rpartition(": ")[2])
+    several = any(value["low"] < value["high"] for value in values)
+    about = "Mean over the seeds; the pointer shows their standard deviation." if several else "One seed."
     layers = [band, line, points] if len(names) <= _FEW else [line, points]
-    return Picture(title[:1].upper() + title[1:], about, spec(values, layers))
+    return Picture(title, about, spec(values, layers))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.errors import UsageError
@@ -16,7 +15,7 @@ from actbench.model.records import Task
 from actbench.scheme.microbatches import Batch
 from actbench.tools.train import data
 from actbench.tools.train.data import DataSet, Kind, Samples
-from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.processes import ProcessGroup
 from actbench.tools.train.records import TrainingCase
 from actbench.workload.base import Workload
 
@@ -88,15 +87,12 @@ class Feed:
 
     def _named(self, samples: Samples, rows: Tensor, inputs: Tensor) -> Batch:
         if self.data.kind == "pictures":
-            inputs = self._fitted(inputs).to(self.dtype)
+            channels, *size = self.shape
+            if list(inputs.shape[2:]) != size:
+                inputs = F.interpolate(inputs, size=size, mode="bilinear", antialias=True)
+            inputs = inputs.expand(-1, channels, -1, -1).contiguous().to(self.dtype)
         beside = {name: tensor[rows] for name, tensor in samples.beside.items()}
         return {self.inputs: inputs, **beside, "labels": samples.labels[rows]}
-
-    def _fitted(self, images: Tensor) -> Tensor:
-        channels, *size = self.shape
-        if list(images.shape[2:]) != size:
-            images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
-        return images.expand(-1, channels, -1, -1).contiguous()
 
 
 def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
@@ -106,7 +102,7 @@ def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
 
 
 def feed(case: TrainingCase, workload: Workload, task: Task | None, group: ProcessGroup) -> Feed:
-    """Load a run's data set for its model, which was built for ``task`` (None where nobody says).
+    """Load a run's data set for its model, which was built for ``task`` (None where a function does not say).
 
     Raises:
         UsageError: The data set is unknown or missing, or it and the model do not go together.
@@ -115,71 +111,21 @@ def feed(case: TrainingCase, workload: Workload, task: Task | None, group: Proce
     inputs = next((name for name in ("images", "pixel_values", "input_ids") if name in example), None)
     if inputs is None or "labels" not in example:
         raise UsageError(f"{case.model} cannot be trained on data sets: its batches hold {', '.join(example)}")
-    shape = tuple(example[inputs].shape[1:])
-    wanted = data.kind_of(case.data)
-    if task not in (None, *_TASKS) or "decoder_input_ids" in example or _kind(inputs, example["labels"]) != wanted:
-        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
-    found = data.load(case, shape[0] if inputs == "input_ids" else 0)
-    _check_shape(case, found, shape)
-    _check_size(case, found)
-    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, group.rank, group.size)
-
-
-def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:
-    """Raise a UsageError if a model has fewer classes than the data."""
-    found, needed = scores.shape[-1], feed.data.classes
-    if found < needed:
-        key = "num_labels" if hasattr(module, "config") else "num_classes"
-        raise UsageError(
-            f"{spec} has {found} classes and {feed.data.name} has {needed}: write {spec}"
-            f"{',' if '@' in spec else '@'}{key}={needed}"
-        )
-
-
-def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
-    """Raise a UsageError if a model has fewer tokens than the data."""
-    embeddings = getattr(module, "get_input_embeddings", None)
-    if feed.data.vocabulary is None or embeddings is None:
-        return
-    known = embeddings().num_embeddings
-    if known < feed.data.vocabulary:
-        raise UsageError(
-            f"{spec} has {known} tokens and {feed.data.name} has {feed.data.vocabulary}: write "
-            f"vocab_size={feed.data.vocabulary} after the @"
-        )
-
-
-def _kind(inputs: str, labels: Tensor) -> str:
+    shape, labels, wanted = tuple(example[inputs].shape[1:]), example["labels"], data.kind_of(case.data)
     kind = "pictures" if inputs != "input_ids" else "language" if labels.dim() > 1 else "sentences"
     if labels.is_floating_point():
-        return "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
-    return kind
-
-
-def _check_shape(case: TrainingCase, found: DataSet, shape: tuple[int, ...]) -> None:
-    if found.kind != "pictures":
-        return
-    channels = found.train.inputs.shape[1]
-    if channels not in (1, shape[0]):
+        kind = "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
+    if task not in (None, *_TASKS) or "decoder_input_ids" in example or kind != wanted:
+        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
+    found = data.load(case, shape[0] if inputs == "input_ids" else 0)
+    if found.kind == "pictures" and (channels := found.train.inputs.shape[1]) not in (1, shape[0]):
         raise UsageError(f"{case.data} has pictures of {channels} channels; {case.model} takes {shape[0]}")
-
-
-def _check_size(case: TrainingCase, found: DataSet) -> None:
-    parts = case.processes * case.gradient_accumulation
     if len(found.train) < case.batch_size:
         raise UsageError(f"batch_size {case.batch_size}: {case.data} has {len(found.train)} training samples")
+    parts = case.processes * case.gradient_accumulation
     if case.batch_size % parts:
         raise UsageError(
             f"batch_size {case.batch_size} cannot be cut into {parts} equal parts: {case.processes} processes with "
             f"gradient_accumulation {case.gradient_accumulation} each; make it a multiple of {parts}"
         )
-
-
-def total_steps(case: TrainingCase, feed: Feed) -> int:
-    """Return how many steps a run has."""
-    return case.steps or (case.epochs or 1) * feed.steps_per_epoch
-
-
-def evaluation_interval(case: TrainingCase, feed: Feed, steps: int) -> int:
-    """Return the steps between evaluations: an epoch unless given, and more where that made over 20."""
-    return case.evaluate_every or max(feed.steps_per_epoch, math.ceil(steps / 20))
+    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, group.rank, group.size)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 from actbench.cli.app import Exit, argument, command, count_option, named, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
-from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, finish, progress_shown
+from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, finish, progress_shown, remark
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
     from actbench.run.experiment import ExperimentResult
     from actbench.tools.train import recipe as runs
-    from actbench.tools.train.processgroup import ProcessGroup
+    from actbench.tools.train.processes import ProcessGroup
     from actbench.tools.train.records import TrainingRun
 
 _MOST_SECONDS_TO_TELL = 10.0  # time for the first of several processes to start and report the error
@@ -32,7 +32,7 @@ CurvesOption = Annotated[
     list[Path] | None,
     option(
         "--export-curves",
-        "Draw the curves into FILE.png or FILE.svg.",
+        "Draw the curves into FILE.png, FILE.svg or FILE.html.",
         only_typed=True,
         metavar="FILE",
         parser=path_named,
@@ -45,7 +45,7 @@ ForceOption = Annotated[
 CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
-@command(rank=60, extras={"train": "metrics and charts", "datasets": "data sets of the hub"})
+@command(rank=60, extras={"train": "the data set digits", "datasets": "data sets of the hub"})
 @expanded
 def train(
     *,
@@ -86,7 +86,7 @@ def train(
 
     def chosen() -> runs.TrainingRecipe:
         read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
-        _check_pictures(export_curves or [])  # before a long training
+        _check_curves(export_curves or [])  # before a long training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, wanted)
 
     def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
@@ -105,10 +105,10 @@ def train(
             )
 
     def kept(recipe: runs.TrainingRecipe) -> ExperimentResult[TrainingRun] | None:
-        from actbench.tools.train import stored
+        from actbench.tools.train.tables import stored_runs
 
         with progress_shown("", progress, as_bar=True) as shown:
-            return None if force else stored.results(recipe, output or Path("results"), shown)
+            return None if force else stored_runs(recipe, output or Path("results"), shown)
 
     with schemes_from("--scheme" if scheme else recipe):
         title, comparison = _run_together(chosen, kept, compared)
@@ -134,7 +134,7 @@ def _run_together(
     early = chosen() if place.size == 1 else None  # first, as importing torch takes seconds
     if early is not None and not place.cpu and (found := kept(early)) is not None:
         return early.title, found
-    from actbench.tools.train.processgroup import StoppedError, joined
+    from actbench.tools.train.processes import StoppedError, joined
 
     try:
         with joined(place) as group:
@@ -148,27 +148,29 @@ def _run_together(
     return recipe.title, comparison
 
 
-def _check_pictures(curves: list[Path]) -> None:
+def _check_curves(files: list[Path]) -> None:
+    from actbench.cli.timeline import curve_formats
     from actbench.report.render import exports
-    from actbench.tools.train import charts
 
-    for path in curves:
-        exports.check_writable(path)
-    if curves:
-        charts.check([path.suffix.removeprefix(".") for path in curves])
+    formats = curve_formats() if files else {}
+    for file in files:
+        exports.check_writable(file)
+        if file.suffix not in formats:
+            raise UsageError(f"--export-curves {file}: name a file that ends in {', '.join(formats)}")
+        formats[file.suffix].check(file.suffix)
 
 
 def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
     """Print and export curves and table, say where they are stored, and exit with status 1 if any run failed."""
+    from actbench.cli.timeline import curve_formats
+    from actbench.report.exporting import Exported
     from actbench.report.render import exports
     from actbench.report.render.formats import json_lines
-    from actbench.tools.train import charts
     from actbench.tools.train.tables import accuracy_table
 
     records = comparison.records
     table = accuracy_table(records, title)
     export(asked, [table], lambda: json_lines(records), records=records)
-    if curves:
-        drawn = charts.curves_of(records)
-        exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
+    drawn = Exported([table], title, records, remark)
+    exports.export({path: curve_formats()[path.suffix].text(path.suffix, drawn) for path in curves})
     finish(comparison, [table], "train", beside=asked)

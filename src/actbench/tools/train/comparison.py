@@ -23,7 +23,7 @@ from actbench.run.recipes.sections import Planned
 from actbench.tools.train import recipe as runs
 from actbench.tools.train.checkpoint import CheckpointFolder
 from actbench.tools.train.loop import TrainingLoop
-from actbench.tools.train.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
+from actbench.tools.train.processes import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 from actbench.tools.train.records import Trained, TrainingCase, TrainingRun
 from actbench.tools.train.tables import TRAINED
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from actbench.measuring.inspection.recorder import mode_set
 from actbench.scheme.microbatches import Batch
-from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.processes import ProcessGroup
 from actbench.tools.train.records import Evaluation, Metric
 
 

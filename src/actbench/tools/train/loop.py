@@ -12,19 +12,23 @@ from dataclasses import replace
 import torch
 
 from actbench import scheme as schemes, workload as workloads
+from actbench.errors import UsageError
 from actbench.measuring import meters
 from actbench.model.records import Case
 from actbench.packing.waiting import waiting
 from actbench.scheme.composed import refuse_spread
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.wrapped import evaluated_weights
-from actbench.tools.train.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
+from actbench.tools.train.batches import feed
 from actbench.tools.train.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.tools.train.evaluation import evaluated, evaluating, scores_of
-from actbench.tools.train.processgroup import SINGLE_PROCESS, ProcessGroup
+from actbench.tools.train.processes import SINGLE_PROCESS, ProcessGroup
 from actbench.tools.train.records import Evaluation, Trained, TrainingCase
-from actbench.tools.train.step import LearningStep, Parallel, check_acts, parallelize, rate_factor
+from actbench.tools.train.step import LearningStep, Parallel, check_acts, rate_factor
 from actbench.workload.optimizers import make_optimizer
+
+_MOST_EVALUATIONS = 20
+"""Of a run, unless its case has a number of steps between them."""
 
 
 class TrainingLoop:
@@ -60,8 +64,9 @@ class TrainingLoop:
         exact = self._meter.adopt(exact)
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
-        self.steps = total_steps(case, self._feed)
-        self._interval = evaluation_interval(case, self._feed, self.steps)
+        epoch = self._feed.steps_per_epoch
+        self.steps = case.steps or (case.epochs or 1) * epoch
+        self._interval = case.evaluate_every or max(epoch, math.ceil(self.steps / _MOST_EVALUATIONS))
         self._losses: list[float] = []
         self._seconds: list[float] = []
         self._evaluations: list[Evaluation] = []
@@ -72,12 +77,8 @@ class TrainingLoop:
         torch.manual_seed(seed_of(case.seed, group.rank))  # after the scheme, on which dropout must not depend
 
     @functools.cached_property
-    def _parallel(self) -> Parallel:
-        return parallelize(self._setup, self.group)
-
-    @functools.cached_property
     def _step(self) -> LearningStep:
-        return LearningStep(self._parallel, self.case, self._batch(0), self._feed.chosen(0))
+        return LearningStep(Parallel(self._setup, self.group), self.case, self._batch(0), self._feed.chosen(0))
 
     @property
     def done(self) -> int:
@@ -91,10 +92,21 @@ class TrainingLoop:
 
     def check(self) -> None:
         """Raise a UsageError if the model lacks tokens or classes of the data."""
-        module, spec = self._setup.module, self.case.model
-        check_vocabulary(self._feed, spec, module)
+        module, spec, wanted = self._setup.module, self.case.model, self._feed.data
+        embeddings = getattr(module, "get_input_embeddings", None)
+        needed = wanted.vocabulary
+        if embeddings is not None and needed is not None and (known := embeddings().num_embeddings) < needed:
+            raise UsageError(
+                f"{spec} has {known} tokens and {wanted.name} has {needed}: write vocab_size={needed} after the @"
+            )
         with evaluating(module):
-            check_scores(self._feed, spec, module, scores_of(module, self._batch(0)))
+            classes = scores_of(module, self._batch(0)).shape[-1]
+        if classes < wanted.classes:
+            key = "num_labels" if hasattr(module, "config") else "num_classes"
+            raise UsageError(
+                f"{spec} has {classes} classes and {wanted.name} has {wanted.classes}: write {spec}"
+                f"{',' if '@' in spec else '@'}{key}={wanted.classes}"
+            )
 
     def __iter__(self) -> Iterator[float]:
         """Take the steps that are left, and yield the training loss of each."""
@@ -103,9 +115,8 @@ class TrainingLoop:
 
     def save(self, folder: CheckpointFolder) -> None:
         """Write a checkpoint between two steps; a StoreError if it cannot be written."""
-        state, tensors = state_of(self._step, self.group)
+        state = state_of(self._step, self.group)
         progress = Progress(
-            tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
             torch=torch.__version__,
             threads=torch.get_num_threads(),
@@ -114,9 +125,8 @@ class TrainingLoop:
             evaluations=tuple(self._evaluations),
             diverged_at=self._diverged_at,
             resumed_at=tuple(self._resumed_at),
-            **state,
         )
-        self.group.all_succeed(lambda: folder.write(progress, tensors) if self.group.is_first else None)
+        self.group.all_succeed(lambda: folder.write(progress, state) if self.group.is_first else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
         """Go on from a checkpoint, if there is one; a StoreError if it is broken or of another run."""
@@ -124,8 +134,8 @@ class TrainingLoop:
         checkpoint = self.group.broadcast(found)
         if checkpoint is None:
             return
-        restore(checkpoint, self._step, self.group)
-        progress = checkpoint.progress
+        progress, state = checkpoint
+        restore(state, self._step, self.group)
         self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
         self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
         self._resumed_at = [*progress.resumed_at, self.done]
@@ -195,12 +205,10 @@ class TrainingLoop:
         return replace(reading, peak_bytes=reading.peak_bytes + (reading.gradients_bytes or 0))
 
     def _evaluate(self) -> None:
-        self._parallel.broadcast_buffers()
         batches = ((self._setup.cast(self._meter.place(batch)), rows) for batch, rows in self._feed.validation())
         metric = self._feed.data.metric
-        with evaluated_weights(self._step.optimizer):
+        with self._step.parallel.evaluating(), evaluated_weights(self._step.optimizer):
             self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
-        self._parallel.reshard()
 
     def _batch(self, step: int) -> Batch:
         return self._setup.cast(self._meter.place(self._feed.batch(step)))

@@ -1,12 +1,10 @@
-"""One step of a training run on a model that is spread over processes.
-
-The model is a copy in each process (DDP), or each has shares of its parameters (FSDP2). The module of a setup, to which
-schemes have been applied before, keeps the names of its parameters.
-"""
+"""One step of a training run, on a model that may be spread over processes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,100 +25,63 @@ from actbench.packing.samplegradients import samples
 from actbench.scheme.microbatches import Batch, MicroBatch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
-from actbench.tools.train.processgroup import ProcessGroup
+from actbench.tools.train.processes import ProcessGroup
 from actbench.tools.train.records import TrainingCase
 
 
 class Parallel:
-    """A setup in one process; its loss runs the model as it is spread over the processes."""
+    """A setup as it is spread over processes, changed in place: alone, as copies (DDP), or as shares (FSDP2).
 
-    def __init__(self, setup: TrainingSetup) -> None:
-        self.setup = setup
-
-    def average_gradients(self, wanted: bool) -> None:
-        """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
-
-    def broadcast_buffers(self) -> None:
-        """Give all processes the buffers of the first."""
-
-    def reshard(self) -> None:
-        """Free the other processes' shares, which stay gathered after a forward pass without a backward pass."""
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the whole of a tensor, if this process holds a share; all processes must call this."""
-        return tensor
-
-    def is_own(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of the optimizer's state may differ in each process, and is no known share."""
-        return False
-
-    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
-        """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
-        return given
-
-
-class _Distributed(Parallel):
-    """A setup in several processes, each with a share of the batches and so with running statistics of its own."""
-
-    def broadcast_buffers(self) -> None:
-        for buffer in self.setup.module.buffers():
-            distributed.broadcast(buffer, src=0)
-
-
-class _Sharded(_Distributed):
-    """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
+    Its loss runs the model so, and its module, to which schemes have been applied before, keeps the names of its
+    parameters, which FSDP2 gathers block by block where they are used.
 
     Raises:
-        ConversionError: The scheme runs backward passes of its own.
+        ConversionError: The scheme runs backward passes of its own, and FSDP2 is asked for.
     """
 
     def __init__(self, setup: TrainingSetup, group: ProcessGroup) -> None:
-        super().__init__(setup)
-        module, launch = setup.module, group.launch
-        units = [block for _, block in blocks(module, launch.blocks)]
-        mesh = init_device_mesh(next(module.parameters()).device.type, (group.size,))
-        self._model = ShardedModel(module, units, mesh, reshard=launch.reshard)
+        self.setup, launch = setup, group.launch
+        self._copies: ReplicatedModel | None = None
+        self._shares: ShardedModel | None = None
+        if launch.strategy == "ddp":
+            loss, copies = setup.loss, ReplicatedModel(setup.module)
+            assert loss is not None
+            self._copies, self.setup = copies, replace(setup, loss=lambda _, batch: loss(copies.forward, batch))
+        if launch.strategy == "fsdp2":
+            units = [block for _, block in blocks(setup.module, launch.blocks)]
+            mesh = init_device_mesh(next(setup.module.parameters()).device.type, (group.size,))
+            self._shares = ShardedModel(setup.module, units, mesh, reshard=launch.reshard)
 
     def average_gradients(self, wanted: bool) -> None:
-        self._model.reduce_gradients(wanted)
+        """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
+        if self._copies:
+            self._copies.average_gradients(wanted)
+        if self._shares:
+            self._shares.reduce_gradients(wanted)
 
-    def reshard(self) -> None:
-        self._model.reshard()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Give all processes the running statistics of the first, and free gathered parameters after the block."""
+        if self._copies or self._shares:
+            for buffer in self.setup.module.buffers():
+                distributed.broadcast(buffer, src=0)
+        yield
+        if self._shares:
+            self._shares.reshard()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the whole of a tensor, if this process holds a share; all processes must call this."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def is_own(self, tensor: Tensor) -> bool:
-        return tensor.dim() > 0 and not isinstance(tensor, DTensor)
+        """Return whether a tensor of the optimizer's state may differ in each process, and is no known share."""
+        return self._shares is not None and tensor.dim() > 0 and not isinstance(tensor, DTensor)
 
     def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
         if not isinstance(tensor, DTensor):
             return given
         return distribute_tensor(given.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
-
-
-class _Replicated(_Distributed):
-    """A setup that every process has a copy of; gradients are averaged while the backward pass runs (DDP)."""
-
-    def __init__(self, setup: TrainingSetup) -> None:
-        loss = setup.loss
-        assert loss is not None
-        self._model = model = ReplicatedModel(setup.module)
-        super().__init__(replace(setup, loss=lambda _, batch: loss(model.forward, batch)))
-
-    def average_gradients(self, wanted: bool) -> None:
-        self._model.average_gradients(wanted)
-
-
-def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:
-    """Spread a model, whose weights are the same in every process, in place."""
-    match group.launch.strategy:
-        case "single":
-            return Parallel(setup)
-        case "ddp":
-            return _Replicated(setup)
-        case "fsdp2":
-            return _Sharded(setup, group)
 
 
 def rate_factor(case: TrainingCase, step: int, steps: int) -> float:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from actbench.machine import machine
 from actbench.model.contents import content_of
 from actbench.model.records import Failure
 from actbench.report.kinds import Kind
@@ -19,7 +21,12 @@ from actbench.report.sentences import failures, warnings
 from actbench.report.tables import Table, fill
 from actbench.report.tables.table import published_note
 from actbench.report.tables.values import Column, SpreadValue, Unit, ratio, step_time, value_of, with_spread
-from actbench.tools.train.records import Trained, TrainingCase, TrainingRun
+from actbench.run.experiment import ExperimentResult
+from actbench.run.progress import Progress
+from actbench.run.recipes.sections import Planned
+from actbench.run.stored import stored_rows
+from actbench.tools.train.recipe import TrainingRecipe
+from actbench.tools.train.records import DeviceName, Trained, TrainingCase, TrainingRun
 from actbench.units import counted
 
 Score = Callable[[Trained], float | None]
@@ -46,8 +53,8 @@ class Row:
 def accuracy_table(runs: Sequence[TrainingRun], title: str) -> Table:
     """Return the comparison of schemes by the quality of the trained models."""
     rows = rows_of(runs)
-    machine = (MACHINE,) if len({run.machine.identity for run in runs}) > 1 else ()
-    return fill(title, (*machine, *COLUMNS), rows, _notes(rows))
+    where = (MACHINE,) if len({run.machine.identity for run in runs}) > 1 else ()
+    return fill(title, (*where, *COLUMNS), rows, _notes(rows))
 
 
 def mean_and_deviation(values: Sequence[float]) -> SpreadValue | None:
@@ -227,3 +234,21 @@ def _of_run(run: TrainingRun) -> list[str]:
 
 
 TRAINED: Final = Kind("runs", TrainingRun, lambda runs, title: (accuracy_table(runs, title),))
+
+
+def stored_runs(recipe: TrainingRecipe, output: Path, progress: Progress) -> ExperimentResult[TrainingRun] | None:
+    """Return the result of a recipe whose runs all have rows, without torch; None where one may be left to train.
+
+    Args:
+        recipe: What to compare, by one process.
+        output: As of :func:`actbench.tools.train.comparison.run`.
+        progress: Told what is stored.
+    """
+
+    def canonical(entry: Planned[TrainingCase], scheme: str) -> Planned[TrainingCase]:
+        return replace(entry, case=entry.case.model_copy(update={"scheme": scheme}))
+
+    auto: DeviceName = "cpu" if machine().gpu is None else "cuda"
+    return stored_rows(
+        TRAINED, canonical, recipe.name, recipe.title, lambda: recipe.runs(auto), output, progress=progress
+    )

@@ -9,7 +9,7 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.tools.train.comparison import run
 from actbench.tools.train.launch import Launch
 from actbench.tools.train.loop import seed_of
-from actbench.tools.train.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
+from actbench.tools.train.processes import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 from actbench.tools.train.recipe import load
 
 FIRST = ProcessGroup(Launch(rank=0, size=2, strategy="ddp"))

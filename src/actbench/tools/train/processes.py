@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they exchange in addition to gradients.
+"""The processes that train one model together: how their launcher asks for it, and what they exchange.
 
 The first process alone writes files. What may fail, such as reading data, every process does for itself, and then all
 go on or all stop: a process that failed alone would leave the others waiting for it.
