@@ -23,6 +23,8 @@ Change = Callable[[ModuleType], AbstractContextManager[object]]
 Make = Callable[[], ModuleType]
 """Makes a module that stands in for another one."""
 
+_Identity = int | tuple[int, int]
+
 
 @contextmanager
 def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
@@ -82,34 +84,37 @@ class _Copies:
     """Where functions stand in modules: what modules gain after the search is searched too."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], list[tuple[dict[str, Any], str]]] = {}
-        self._sizes: dict[int, int] = {}
+        self._modules: dict[int, tuple[dict[str, Any], int, set[_Identity]]] = {}
 
     def replace(self, function: Any, replacement: Any) -> None:
         """Replace a function, and all its copies."""
         self._search()
-        found = self._places.get(_identity(function), [])
-        for names, key in found:
-            if _identity(names.get(key)) == _identity(function):
-                names[key] = replacement
-        self._places.setdefault(_identity(replacement), []).extend(found)
+        wanted = _identity(function)
+        for names, _, held in self._modules.values():
+            if wanted in held:
+                held.add(_identity(replacement))
+                for key in [key for key, value in names.items() if _identity(value) == wanted]:
+                    names[key] = replacement
 
     def _search(self) -> None:
+        """Note what each module holds as a set of numbers, in which no garbage is searched: modules hold 100,000s."""
         for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType) and self._sizes.get(id(names := vars(module))) != len(names):
-                self._sizes[id(names)] = len(names)
-                for key, value in list(names.items()):
-                    if callable(value) and not issubclass(type(value), type):
-                        self._places.setdefault(_identity(value), []).append((names, key))
+            if not isinstance(module, ModuleType):
+                continue
+            names = vars(module)
+            if (before := self._modules.get(id(names))) is None or before[1] != len(names):
+                values = list(names.values())
+                held: set[_Identity] = set(map(id, values))
+                held.update(_identity(value) for value in values if type(value) is MethodType)
+                self._modules[id(names)] = names, len(names), held
 
 
 _searched: ContextVar[_Copies | None] = ContextVar("_searched", default=None)
 
 
-def _identity(function: Any) -> tuple[int, int]:
+def _identity(value: Any) -> _Identity:
     """Return what tells a function from others; each copy of a bound method may be an object of its own."""
-    is_bound = type(function) is MethodType
-    return (id(function.__self__), id(function.__func__)) if is_bound else (0, id(function))
+    return (id(value.__self__), id(value.__func__)) if type(value) is MethodType else id(value)
 
 
 def _like(own: Any, make: Callable[[Any], Any]) -> Any:

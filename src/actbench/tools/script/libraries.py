@@ -24,7 +24,7 @@ from actbench.tools.script import (
     saving,
     zero,
 )
-from actbench.tools.script.arrivals import Change, on_arrival
+from actbench.tools.script.arrivals import Change, on_arrival, searched_once
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
@@ -65,20 +65,22 @@ def prepared(
     def named(package: str) -> None:
         (loggers if package in silent else flash).told(once)(package)
 
-    with ExitStack() as stack:
-        again = stack.enter_context(savedmodels.found_again())
-        modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
-        parts = [*(module.changes(once) for module in modules), again]
-        changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
-        stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
-        stack.enter_context(checkpoints.kept_in_mind(once))
-        stack.enter_context(loading.nothing_fetched_by_torch(once))
-        stack.enter_context(compiler(once))
-        stack.enter_context(kernels.unflattened())
-        stack.enter_context(kernels.unnested())
-        stack.enter_context(linesearch.all_iterations())
-        stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+    with ExitStack() as leaving, ExitStack() as stack:
+        with searched_once():
+            again = stack.enter_context(savedmodels.found_again())
+            modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
+            parts = [*(module.changes(once) for module in modules), again]
+            changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
+            stack.enter_context(loggers.environment())
+            stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
+            stack.enter_context(checkpoints.kept_in_mind(once))
+            stack.enter_context(loading.nothing_fetched_by_torch(once))
+            stack.enter_context(compiler(once))
+            stack.enter_context(kernels.unflattened())
+            stack.enter_context(kernels.unnested())
+            stack.enter_context(linesearch.all_iterations())
+            stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+        stack.callback(lambda: leaving.enter_context(searched_once()))  # the first to run when the parts are left
         yield
 
 
