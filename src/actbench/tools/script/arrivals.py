@@ -98,9 +98,7 @@ class _Copies:
 
     def _search(self) -> None:
         """Note what each module holds as a set of numbers, in which no garbage is searched: modules hold 100,000s."""
-        for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType):
-                continue
+        for module in [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]:
             names = vars(module)
             if (before := self._modules.get(id(names))) is None or before[1] != len(names):
                 values = list(names.values())
