@@ -81,30 +81,46 @@ def searched_once() -> Iterator[None]:
 
 
 class _Copies:
-    """Where functions stand in modules: what modules gain after the search is searched too."""
+    """Where functions stand in modules: what modules gain after the search is searched too.
+
+    What a module holds is a set of numbers, in which no garbage is searched: modules hold 100,000s of things.
+    """
 
     def __init__(self) -> None:
-        self._modules: dict[int, tuple[dict[str, Any], int, set[_Identity]]] = {}
+        self._last: tuple[int, str] | None = None
+        self._names: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
+        self._held: list[set[_Identity]] = []
 
     def replace(self, function: Any, replacement: Any) -> None:
         """Replace a function, and all its copies."""
         self._search()
         wanted = _identity(function)
-        for names, _, held in self._modules.values():
-            if wanted in held:
-                held.add(_identity(replacement))
-                for key in [key for key, value in names.items() if _identity(value) == wanted]:
-                    names[key] = replacement
+        for i in [i for i, held in enumerate(self._held) if wanted in held]:
+            names = self._names[i]
+            self._held[i].add(_identity(replacement))
+            for key in [key for key, value in names.items() if _identity(value) == wanted]:
+                names[key] = replacement
 
     def _search(self) -> None:
-        """Note what each module holds as a set of numbers, in which no garbage is searched: modules hold 100,000s."""
-        for module in [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]:
-            names = vars(module)
-            if (before := self._modules.get(id(names))) is None or before[1] != len(names):
-                values = list(names.values())
-                held: set[_Identity] = set(map(id, values))
-                held.update(_identity(value) for value in values if type(value) is MethodType)
-                self._modules[id(names)] = names, len(names), held
+        last = len(sys.modules), next(reversed(sys.modules))  # an import puts its module at the end
+        if last != self._last:
+            known = {id(names): i for i, names in enumerate(self._names)}
+            found = [vars(each) for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
+            places = [known.get(id(names)) for names in found]
+            self._sizes = [-1 if i is None else self._sizes[i] for i in places]
+            self._held = [set() if i is None else self._held[i] for i in places]
+            self._last, self._names = last, found
+        sizes = list(map(len, self._names))
+        if sizes != self._sizes:
+            for i, names in enumerate(self._names):
+                if sizes[i] != self._sizes[i]:
+                    values = list(names.values())
+                    self._held[i] = {
+                        *map(id, values),
+                        *(_identity(each) for each in values if type(each) is MethodType),
+                    }
+            self._sizes = sizes
 
 
 _searched: ContextVar[_Copies | None] = ContextVar("_searched", default=None)
