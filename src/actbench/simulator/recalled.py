@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench import longsteps
+from actbench.ops import hostmemory, noise  # noqa: F401  (which define three operators below)
 from actbench.simulator import foreach, known, products, rows
 from actbench.simulator.forms import FORMS
 from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
