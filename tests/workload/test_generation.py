@@ -21,8 +21,6 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.workload.generation import GenerationStep
 
-pytestmark = pytest.mark.usefixtures("operators_run_once")
-
 WINDOW = 32
 _BASE: dict[str, Any] = {
     "vocab_size": 512,
