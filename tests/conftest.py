@@ -235,6 +235,28 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actbench.run.tasks.Tasks", TasksHere)
 
 
+class NoServer:
+    """Stands for the fork server of a command that is refused before its first case."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def fork(self) -> None:
+        pytest.fail("a process was begun")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def looked_up_here(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
+    """Let a command that is refused look up its models in this process: its server takes seconds to start."""
+    monkeypatch.setattr("actbench.run.processes.ForkServer", NoServer)
+
+
 @pytest.fixture
 def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
     """Return what asks for a model: ``refused_as_model("tiny-bert@num_labels=0", naming="num_labels")``."""

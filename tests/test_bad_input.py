@@ -100,16 +100,8 @@ def refused(cli: Any, *arguments: object, naming: str) -> str:
     return ended.err
 
 
-LONG = {"bits of the short form", "schemes that exclude each other, to convert"}  # they start a process that converts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "naming"),
-    [
-        pytest.param(*pair, id=name, marks=pytest.mark.slow if name in LONG else ())
-        for name, pair in WRONG_FLAGS.items()
-    ],
-)
+@pytest.mark.usefixtures("looked_up_here")
+@pytest.mark.parametrize(("arguments", "naming"), WRONG_FLAGS.values(), ids=WRONG_FLAGS)
 def test_a_wrong_flag_is_named(cli: Any, tmp_path: Path, arguments: list[str], naming: str) -> None:
     refused(cli, *arguments, naming=naming)
 
@@ -158,6 +150,7 @@ BROKEN_RESULTS = {
 }
 
 
+@pytest.mark.usefixtures("looked_up_here")
 @pytest.mark.parametrize("break_it", BROKEN_RESULTS.values(), ids=BROKEN_RESULTS)
 @pytest.mark.parametrize("verb", ["report", "sweep"])
 def test_a_broken_results_file_is_refused_and_left_alone(
@@ -178,12 +171,14 @@ def test_a_broken_results_file_is_refused_and_left_alone(
     assert file.read_bytes() == before
 
 
+@pytest.mark.usefixtures("looked_up_here")
 def test_a_second_sweep_on_one_file_is_refused(cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     with Store.opened(file, MeasuredRecord):
         refused(cli, "sweep", "tiny-roberta", "-o", file, naming="another actbench process")
 
 
+@pytest.mark.usefixtures("looked_up_here")
 def test_a_file_that_is_no_results_file_is_not_written_to(cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text("my notes\n")
@@ -193,6 +188,7 @@ def test_a_file_that_is_no_results_file_is_not_written_to(cli: Any, tmp_path: Pa
     assert file.read_text() == "my notes\n"
 
 
+@pytest.mark.usefixtures("looked_up_here")
 def test_an_output_below_a_file_is_refused(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("x")
 
@@ -249,6 +245,7 @@ def test_a_pickle_in_place_of_a_model_folder_is_refused(cli: Any, tmp_path: Path
     refused(cli, "convert", "./model", "-s", "fewbit:3", naming="pytorch_model.bin")
 
 
+@pytest.mark.usefixtures("looked_up_here")
 @pytest.mark.parametrize("content", ["", "{", '{"model_type": "no-such-model"}', "[]"])
 def test_a_broken_model_folder_is_refused(cli: Any, tmp_path: Path, content: str) -> None:
     folder = tmp_path / "model"
@@ -259,6 +256,7 @@ def test_a_broken_model_folder_is_refused(cli: Any, tmp_path: Path, content: str
 
 
 def test_a_file_without_the_function_is_refused(cli: Any, tmp_path: Path) -> None:
+    """It is read in a process of its own, as all models are outside of these tests."""
     (tmp_path / "mine.py").write_text("x = 1\n")
 
     refused(cli, "measure", "mine.py:build", naming="build")

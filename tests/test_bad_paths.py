@@ -64,7 +64,7 @@ PLACES = {
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up_here: None) -> None:
     def work(*_: object, **__: object) -> None:
         pytest.fail("work was begun")
 

@@ -84,7 +84,7 @@ def failure_of(error):
 """
 
 
-def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli, tmp_path, monkeypatch):
+def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli, tasks_here, tmp_path, monkeypatch):
     file = tmp_path / "failingbench.py"
     file.write_text(BENCH)
     monkeypatch.syspath_prepend(tmp_path)

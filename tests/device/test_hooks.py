@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from actbench.device import hooks
 from actbench.errors import MeasurementError
+from actbench.run.tasks import Tasks
+
+Run = Callable[[str], str]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real card is never replaced")
 
 
-def run(code: str) -> str:
-    """Run code in a process of its own: the guard for a card stays until a process ends."""
-    head = """
-    import os, sys, threading
-    import torch
-    from torch import nn
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from actbench.device.hooks import answered
-    from actbench.errors import MeasurementError
+HEAD = """
+import os, sys, threading
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from actbench.device.hooks import answered
+from actbench.errors import MeasurementError
 
-    def train_on_cpu():
-        weight = torch.ones(3, requires_grad=True)
-        (2 * weight).sum().backward()
-        return weight.grad.tolist()
+def train_on_cpu():
+    weight = torch.ones(3, requires_grad=True)
+    (2 * weight).sum().backward()
+    return weight.grad.tolist()
 
-    def train_on_card(make=lambda: nn.Linear(4, 4), shape=(2, 4)):
-        with answered(), FakeTensorMode():
-            with torch.device("cuda:0"):
-                net = make()
-            output = net(torch.empty(shape, device="cuda:0"))
-            output.sum().backward()
-            assert {str(each.grad.device) for each in net.parameters()} == {"cuda:0"}
-            return type(output.grad_fn).__name__
-    """
-    script = textwrap.dedent(head) + textwrap.dedent(code)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return ended.stdout
+def train_on_card(make=lambda: nn.Linear(4, 4), shape=(2, 4)):
+    with answered(), FakeTensorMode():
+        with torch.device("cuda:0"):
+            net = make()
+        output = net(torch.empty(shape, device="cuda:0"))
+        output.sum().backward()
+        assert {str(each.grad.device) for each in net.parameters()} == {"cuda:0"}
+        return type(output.grad_fn).__name__
+"""
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Return what runs code in a process of its own that has torch: the guard for a card stays until a process ends."""
+    with Tasks("codehere", ("torch", "torch._subclasses.fake_tensor", "actbench.device.hooks")) as tasks:
+        yield lambda code: tasks.call("run", HEAD + textwrap.dedent(code), doing="using a card", timeout_seconds=120)
 
 
 @pytest.mark.parametrize("name", hooks.answers(1))
@@ -55,7 +59,7 @@ def test_the_headers_declare_as_many_functions_as_the_table_has() -> None:
     assert hooks.table_bytes() == 8 * (2 + len(hooks.places_of_functions()))
 
 
-def test_layers_optimizers_and_autocast_run_on_the_card() -> None:
+def test_layers_optimizers_and_autocast_run_on_the_card(run: Run) -> None:
     told = run("""
     print(train_on_card())
     print(train_on_card(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), (2, 3, 8, 8)))
@@ -77,7 +81,7 @@ def test_layers_optimizers_and_autocast_run_on_the_card() -> None:
     assert told.split() == ["AddmmBackward0", "CudnnBatchNormBackward0", "torch.bfloat16"]
 
 
-def test_a_process_that_trained_before_has_a_card_too_and_trains_on() -> None:
+def test_a_process_that_trained_before_has_a_card_too_and_trains_on(run: Run) -> None:
     told = run("""
     print(train_on_cpu(), train_on_card(), train_on_cpu(), train_on_card(), train_on_cpu())
     print(torch.cuda.is_available(), torch.cuda.device_count())
@@ -87,7 +91,7 @@ def test_a_process_that_trained_before_has_a_card_too_and_trains_on() -> None:
     assert told.splitlines() == [f"{exact} AddmmBackward0 {exact} AddmmBackward0 {exact}", "False 0"]
 
 
-def test_threads_and_processes_forked_before_have_a_card() -> None:
+def test_threads_and_processes_forked_before_have_a_card(run: Run) -> None:
     told = run("""
     train_on_cpu()
     child = os.fork()
@@ -103,7 +107,7 @@ def test_threads_and_processes_forked_before_have_a_card() -> None:
     assert told.split() == ["AddmmBackward0", "AddmmBackward0"]
 
 
-def test_a_process_forked_from_one_with_a_card_trains_and_has_one_too() -> None:
+def test_a_process_forked_from_one_with_a_card_trains_and_has_one_too(run: Run) -> None:
     told = run("""
     train_on_card()
     child = os.fork()
@@ -116,7 +120,7 @@ def test_a_process_forked_from_one_with_a_card_trains_and_has_one_too() -> None:
     assert told.split() == ["[2.0,", "2.0,", "2.0]", "AddmmBackward0"]
 
 
-def test_a_backward_pass_stays_in_the_thread_that_calls_it() -> None:
+def test_a_backward_pass_stays_in_the_thread_that_calls_it(run: Run) -> None:
     told = run("""
     seen = []
     with answered(), FakeTensorMode():
@@ -132,7 +136,7 @@ def test_a_backward_pass_stays_in_the_thread_that_calls_it() -> None:
 
 
 @pytest.mark.parametrize("shift", [pytest.param(shift, marks=pytest.mark.slow) for shift in (-2, -1, 2)] + [1])
-def test_a_wrong_place_of_a_function_is_found_before_a_card_is_used(shift: int) -> None:
+def test_a_wrong_place_of_a_function_is_found_before_a_card_is_used(run: Run, shift: int) -> None:
     told = run(f"""
     from actbench.device import hooks
     places = dict(hooks.places_of_functions())
@@ -172,7 +176,7 @@ def test_a_process_that_can_use_a_real_card_is_refused(monkeypatch: pytest.Monke
         pass
 
 
-def test_a_second_card_in_one_process_is_refused() -> None:
+def test_a_second_card_in_one_process_is_refused(run: Run) -> None:
     told = run("""
     with answered():
         try:

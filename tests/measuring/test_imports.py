@@ -34,3 +34,8 @@ def test_a_conversion_imports_neither_the_simulator_nor_another_scheme() -> None
     assert not [name for name in found if name.startswith(("actbench.simulator", "actbench.measuring", "actbench.run"))]
     methods = {name.split(".")[2] for name in found if name.startswith("actbench.methods.")}
     assert methods == {"fewbit"}
+
+
+def test_what_runs_an_operator_once_is_imported_first() -> None:
+    """It looks for operators that other modules define."""
+    assert "actbench.ops.hostmemory" in imported("import actbench.simulator.recalled\n")

@@ -10,7 +10,8 @@ import re
 
 from actbench import plugins
 
-_FILE = re.compile(r"[^\s,=+]*\.py[cw]?:[A-Za-z_]\w*", re.IGNORECASE)
+# from where a word begins: to look from each of its letters takes minutes where a word is long
+_FILE = re.compile(r"(?<![^\s,=+])[^\s,=+]*\.py[cw]?:[A-Za-z_]\w*", re.IGNORECASE)
 _MODULE = re.compile(r"(?<![\w.:])[A-Za-z_]\w*(?:\.\w+)+:[A-Za-z_]\w*")
 _BARE_MODULE = re.compile(r"(?<![\w.:])[A-Za-z_]\w*:[A-Za-z_]\w*")
 _HEAD = re.compile(r"\s*([\w-]+)(?:[:@,]|\s*$)")  # NAME of NAME:VALUE,key=value and of NAME@key=value

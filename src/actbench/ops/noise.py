@@ -442,10 +442,11 @@ def diverge(generator: torch.Generator, branch: int) -> None:
 @functools.cache
 def _check_layout() -> None:
     """Raise a KernelError unless the state of a separate generator has the layout that this file assumes."""
-    plain, marked = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    plain, marked = torch.Generator("cpu").manual_seed(1), torch.Generator("cpu").manual_seed(1)
     (first, mark), (second, other) = mark_seeded(marked), mark_seeded(marked)
     different = len({first, mark, second, other}) == 4 and marked.initial_seed() == other
-    same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=marked))
+    drawn, again = (torch.rand(1300, generator=each, device="cpu") for each in (plain, marked))
+    same = torch.equal(drawn, again)
     if not (different and same):
         raise KernelError(
             f"seeds cannot be drawn: the state of torch {torch.__version__}'s CPU generator is not laid out as in the "

@@ -57,7 +57,7 @@ def card() -> Iterator[Card]:
         yield counters
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
     """Return the server that starts processes of scripts: autograd forbids forks of a process that it ran in."""
     with ForkServer("actbench.tools.script.bench") as found:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from actbench.tools.script import arrivals
 from actbench.tools.script.arrivals import changed, on_arrival, rebound, searched_once
 from actbench.tools.script.libraries import prepared
 
@@ -75,6 +76,20 @@ def test_a_sentence_is_noted_once() -> None:
         torch.compile(torch.nn.Linear(1, 1))
 
     assert len(notes) == 1
+
+
+def test_libraries_search_the_modules_once_to_change_and_once_to_restore_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[arrivals._Copies] = []
+
+    class Counted(arrivals._Copies):
+        def __init__(self) -> None:
+            searches.append(self)
+            super().__init__()
+
+    monkeypatch.setattr(arrivals, "_Copies", Counted)
+    with prepared(print):
+        assert len(searches) == 1
+    assert len(searches) == 2
 
 
 def test_a_function_and_all_its_copies_are_its_own_again(package: str) -> None:

@@ -23,6 +23,8 @@ Change = Callable[[ModuleType], AbstractContextManager[object]]
 Make = Callable[[], ModuleType]
 """Makes a module that stands in for another one."""
 
+_Identity = int | tuple[int, int]
+
 
 @contextmanager
 def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
@@ -79,37 +81,54 @@ def searched_once() -> Iterator[None]:
 
 
 class _Copies:
-    """Where functions stand in modules: what modules gain after the search is searched too."""
+    """Where functions stand in modules: what modules gain after the search is searched too.
+
+    What a module holds is a set of numbers, in which no garbage is searched: modules hold 100,000s of things.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], list[tuple[dict[str, Any], str]]] = {}
-        self._sizes: dict[int, int] = {}
+        self._last: tuple[int, str] | None = None
+        self._names: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
+        self._held: list[set[_Identity]] = []
 
     def replace(self, function: Any, replacement: Any) -> None:
         """Replace a function, and all its copies."""
         self._search()
-        found = self._places.get(_identity(function), [])
-        for names, key in found:
-            if _identity(names.get(key)) == _identity(function):
+        wanted = _identity(function)
+        for i in [i for i, held in enumerate(self._held) if wanted in held]:
+            names = self._names[i]
+            self._held[i].add(_identity(replacement))
+            for key in [key for key, value in names.items() if _identity(value) == wanted]:
                 names[key] = replacement
-        self._places.setdefault(_identity(replacement), []).extend(found)
 
     def _search(self) -> None:
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType) and self._sizes.get(id(names := vars(module))) != len(names):
-                self._sizes[id(names)] = len(names)
-                for key, value in list(names.items()):
-                    if callable(value) and not issubclass(type(value), type):
-                        self._places.setdefault(_identity(value), []).append((names, key))
+        last = len(sys.modules), next(reversed(sys.modules))  # an import puts its module at the end
+        if last != self._last:
+            known = {id(names): i for i, names in enumerate(self._names)}
+            found = [vars(each) for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
+            places = [known.get(id(names)) for names in found]
+            self._sizes = [-1 if i is None else self._sizes[i] for i in places]
+            self._held = [set() if i is None else self._held[i] for i in places]
+            self._last, self._names = last, found
+        sizes = list(map(len, self._names))
+        if sizes != self._sizes:
+            for i, names in enumerate(self._names):
+                if sizes[i] != self._sizes[i]:
+                    values = list(names.values())
+                    self._held[i] = {
+                        *map(id, values),
+                        *(_identity(each) for each in values if type(each) is MethodType),
+                    }
+            self._sizes = sizes
 
 
 _searched: ContextVar[_Copies | None] = ContextVar("_searched", default=None)
 
 
-def _identity(function: Any) -> tuple[int, int]:
+def _identity(value: Any) -> _Identity:
     """Return what tells a function from others; each copy of a bound method may be an object of its own."""
-    is_bound = type(function) is MethodType
-    return (id(function.__self__), id(function.__func__)) if is_bound else (0, id(function))
+    return (id(value.__self__), id(value.__func__)) if type(value) is MethodType else id(value)
 
 
 def _like(own: Any, make: Callable[[Any], Any]) -> Any:

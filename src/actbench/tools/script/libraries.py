@@ -24,7 +24,7 @@ from actbench.tools.script import (
     saving,
     zero,
 )
-from actbench.tools.script.arrivals import Change, on_arrival, rebound
+from actbench.tools.script.arrivals import Change, on_arrival, rebound, searched_once
 from actbench.tools.script.facade import loading_named
 
 Note = Callable[[str], None]
@@ -66,22 +66,24 @@ def prepared(
     def named(package: str) -> None:
         (loggers if package in silent else flash).told(once)(package)
 
-    with ExitStack() as stack:
-        saved = savedmodels.SavedModels(stack)
-        contents = checkpoints.Contents(once, saved.is_ours)
-        modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
-        parts = [*(module.changes(once) for module in modules)]
-        parts += [contents.changes(), savedmodels.changes(saved, contents, once)]
-        changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
-        stack.enter_context(loggers.environment())
-        stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
-        stack.enter_context(contents.of_torch())
-        stack.enter_context(loading.nothing_fetched_by_torch(once))
-        stack.enter_context(compiler(once))
-        stack.enter_context(kernels.unflattened())
-        stack.enter_context(kernels.unnested())
-        stack.enter_context(linesearch.all_iterations())
-        stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+    with ExitStack() as leaving, ExitStack() as stack:
+        with searched_once():
+            saved = savedmodels.SavedModels(stack)
+            contents = checkpoints.Contents(once, saved.is_ours)
+            modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
+            parts = [*(module.changes(once) for module in modules)]
+            parts += [contents.changes(), savedmodels.changes(saved, contents, once)]
+            changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
+            stack.enter_context(loggers.environment())
+            stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
+            stack.enter_context(contents.of_torch())
+            stack.enter_context(loading.nothing_fetched_by_torch(once))
+            stack.enter_context(compiler(once))
+            stack.enter_context(kernels.unflattened())
+            stack.enter_context(kernels.unnested())
+            stack.enter_context(linesearch.all_iterations())
+            stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+        stack.callback(lambda: leaving.enter_context(searched_once()))  # the first to run when the parts are left
         yield
 
 

@@ -34,7 +34,7 @@ from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing
-from actbench.tools.script.arrivals import on_arrival, searched_once
+from actbench.tools.script.arrivals import on_arrival
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.caches import caches_noted
@@ -166,7 +166,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         try:
-            with interrupts_wait(), searched_once():
+            with interrupts_wait():
                 self._enter()
             return self
         except KeyboardInterrupt:
@@ -222,7 +222,7 @@ class Simulation:
         elif not isinstance(error, Ended):
             self._held = None
         try:
-            with interrupts_wait(), searched_once():
+            with interrupts_wait():
                 self._stack.close()
         except KeyboardInterrupt:
             self._stack.close()  # where it came before the block began
