@@ -203,7 +203,7 @@ def results_table(records: Sequence[MeasuredRecord], title: str = "Results", col
 
     ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.report.tables.columns`.
     """
-    return _results_table(join(records), title, columns)
+    return _results_table(join(records), title, columns, columns)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
@@ -216,27 +216,29 @@ def report_tables(
     title: str = "Results",
     columns: Sequence[str] = (),
     schemes: Sequence[str] = (),
+    never_hidden: Sequence[str] | None = None,
 ) -> tuple[Table, ...]:
     """Return the comparison of schemes and, if there are estimates, their table.
 
     With ``columns``, as for :func:`results_table`, return only the comparison. Rows are in the order of ``schemes``, as
-    records spell them; those of others follow.
+    records spell them; those of others follow. ``never_hidden`` are the names of columns that stay where a terminal is
+    narrow and where they say nothing; None for all of ``columns``.
     """
     entries = join(records, schemes)
-    results = _results_table(entries, title, columns)
+    results = _results_table(entries, title, columns, columns if never_hidden is None else never_hidden)
     estimates = _estimates_table([] if columns else entries)
     return (results, estimates) if len(estimates.frame) else (results,)
 
 
-def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
+def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str], never_hidden: Sequence[str]) -> Table:
     settings = Settings(entries)
-    columns = selected(names, _identity(entries, settings), _results(entries))
+    columns = selected(names, _identity(entries, settings), _results(entries), never_hidden)
     return fill(
         title,
         [each for column in columns for each in with_seeds(column)],
         entries,
         notes_of(entries, settings, with_estimates=any(column.key.startswith("estimated_") for column in columns)),
-        asked=names,
+        asked={*names, *never_hidden},
     )
 
 

@@ -181,8 +181,16 @@ def run_script(
                 server=server,
                 **settled,
             )
+    asked = {"largest-batch": device.max_batch, "over-limit": device.memory_limit is not None or require_fit}
+    answering = tuple(name for name, is_asked in asked.items() if is_asked)
     _show(
-        comparison.records, columns, curve, exports, is_quiet=progress.quiet, is_assumed=device.device_profile is None
+        comparison.records,
+        columns,
+        answering,
+        curve,
+        exports,
+        is_quiet=progress.quiet,
+        is_assumed=device.device_profile is None,
     )
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
@@ -226,6 +234,7 @@ def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: De
 def _show(
     records: Sequence[MeasuredRecord],
     columns: tuple[str, ...],
+    asked: tuple[str, ...],
     curve: CurveFlags,
     exports: ResultFlags,
     *,
@@ -234,7 +243,8 @@ def _show(
 ) -> None:
     """Print what came of a script, and write the files.
 
-    ``is_assumed`` says that nobody named the card. Quiet users know what is made up.
+    ``asked`` are the columns that other flags ask for, beside those of --columns, if any. ``is_assumed`` says that
+    nobody named the card. Quiet users know what is made up.
     """
     from actbench.report.advice import about_limits
     from actbench.report.render.formats import json_lines
@@ -244,7 +254,9 @@ def _show(
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
-    shown = report_tables(records, f"What does each scheme save on {unchanged.case.model}?", columns)
+    title = f"What does each scheme save on {unchanged.case.model}?"
+    names = tuple(dict.fromkeys([*columns, *asked]))
+    shown = report_tables(records, title, names if columns else (), never_hidden=names)
     export(
         exports,
         (*shown[:1], *of_script, *tables_of(records)),
