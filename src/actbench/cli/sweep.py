@@ -258,7 +258,7 @@ def _compare(
     export(exports, written, lambda: json_lines(records), records=records)
     for why in failed:
         remark(f"actbench: {why}")
-    show(*(() if failed else shown), beside=exports)
+    show(*(() if failed else shown), beside=exports, all_notes=flags.verbose)
     for note in without_effect(records):
         remark(note)
     show_timelines(records, exports)

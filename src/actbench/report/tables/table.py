@@ -89,26 +89,33 @@ def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
 _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
 
 
-def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bool) -> tuple[str, ...]:
-    """Return the notes of a table with these rows and settings; ``with_estimates`` has those on estimated times."""
+def notes_of(
+    entries: Sequence[Entry], settings: Settings, *, with_estimates: bool
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the notes of a table with these rows and settings, and those of them that only add details.
+
+    ``with_estimates`` has those on estimated times.
+    """
     records = [entry.record for entry in entries]
+    described, machines, published = settings.described(), list(measured_on(records)), list(_published(records))
+    estimates = list(about_estimates(records)) if with_estimates else []
     lines = chain(
-        settings.described(),
+        described,
         about_largest(records),
-        measured_on(records),
-        _published(records),
+        machines,
+        published,
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),
         about_bounds(records),
         _saving_nothing(entries),
         about_growth((entry.record, entry.exact) for entry in entries),
-        about_estimates(records) if with_estimates else (),
+        estimates,
         _warnings(records),
     )
     notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):
         notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
-    return tuple(notes)
+    return tuple(notes), frozenset([*described, *machines, *published, *estimates])
 
 
 def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
@@ -159,6 +166,7 @@ class Table:
         lead: Sentences above the rows: the answer that they support.
         curve: What a page draws of it.
         code: Code to paste, each with a heading, for Markdown and pages.
+        details: The notes that are left out first where there is little room.
     """
 
     title: str
@@ -168,6 +176,7 @@ class Table:
     lead: tuple[str, ...] = ()
     curve: Curve | None = None
     code: tuple[tuple[str, str], ...] = ()
+    details: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> list[dict[str, Value]]:
@@ -233,13 +242,10 @@ def report_tables(
 def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str], never_hidden: Sequence[str]) -> Table:
     settings = Settings(entries)
     columns = selected(names, _identity(entries, settings), _results(entries), never_hidden)
-    return fill(
-        title,
-        [each for column in columns for each in with_seeds(column)],
-        entries,
-        notes_of(entries, settings, with_estimates=any(column.key.startswith("estimated_") for column in columns)),
-        asked={*names, *never_hidden},
-    )
+    is_estimated = any(column.key.startswith("estimated_") for column in columns)
+    notes, details = notes_of(entries, settings, with_estimates=is_estimated)
+    shown = [each for column in columns for each in with_seeds(column)]
+    return replace(fill(title, shown, entries, notes, asked={*names, *never_hidden}), details=details)
 
 
 def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:
