@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
+from actbench.display import Displayed
 from actbench.model.blocks import BlockReadings
 from actbench.model.data import Data, OutcomeData, StoredData, shared
 from actbench.model.estimated import Communication, EstimatedTime
@@ -208,7 +209,7 @@ class RunEvent(Data):
     has_graph: bool = False
 
 
-class Measurement(OutcomeData):
+class Measurement(Displayed, OutcomeData):
     """What a meter read of one case.
 
     Attributes:

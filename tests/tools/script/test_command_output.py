@@ -241,3 +241,13 @@ def test_the_memory_over_the_step_is_shown_and_written(cli: Any) -> None:
     assert "peak 12.00 GiB in the" in ended.out
     assert json.loads(Path("t.json").read_text())[0]["timeline"]["peak_bytes"] == 12 * 1024**3
     assert "The largest holders at the peak, by the line that made them" in Path("t.html").read_text()
+
+
+def test_the_hook_of_pre_commit_fails_where_the_script_does_not_fit(cli: Any, train: Path) -> None:
+    hooks = Path(__file__).parents[3] / ".pre-commit-hooks.yaml"
+    entry = next(line.split()[2:] for line in hooks.read_text().splitlines() if "entry:" in line)
+    command = (*entry, "--device-profile", "rtx-4090", "train.py")
+
+    assert cli(*command).status == 0
+    train.write_text("PEAK_GIB = 30\n")
+    assert cli(*command).status == 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from actbench.display import Displayed
 from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
@@ -155,7 +156,7 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(Displayed):
     """Rows of raw values in base units; ``columns`` has no column without any value.
 
     Attributes:

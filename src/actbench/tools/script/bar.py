@@ -9,7 +9,7 @@ from rich.text import Text
 from actbench.model.advice import PHASES
 from actbench.model.measured import Measurement
 from actbench.report.advice import needed_bytes
-from actbench.tools.script.tables import KINDS
+from actbench.report.tables.step import PEAK_KINDS
 from actbench.units import format_bytes
 
 WIDEST: Final = 100
@@ -81,6 +81,6 @@ def _parts(measured: Measurement) -> list[_Part]:
     if measured.peak_parts is None:
         return []
     found = measured.peak_parts.model_dump()
-    parts = [_Part(title, *_STYLES[name], found[name]) for name, title in KINDS.items() if found[name]]
+    parts = [_Part(title, *_STYLES[name], found[name]) for name, title in PEAK_KINDS.items() if found[name]]
     gaps = needed_bytes(measured) - measured.peak_bytes
     return [*parts, _Part("gaps of the allocator", *_GAPS, gaps)] if gaps > 0 and parts else parts

@@ -11,23 +11,10 @@ from actbench.model.advice import STEP
 from actbench.model.measured import Measurement, Outcome, RunEvent, RunPart
 from actbench.model.records import Phase
 from actbench.model.timeline import OTHER, TITLES, Holder, Timeline
-from actbench.report.tables.step import LARGEST, display_holder
+from actbench.report.tables.step import LARGEST, PEAK_KINDS, display_holder
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, quotient
 from actbench.units import counted
-
-KINDS = {
-    "weights_bytes": TITLES["weights"],
-    "gradients_bytes": TITLES["gradients"],
-    "optimizer_bytes": TITLES["optimizer"],
-    "activation_bytes": TITLES["saved"],
-    "cache_bytes": TITLES["cache"],
-    "batch_bytes": TITLES["batch"],
-    "kept_bytes": TITLES["kept"],
-    "communication_bytes": TITLES["communication"],
-    "temporary_bytes": TITLES["temporary"],
-}
-"""Titles of the parts of a peak, by field."""
 
 
 def script_tables(measured: Outcome) -> Iterator[Table]:
@@ -120,7 +107,7 @@ def _kinds_table(measured: Measurement) -> Table:
     found = measured.peak_parts.model_dump() if measured.peak_parts else {}
     rows = [
         _Held(title, found[part], quotient(found[part], measured.peak_bytes))
-        for part, title in KINDS.items()
+        for part, title in PEAK_KINDS.items()
         if found[part]
     ]
     return fill("What the peak is made of", _columns("Kind"), rows)
