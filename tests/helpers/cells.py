@@ -50,7 +50,9 @@ class Shell:
             importlib.import_module(extension).load_ipython_extension(self)
         source = self.transform_cell("\n".join("" if line.startswith("%") else line for line in lines))
         tree = ast.parse(source, name := self.cache(source))
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        last = last if isinstance(last, ast.Expr) else None
+        tree.body = tree.body if last is None else tree.body[:-1]
         exec(compile(tree, name, "exec"), self.user_ns)
         return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), self.user_ns)
 
