@@ -233,10 +233,12 @@ def test_blocks_that_hold_the_same_bytes_are_one_row(make_record: MakeRecord) ->
 def test_a_table_of_holders_has_its_kinds_at_100_columns(make_record: MakeRecord) -> None:
     line = f"a_long_name_of_a_file.py:123 {'x = f(x)' * 20}"
     kinds: list[Any] = ["kept", "communication", "saved"]
-    timeline = held(*((kind, "aten::mm", GIB, line) for kind in kinds))
+    others = [("saved", "aten::mm", GIB // 8, f"{place}{line}") for place in range(12)]
+    timeline = held(*((kind, "aten::mm", GIB, line) for kind in kinds), *others)
     by_line, _ = script_tables(make_record(timeline=timeline, peak_bytes=10 * GIB).outcome)
 
     assert fitted(by_line, 100).left_out == ()
+    assert by_line.rows[-1]["held_bytes"] == 3 * GIB // 8, "of the smallest three, whose names are long too"
 
 
 def test_one_row_has_the_rest_and_says_what_it_is(make_record: MakeRecord) -> None:

@@ -138,12 +138,13 @@ def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
             alike.setdefault(named.name(holder), []).append(holder)
     nameless = alike.pop(None, [])
     alike = _equal_blocks(alike) if named is _MODULE else alike
-    rows = [_held(name, holders, timeline) for name, holders in alike.items() if name is not None]
-    rows.sort(key=lambda row: -row.held_bytes)
-    rest = [holder for row in rows[LARGEST:] for holder in alike[row.name]] + nameless
+    rows = [(_held(name, holders, timeline), holders) for name, holders in alike.items() if name is not None]
+    rows.sort(key=lambda row: -row[0].held_bytes)
+    rest = [holder for _, holders in rows[LARGEST:] for holder in holders] + nameless
     parts = [counted(len(rows) - LARGEST, f"smaller {named.title.lower()}")] if len(rows) > LARGEST else []
     parts += [named.nameless] if nameless else []
-    shown = [*rows[:LARGEST], *([_held(f"({' and '.join(parts)})", rest, timeline)] if rest else [])]
+    largest = [row for row, _ in rows[:LARGEST]]
+    shown = [*largest, *([_held(f"({' and '.join(parts)})", rest, timeline)] if rest else [])]
     return fill(f"The largest holders at the peak, {how}", _columns(named.title), shown)
 
 
