@@ -113,9 +113,10 @@ def run_script(
 
     The script runs on fake tensors, in a separate process, until two steps of its optimizer are equal. Its data is
     loaded for real, no weight is computed, and it ends before it saves anything, or with --whole at its own end.
-    The output says whether a step fits and how much memory is missing, then the peak by phase, kind, line of the
-    script and module, the estimated time, and schemes worth trying. Each --scheme adds a row to compare with the
-    unchanged script.
+    The output ends with whether a step fits, the best remedy to paste with what it needs, and the largest batch that
+    fits: the script runs a few more times for these, as far as each takes no more than some 20 s. --verbose adds the
+    peak by phase, kind, line of the script and module, the estimated time, and all schemes worth trying. Each --scheme
+    adds a row to compare with the unchanged script.
     --quiet also hides what the script prints.
 
     Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
